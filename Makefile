@@ -1,0 +1,39 @@
+# Every target sets up .venv by itself, from nothing; the second time it is there already.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+PY := .venv/bin/python
+READY := .venv/ready
+
+.PHONY: help demo test lint bench test-gpu clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## SGD, SAM and BSAM on digits, with clean and with flipped labels (under two minutes)
+	$(PY) -m bsam demo
+
+test: lint  ## everything that CI checks: lint, types, layers, tests
+	$(PY) -m pytest -m "not gpu"
+
+lint: $(READY)  ## style, types and layers
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: $(READY)  ## time and memory of a step against its gradient passes
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(PY) benchmarks/step_time.py
+	$(PY) benchmarks/memory.py
+
+test-gpu:  ## the tests that need a CUDA device, with the python3 that has one
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
+
+clean:  ## remove .venv, caches and runs
+	rm -rf .venv runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

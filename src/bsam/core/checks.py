@@ -1,0 +1,50 @@
+"""What the constructor refuses, in sentences that name the argument."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from .refusal import Refusal
+
+
+def check_radius(name: str, value: object) -> None:
+    """Refuse a radius that is no finite, non-negative number."""
+    if not is_number(value) or value < 0:  # type: ignore[operator]
+        raise Refusal(f"{name} must be a finite number that is not negative, got {value!r}")
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite int or float (a bool is neither)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_base(base: object) -> None:
+    """Refuse a base that cannot take a step on a prepared gradient."""
+    if isinstance(base, type) and issubclass(base, Optimizer):
+        raise Refusal(f"base must be an optimizer that is already built, got the class {base.__name__}: pass {base.__name__}(model.parameters(), ...)")
+    if not isinstance(base, Optimizer):
+        raise Refusal(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
+    if isinstance(base, LBFGS):
+        raise Refusal("base must take its step from p.grad alone, and LBFGS calls the closure again by itself: use SGD, AdamW or the like")
+    if any("t" in group for group in base.param_groups):
+        raise Refusal("base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper")
+    if any(group.get("maximize") for group in base.param_groups):
+        raise Refusal("base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise the negated loss")
+
+
+def check_model(model: object, base: Optimizer) -> None:
+    """Refuse a model with trainable parameters that ``base`` does not know: they would gather gradients that nobody clears."""
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
+        raise Refusal(f"model must be the torch.nn.Module that the closure calls, or None if it has no batch norm; got {type(model).__name__}")
+    known = {p for group in base.param_groups for p in group["params"]}
+    unknown = [name for name, p in model.named_parameters() if p.requires_grad and p not in known]
+    if unknown:
+        raise Refusal(
+            f"model has {len(unknown)} trainable parameter(s) that base does not know ({', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}): "
+            "give them to base, or freeze them with requires_grad_(False)"
+        )

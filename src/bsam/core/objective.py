@@ -1,0 +1,161 @@
+"""The mini-batch loss around ``w``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .ranks import Ranks
+from .refusal import Refusal
+from .vector import Scalar, Vector
+from .weights import Weights
+
+Closure: TypeAlias = Callable[..., Any]
+
+
+class Objective:
+    """The loss of one mini-batch as a function of a displacement of the weights.
+
+    ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad`` empty. It is a context manager: on the
+    way out, whichever way that is, the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the first evaluation only.
+
+    Args:
+        closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one loss per micro-batch.
+        weights: the parameters, surveyed for this step.
+        model: where batch norm is found; None says that there is none.
+        ranks: the data-parallel side of the model.
+        scaler: the ``torch.amp.GradScaler`` in use, if any.
+    """
+
+    def __init__(
+        self,
+        closure: Closure,
+        weights: Weights,
+        model: nn.Module | None,
+        ranks: Ranks,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.loss: Tensor | None = None  # of the first evaluation
+        self.reached = [False] * len(weights.params)  # parameters that some pass gave a gradient
+        self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
+        self._closure, self._weights, self._model, self._ranks = closure, weights, model, ranks
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        if self._scaler is not None:
+            self.scale = self._scaler.scale(torch.ones((), device=weights.params[0].device))
+        self._frozen: list[_BatchNorm] = []
+
+    def __enter__(self) -> Objective:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._weights.restore()
+        for module in self._frozen:
+            module.track_running_stats = True
+
+    def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
+        """The mean loss at ``w + at``, without gradients."""
+        with self._evaluation(at), torch.no_grad():
+            loss, _ = self._mean_loss(subset)
+        return self._noted(loss)
+
+    def grad(self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None) -> Vector:
+        """The gradient at ``w + at``."""
+        return self.value_and_grad(at, subset=subset, wrt=wrt)[1]
+
+    def value_and_grad(
+        self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
+    ) -> tuple[Tensor, Vector]:
+        """The mean loss and its gradient at ``w + at``.
+
+        Args:
+            at: the displacement; None is ``w`` itself.
+            subset: the samples to use; the closure is called with these indices.
+            wrt: one flag per parameter; gradients of the others are not computed and count as zero.
+        """
+        inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
+        with self._evaluation(at), torch.enable_grad():
+            loss, batches = self._mean_loss(subset, partial(self._backward, inputs=inputs))
+        return self._noted(loss), self._take_gradient() / batches
+
+    @contextlib.contextmanager
+    def _evaluation(self, at: Vector | None) -> Iterator[None]:
+        if at is None:
+            self._weights.restore()
+        else:
+            self._weights.move(at)
+        if self.loss is not None and self._model is not None and not self._frozen:
+            for module in self._model.modules():
+                if isinstance(module, _BatchNorm) and module.track_running_stats:
+                    self._frozen.append(module)
+                    module.track_running_stats = False
+        with self._ranks.quiet():
+            yield
+
+    def _noted(self, loss: Tensor) -> Tensor:
+        self.loss = loss if self.loss is None else self.loss
+        return loss
+
+    def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor, bool], None] | None = None) -> tuple[Tensor, float]:
+        """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
+        answer = self._closure() if subset is None else self._closure(subset)
+        yields = isinstance(answer, Iterator)
+        total, batches, size = torch.zeros(()), 0.0, 0
+        for item in answer if yields else (answer,):
+            losses = _as_losses(item)
+            size = size or losses.numel()
+            share = losses.numel() / size
+            mean = losses if losses.dim() == 0 else losses.mean()
+            if backward is not None:
+                backward(mean if share == 1 else mean * share, yields and batches > 0)
+            total = mean.detach() * share if batches == 0 else total + mean.detach() * share
+            batches += share
+        if batches == 0:
+            raise Refusal("the closure yielded no loss: yield one loss per micro-batch")
+        return total / batches, batches
+
+    def _backward(self, loss: Tensor, continued: bool, inputs: list[Tensor] | None) -> None:
+        if not continued and any(p.grad is not None for p in self._weights.params):
+            return  # the closure ran backward itself
+        if not loss.requires_grad:
+            raise Refusal(
+                "the closure returned a loss without a graph: no parameter of the optimizer is behind it. "
+                "Was it detached, computed under torch.no_grad, or is every parameter frozen?"
+            )
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward(inputs=inputs)
+
+    def _take_gradient(self) -> Vector:
+        """Take ``p.grad`` over, without a copy, and leave None."""
+        params = self._weights.params
+        grads = [p.grad for p in params]
+        for p in params:
+            p.grad = None
+        self.reached = [was or g is not None for was, g in zip(self.reached, grads, strict=True)]
+        found = [torch.zeros_like(p, requires_grad=False) if g is None else g for g, p in zip(grads, params, strict=True)]
+        if not all(g.layout == torch.strided for g in found):
+            raise Refusal("a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding with sparse=False")
+        if self._ranks.borrows(params[0].device):
+            found = [g.clone() for g in found]
+        gradient = Vector(found, self._weights.cut, scratch=True)
+        if self._scaler is not None:
+            self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # inf and NaN become NaN here, and 0 nothing
+            gradient = gradient / self.scale
+        return gradient
+
+
+def _as_losses(answer: object) -> Tensor:
+    if isinstance(answer, float):  # from a closure that ran backward itself
+        return torch.tensor(answer)
+    if answer is None:
+        raise Refusal("the closure returned None: return the loss (also when the closure runs backward itself)")
+    if not isinstance(answer, Tensor):
+        raise Refusal(f"the closure must return the loss as a tensor, or yield one per micro-batch; it gave {type(answer).__name__}")
+    if answer.dim() > 1 or answer.numel() == 0:
+        raise Refusal(f"the loss must be a scalar, or one value per sample (1-D); it has the shape {tuple(answer.shape)}")
+    return answer

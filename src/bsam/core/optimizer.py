@@ -1,0 +1,258 @@
+"""The optimizer that every method of the family is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .checks import check_base, check_model, check_radius
+from .objective import Closure, Objective
+from .parts import like, local
+from .ranks import Ranks
+from .refusal import Refusal
+from .vector import TINY, Coefficient, PerGroup, Scalar, Vector
+from .weights import Weights
+
+_NOT_READY = {
+    "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
+    "stale": "the last backward raised, so there is no whole direction to step with: call backward(closure) again, or zero_grad()",
+    "busy": "step was called from inside the closure: a closure computes the loss, and the optimizer steps after it",
+}
+
+
+class SharpnessAware(Optimizer):
+    """A method that mixes gradients taken around ``w`` into one direction, which the base optimizer takes as its gradient.
+
+    A method writes :meth:`direction` and hands its settings to this constructor; they become values of the parameter groups, and a group may bring
+    its own. ``param_groups`` and ``state`` are the base optimizer's: schedulers, clipping and ``GradScaler`` find what they always find.
+
+    Args:
+        base: the optimizer that takes the step, built on the parameters.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: how batch norm is reached. None says that it has none.
+        settings: the method's group values by name; those called ``rho...`` are radii.
+        m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
+    """
+
+    memory: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
+
+    def __init__(self, base: Optimizer, model: nn.Module | None, settings: dict[str, Any], *, m_sharpness: bool = False) -> None:
+        check_base(base)
+        check_model(model, base)
+        settings = {**settings, "t": 0}  # t: steps taken
+        groups = [self.completed({**settings, **group}) for group in base.param_groups]  # refuses before anything is written
+        self.__setstate__(
+            {
+                "base": base,
+                "model": model,
+                "m_sharpness": m_sharpness,
+                "defaults": {**base.defaults, **settings},
+                "settings": settings,
+                "_memory": defaultdict(dict),
+            }
+        )
+        for group, completed in zip(base.param_groups, groups, strict=True):
+            group.update(completed)
+
+    # What a method writes, and what it writes it with.
+
+    @abstractmethod
+    def direction(self, L: Objective) -> Vector:
+        """The method: gradients of ``L`` around ``w``, mixed into one vector."""
+
+    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A group with the settings that follow from others filled in; refuses what cannot be right."""
+        for name, value in group.items():
+            if name.startswith("rho"):
+                check_radius(name, value)
+        return group
+
+    def radius(self, group: dict[str, Any], name: str) -> Scalar:
+        """The radius ``name`` of a group in this step."""
+        return group[name]
+
+    def radii(self, name: str) -> Coefficient:
+        """The radius ``name`` in this step: one number, or one per group where they differ."""
+        values = [self.radius(group, name) for group in self.param_groups]
+        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
+        return values[0] if alike or len(values) == 1 else PerGroup(values)
+
+    def epsilon(self, g: Vector, radius: str) -> Vector:
+        """The perturbation ``rho g / |g|``."""
+        return g * self.radii(radius) / (g.norm() + TINY)
+
+    def start_from(self, offset: Vector) -> None:
+        """Let the base optimizer start this step from ``w + offset`` (from the mean of the offsets, if ``backward`` is called several times)."""
+        self._offset = offset
+
+    def keep(self, name: str, v: Vector) -> None:
+        """Remember a vector under a name of ``memory``, once this backward has succeeded."""
+        self._pending[name] = v.tensors()
+
+    def kept(self, name: str) -> Vector | None:
+        """The vector that an earlier backward remembered."""
+        params = self._weights.params
+        if not any(name in self._memory[p] for p in params):
+            return None
+        return Vector([self._memory[p].get(name, torch.zeros_like(p, requires_grad=False)) for p in params], self._weights.cut)
+
+    # What a user calls.
+
+    def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Tensor:
+        """Add this method's direction to ``p.grad``, where ``loss.backward()`` would add the gradient.
+
+        Whatever the closure raises, the weights, the batch-norm flags and ``p.grad`` are then as they were before the call.
+
+        Args:
+            closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or yields one loss per micro-batch.
+            scaler: the ``torch.amp.GradScaler`` in use; the direction is left scaled, for ``unscale_`` and ``scaler.step``.
+
+        Returns:
+            The loss at ``w``, detached.
+        """
+        if not callable(closure):
+            raise Refusal(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
+        if self._phase == "busy":
+            raise Refusal("backward was called from inside the closure: a closure computes the loss, at most calls loss.backward(), and returns it")
+        self._weights.survey(self.param_groups)
+        params = self._weights.params
+        if not params:
+            raise Refusal("no parameter of base requires a gradient: unfreeze at least one")
+        held = [p.grad for p in params]
+        self._phase, self._offset, self._pending = "busy", None, {}
+        try:
+            for p in params:
+                p.grad = None
+            with Objective(closure, self._weights, self.model, self._ranks, scaler) as L:
+                d = self.direction(L) * L.scale
+            offset = None if self._offset is None else Vector(self._offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
+            self._fill(d, held, L.reached)
+        except BaseException:
+            for p, g in zip(params, held, strict=True):
+                p.grad = g
+            self._phase = "stale"
+            raise
+        if offset is not None:
+            self._offsets.append(offset)
+        for name, tensors in self._pending.items():
+            for p, t in zip(params, tensors, strict=True):
+                self._memory[p][name] = like(p, t)
+        self._phase = "ready"
+        return L.loss  # type: ignore[return-value]
+
+    def _fill(self, d: Vector, held: list[Tensor | None], reached: list[bool]) -> None:
+        """``p.grad = held + d``, in the memory of this step's gradients."""
+        reached, entries = self._ranks.agreed(reached), d.collapse()
+        both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
+        earlier = [h for _, h in both]
+        self._ranks.settle(earlier, entries)
+        if both:
+            torch._foreach_add_([t for t, _ in both], earlier)
+        for p, h, t, was_reached in zip(self._weights.params, held, entries, reached, strict=True):
+            p.grad = like(p, t) if was_reached or h is not None else None
+
+    def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
+        """Clear, :meth:`backward`, and the base optimizer's step. Without a closure: the base optimizer's step on what :meth:`backward` prepared.
+
+        Returns:
+            The loss at ``w`` before the step; None without a closure.
+        """
+        loss = None
+        if closure is not None and self._phase != "busy":
+            self.zero_grad()
+            loss = self.backward(closure)
+        if self._phase != "ready":
+            raise Refusal(_NOT_READY[self._phase])
+        try:
+            if self._offsets:
+                self._weights.move(sum(self._offsets[1:], self._offsets[0]) / len(self._offsets))
+            self.base.step()
+        except BaseException:
+            self._weights.restore()
+            raise
+        self._weights.stay()
+        self._reset()
+        for group in self.param_groups:
+            group["t"] += 1
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``p.grad``, and with it what :meth:`backward` prepared."""
+        super().zero_grad(set_to_none)
+        if self._phase != "busy":  # a closure that clears, as torch's closures do, clears the pass it is in
+            self._reset()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base optimizer; it may bring its own settings."""
+        self.base.add_param_group(param_group)
+        group = self.param_groups.pop()
+        self.param_groups.append(self.completed({**self.settings, **group, "t": self.t}))
+
+    @property
+    def t(self) -> int:
+        """Steps taken."""
+        return self.param_groups[0]["t"]
+
+    # One state for both.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The base optimizer's own list."""
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The base optimizer's own state."""
+        return self.base.state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state with the method's settings and memory merged in: one standard ``{state, param_groups}``."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        merged = self.base.state_dict()
+        for packed, group in zip(merged["param_groups"], self.param_groups, strict=True):
+            for i, p in zip(packed["params"], group["params"], strict=True):
+                if self._memory[p]:
+                    merged["state"][i] = {**merged["state"].get(i, {}), **self._memory[p]}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            merged = after(self, merged) or merged
+        return merged
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave. The state of a base optimizer alone will do: the method then starts afresh, with the settings it has."""
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        settings = [{name: group[name] for name in self.settings} for group in self.param_groups]
+        entries = state_dict["state"]
+        bases = {i: {k: v for k, v in entry.items() if k not in self.memory} for i, entry in entries.items()}
+        self.base.load_state_dict({**state_dict, "state": {i: entry for i, entry in bases.items() if entry}})
+        self._memory.clear()
+        for packed, group, own in zip(state_dict["param_groups"], self.param_groups, settings, strict=True):
+            group.update({**own, **group})
+            for i, p in zip(packed["params"], group["params"], strict=True):
+                kept = {k: entries[i][k] for k in self.memory if k in entries.get(i, {})}
+                self._memory[p] = {k: v.to(device=p.device, dtype=p.dtype, copy=True) for k, v in kept.items()}
+        self._reset()
+        for finish in self._optimizer_load_state_dict_post_hooks.values():
+            finish(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        passing = {"step", "_weights", "_ranks", "_phase", "_offset", "_offsets", "_pending"}  # `step`: schedulers patch the instance
+        return {k: v for k, v in self.__dict__.items() if k not in passing and not k.startswith("_optimizer_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # makes the hooks, too; Optimizer.__init__ would make groups, and those are the base's
+        self._weights = Weights()
+        self._ranks = Ranks(self.model, self.m_sharpness)
+        self._offset: Vector | None = None
+        self._pending: dict[str, list[Tensor]] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._phase = "idle"  # or busy: in backward; ready: to step; stale: the last backward raised
+        self._offsets: list[Vector] = []
+        self._ranks.owing = False

@@ -1,0 +1,102 @@
+"""How a list of parameters is cut into parts that one ``torch._foreach_*`` call can take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
+Parts: TypeAlias = list[list[Tensor]]
+
+@dataclass(frozen=True)
+class Part:
+    """Tensors of one parameter group, device, dtype and sharding, by their place in the list of parameters."""
+
+    group: int
+    device: torch.device
+    dtype: torch.dtype
+    sharding: Sharding
+    indices: tuple[int, ...]
+
+
+class Cut:
+    """A list of parameters, cut into parts. Vectors of equal cuts can be combined."""
+
+    def __init__(self, tensors: Sequence[Tensor], groups: Sequence[int] | None = None) -> None:
+        indices: dict[tuple[int, torch.device, torch.dtype, Sharding], list[int]] = {}
+        for i, t in enumerate(tensors):
+            indices.setdefault((groups[i] if groups is not None else 0, t.device, t.dtype, sharding(t)), []).append(i)
+        self.parts = [Part(*key, tuple(places)) for key, places in indices.items()]
+        wide = any(part.dtype in (torch.float64, torch.complex128) for part in self.parts)
+        self.scalar_dtype = torch.float64 if wide else torch.float32
+        self._room: Parts = []
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Cut) and self.parts == other.parts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def split(self, tensors: Sequence[Tensor]) -> Parts:
+        """The local tensors of ``tensors`` (same storage), part by part."""
+        return [[local(tensors[i]) for i in part.indices] for part in self.parts]
+
+    def join(self, parts: Parts) -> list[Tensor]:
+        """The inverse of :meth:`split`, up to :func:`local`."""
+        places = [i for part in self.parts for i in part.indices]
+        flat = [t for part in parts for t in part]
+        return [t for _, t in sorted(zip(places, flat, strict=True), key=lambda row: row[0])]
+
+    def room(self, like: Parts) -> Parts | None:
+        """Memory for one vector, kept between steps on the CPU, where fresh memory costs more than arithmetic; None elsewhere."""
+        if any(part.device.type != "cpu" for part in self.parts):
+            return None
+        self._room = self._room or [[torch.empty_like(t) for t in part] for part in like]
+        return self._room
+
+    def total(self, values: Parts, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """One number from one scalar per tensor, part by part: ``reduce`` (a sum or a norm) over tensors, devices and, for sharded parts, ranks."""
+        home = values[0][0].device
+        gathered: dict[Sharding, list[Tensor]] = {}
+        for part, scalars in zip(self.parts, values, strict=True):
+            gathered.setdefault(part.sharding, []).extend(t if t.device == home else t.to(home) for t in scalars)
+        totals = [_over_ranks(reduce(torch.stack(scalars)), shards, reduce) for shards, scalars in gathered.items()]
+        return totals[0] if len(totals) == 1 else reduce(torch.stack(totals))
+
+
+def sharding(t: Tensor) -> Sharding:
+    """Mesh and placements of a DTensor, None for an ordinary tensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor cannot exist before this was imported
+    return (t.device_mesh, t.placements) if module is not None and isinstance(t, module.DTensor) else None
+
+
+def local(t: Tensor) -> Tensor:
+    """The real tensor on this rank that shares the storage of ``t``."""
+    if sharding(t) is not None:
+        t = t.to_local()  # type: ignore[attr-defined]
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def like(t: Tensor, part: Tensor) -> Tensor:
+    """The inverse of :func:`local`: ``part`` as a tensor of the kind of ``t``."""
+    part = torch.view_as_complex(part) if t.is_complex() else part
+    shards = sharding(t)
+    if shards is None:
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, *shards, run_check=False, shape=t.shape, stride=t.stride())
+
+
+def _over_ranks(value: Tensor, shards: Sharding, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    if shards is None:
+        return value
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, placements = shards
+    spread = [Shard(0) if placement.is_shard() else Replicate() for placement in placements]
+    return reduce(DTensor.from_local(value.reshape(1), mesh, spread, run_check=False).full_tensor())

@@ -1,0 +1,79 @@
+"""What data parallelism changes: where gradients are averaged, and whose memory they live in."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .refusal import Refusal
+
+
+class Ranks:
+    """The data-parallel side of a model.
+
+    DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the whole batch. With ``m_sharpness`` each rank
+    perturbs along its own gradient instead, and the finished direction is averaged, once.
+    """
+
+    def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
+        self.m_sharpness = m_sharpness
+        self.ddp = _find_ddp(model)
+        self.owing = False  # p.grad holds directions that were left on their rank, under the user's no_sync
+        if m_sharpness and self.ddp is None:
+            raise Refusal(
+                "m_sharpness=True needs `model` to be the DistributedDataParallel wrapper (or to contain it): without one there are no ranks to perturb on their own"
+            )
+
+    def quiet(self) -> contextlib.AbstractContextManager[Any]:
+        """What a pass runs under: no reduction if every rank perturbs on its own."""
+        return self.ddp.no_sync() if self.ddp is not None and self.m_sharpness else contextlib.nullcontext()
+
+    def agreed(self, reached: list[bool]) -> list[bool]:
+        """Which parameters got a gradient on any rank. DDP sees to that by itself where it reduces every pass."""
+        if self.ddp is None or not (self.m_sharpness and self.ddp.find_unused_parameters):
+            return reached
+        flags = torch.tensor(reached, dtype=torch.int32, device=self.ddp.device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
+        return [bool(flag) for flag in flags.tolist()]
+
+    def settle(self, held: list[Tensor], direction: list[Tensor]) -> None:
+        """Average what is not yet the same on all ranks: ``held`` from earlier calls under ``no_sync``, and a direction of this rank alone."""
+        if self.ddp is None:
+            return
+        if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will settle
+            self.owing = True
+            return
+        self._average((held if self.owing else []) + (direction if self.m_sharpness else []))
+        self.owing = False
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        assert self.ddp is not None
+        buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for t in tensors:
+            buckets[t.device, t.dtype].append(t)
+        for bucket in buckets.values():
+            flat = torch.cat([t.reshape(-1) for t in bucket]).div_(self.ddp.process_group.size())
+            dist.all_reduce(flat, group=self.ddp.process_group)
+            pieces = flat.split([t.numel() for t in bucket])
+            torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
+
+    def borrows(self, device: torch.device) -> bool:
+        """Whether the next backward pass writes into the memory of this one's gradients: DDP's buckets, or the CUDA graphs of ``torch.compile``."""
+        if self.ddp is not None and self.ddp.gradient_as_bucket_view:
+            return True
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        return device.type == "cuda" and trees is not None and trees.get_manager(device.index, create_if_none_exists=False) is not None
+
+
+def _find_ddp(model: nn.Module | None) -> Any:
+    if model is None or not dist.is_available():
+        return None
+    from torch.nn.parallel import DistributedDataParallel
+
+    return next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)

@@ -1,0 +1,223 @@
+"""Arithmetic on "one tensor per parameter".
+
+A sharpness-aware method is a few lines of algebra on vectors in weight space, and weight space is large: what costs there is
+memory traffic and fresh memory. A :class:`Vector` therefore keeps ``g + g_max - r * g_min`` as it was written, a linear
+combination, and evaluates it once, in place where nobody needs the old entries. Norms and ratios never leave their device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .parts import Cut, Parts
+from .refusal import Refusal
+
+TINY = 1e-12  # added to a norm that divides
+
+Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
+
+
+class PerGroup(tuple[Scalar, ...]):
+    """One scalar per parameter group; multiplies a :class:`Vector` group by group."""
+
+
+Coefficient: TypeAlias = Scalar | PerGroup
+
+
+def ratio(a: Scalar, b: Scalar) -> Scalar:
+    """``a / b``, and 0 where ``b`` is 0.
+
+    Example:
+        >>> ratio(1.0, 4.0), ratio(1.0, 0.0)
+        (0.25, 0.0)
+        >>> ratio(torch.tensor(1.0), torch.tensor(0.0))
+        tensor(0.)
+    """
+    if isinstance(b, Tensor):
+        return torch.where(b == 0, torch.zeros_like(b), a / b)
+    return a / b if b != 0 else 0.0 * a
+
+
+class Block:
+    """Stored entries. ``scratch``: nobody needs them any more once the combination they are part of is evaluated."""
+
+    __slots__ = ("_norm", "parts", "scratch")
+
+    def __init__(self, parts: Parts, scratch: bool) -> None:
+        self.parts, self.scratch = parts, scratch
+        self._norm: Tensor | None = None
+
+    def norm(self, cut: Cut) -> Tensor:
+        if self._norm is None:  # a method asks for |g| more than once
+            self._norm = _norm(self.parts, cut)
+        return self._norm
+
+
+class Vector:
+    """A vector in weight space: a linear combination of stored blocks, evaluated when its entries are needed.
+
+    Args:
+        tensors: one tensor per parameter; the vector refers to them and copies nothing.
+        cut: how they are cut into parts (found from the tensors if not given).
+        scratch: whether the tensors may be overwritten when :meth:`collapse` uses them for the last time.
+
+    Example:
+        >>> u = Vector([torch.tensor([3.0, 0.0]), torch.tensor([4.0])])
+        >>> v = Vector([torch.tensor([1.0, 2.0]), torch.tensor([0.0])])
+        >>> u.norm(), u.dot(v)
+        (tensor(5.), tensor(3.))
+        >>> (2 * u - v / 2).tensors()
+        [tensor([ 5.5000, -1.0000]), tensor([8.])]
+        >>> u.reject(v).dot(v)
+        tensor(0.)
+    """
+
+    __slots__ = ("cut", "terms")
+
+    def __init__(self, tensors: Iterable[Tensor], cut: Cut | None = None, *, scratch: bool = False) -> None:
+        tensors = list(tensors)
+        self.cut = cut if cut is not None else Cut(tensors)
+        self.terms: dict[Block, Coefficient] = {Block(self.cut.split(tensors), scratch): 1.0}  # in the order in which they were written
+
+    def _with(self, terms: dict[Block, Coefficient]) -> Vector:
+        new = Vector.__new__(Vector)
+        new.cut, new.terms = self.cut, terms
+        return new
+
+    # Algebra: nothing here touches an entry.
+
+    def __add__(self, other: Vector) -> Vector:
+        if not isinstance(other, Vector):
+            return NotImplemented
+        if self.cut != other.cut:
+            raise Refusal("these two vectors belong to different parameters: their tensors differ in number, group, device or dtype")
+        terms = dict(self.terms)
+        for block, c in other.terms.items():
+            terms[block] = each(lambda a, b: a + b, terms[block], c) if block in terms else c
+        return self._with(terms)
+
+    def __mul__(self, c: Coefficient) -> Vector:
+        if not isinstance(c, (int, float, Tensor, PerGroup)):
+            return NotImplemented
+        return self._with({block: each(_product, own, c) for block, own in self.terms.items()})
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, c: Coefficient) -> Vector:
+        return self * each(lambda a: 1.0 / a, c)
+
+    def __neg__(self) -> Vector:
+        return self * -1.0
+
+    def __sub__(self, other: Vector) -> Vector:
+        return self + -other if isinstance(other, Vector) else NotImplemented
+
+    # What needs the entries.
+
+    def norm(self) -> Tensor:
+        """The global L2 norm, on its device."""
+        if len(self.terms) == 1:
+            ((block, c),) = self.terms.items()
+            if not isinstance(c, PerGroup):
+                return block.norm(self.cut) * abs(c)
+        return _norm(self._evaluated(self.cut.room(next(iter(self.terms)).parts)), self.cut)
+
+    def dot(self, other: Vector) -> Tensor:
+        """The inner product (the real part of it, for complex parameters), on its device."""
+        pairs = zip(self._evaluated(), other._evaluated(), strict=True)
+        return self.cut.total([_products(a, b, self.cut.scalar_dtype) for a, b in pairs], torch.sum)
+
+    def reject(self, other: Vector) -> Vector:
+        """What is left of this vector without its component along ``other``."""
+        return self - ratio(self.dot(other), other.norm() ** 2) * other
+
+    def tensors(self) -> list[Tensor]:
+        """The entries in new tensors, one per parameter."""
+        return self.cut.join(self._evaluated(copy=True))
+
+    @torch.no_grad()
+    def add_to(self, parts: Parts, k: int) -> None:
+        """Add part ``k`` of this vector to ``parts[k]``, in place."""
+        for block, c in self.terms.items():
+            _axpy_(parts[k], self._coefficient(c, k), block.parts[k])
+
+    @torch.no_grad()
+    def collapse(self) -> list[Tensor]:
+        """The entries, in place of the first scratch block of this combination, which is used up; in new tensors if there is none."""
+        target = next((block for block in self.terms if block.scratch), None)
+        if target is None:
+            return self.tensors()
+        rest = self._with({block: c for block, c in self.terms.items() if block is not target})
+        for k in range(len(self.cut.parts)):
+            _scale_(target.parts[k], self._coefficient(self.terms[target], k))
+            rest.add_to(target.parts, k)
+        target._norm = None
+        return self.cut.join(target.parts)
+
+    @torch.no_grad()
+    def _evaluated(self, room: Parts | None = None, *, copy: bool = False) -> Parts:
+        """The entries: where they are stored, if that is all there is to it and no copy is asked for; else in ``room``, or in new memory."""
+        (block, first), *rest = self.terms.items()
+        if not rest and not copy and not isinstance(first, PerGroup) and _is_one(first):
+            return block.parts
+        others, out = self._with(dict(rest)), []
+        for k, source in enumerate(block.parts):
+            c = self._coefficient(first, k)
+            if room is None:
+                out.append(list(torch._foreach_mul(source, c)))
+            else:
+                torch._foreach_copy_(room[k], source)
+                _scale_(room[k], c)
+                out.append(room[k])
+            others.add_to(out, k)
+        return out
+
+    def _coefficient(self, c: Coefficient, k: int) -> Scalar:
+        part = self.cut.parts[k]
+        own = c[part.group] if isinstance(c, PerGroup) else c
+        if not isinstance(own, Tensor):
+            return own
+        return own.item() if part.device.type == "cpu" else own.to(part.device)  # on the CPU a number is cheaper, and nothing waits
+
+
+def each(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:
+    """``op`` on scalars, group by group as soon as one of them differs between groups."""
+    groups = max((len(c) for c in coefficients if isinstance(c, PerGroup)), default=0)
+    if not groups:
+        return op(*coefficients)
+    columns = (c if isinstance(c, PerGroup) else (c,) * groups for c in coefficients)
+    return PerGroup(op(*row) for row in zip(*columns, strict=True))
+
+
+def _is_one(c: Scalar) -> bool:
+    return not isinstance(c, Tensor) and c == 1.0
+
+
+def _product(a: Scalar, b: Scalar) -> Scalar:
+    return b if _is_one(a) else a if _is_one(b) else a * b
+
+
+def _norm(parts: Iterable[list[Tensor]], cut: Cut) -> Tensor:
+    norms = [list(torch._foreach_norm(part, 2, dtype=cut.scalar_dtype)) for part in parts]
+    return cut.total(norms, torch.linalg.vector_norm)
+
+
+def _products(a: list[Tensor], b: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [product.sum(dtype=dtype) for product in torch._foreach_mul(a, b)]
+
+
+def _scale_(y: list[Tensor], c: Scalar) -> None:
+    if not _is_one(c):
+        torch._foreach_mul_(y, c)
+
+
+def _axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
+    """``y += c * x``."""
+    if isinstance(c, Tensor):
+        torch._foreach_add_(y, torch._foreach_mul(x, c))
+    else:
+        torch._foreach_add_(y, x, alpha=c)

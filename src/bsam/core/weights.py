@@ -1,0 +1,66 @@
+"""The weights that a method moves, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .parts import Cut, Parts, sharding
+from .vector import Vector
+
+
+class Weights:
+    """All trainable parameters of an optimizer: moved in place, brought back by ``copy_`` from one backup, bit for bit.
+
+    The backup is kept between steps: fresh memory costs more than the copy into it.
+    """
+
+    def __init__(self) -> None:
+        self.params: list[Tensor] = []
+        self.cut = Cut([])
+        self._signature: list[Any] = []
+        self._parts: Parts = []
+        self._backup: Parts = []
+        self._saved = 0  # parts whose backup holds w
+
+    def survey(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """Look at the parameters as they are now: groups come, parameters are frozen, moved and cast between steps."""
+        owned = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
+        self.params = [p for _, p in owned]
+        signature = [(i, p.device, p.dtype, p.shape, p.stride(), sharding(p)) for i, p in owned]
+        if signature != self._signature:
+            self.cut = Cut(self.params, [i for i, _ in owned])
+            self._backup = self.cut.split([torch.empty_like(p, requires_grad=False) for p in self.params])
+            self._signature = signature
+        self._parts = self.cut.split(self.params)
+        self._saved = 0
+
+    @torch.no_grad()
+    def move(self, to: Vector) -> None:
+        """To ``w + to``, wherever they are now."""
+        for k, (part, backup) in enumerate(zip(self._parts, self._backup, strict=True)):
+            if k < self._saved:
+                torch._foreach_copy_(part, backup)
+            else:
+                torch._foreach_copy_(backup, part)
+                self._saved = k + 1  # before the part moves: an interrupt here must not restore what was not saved
+            to.add_to(self._parts, k)
+        torch.clear_autocast_cache()  # an autocast region around the step keeps casts of the weights as they were
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Back to ``w``."""
+        for k in range(self._saved):
+            torch._foreach_copy_(self._parts[k], self._backup[k])
+        self.stay()
+
+    def stay(self) -> None:
+        """Where they are is ``w`` from now on."""
+        if self._saved:
+            torch.clear_autocast_cache()
+        self._saved = 0
+
+

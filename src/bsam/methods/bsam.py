@@ -1,0 +1,99 @@
+"""BSAM, Algorithm 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import is_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.refusal import Refusal
+from ..core.schedule import follow_lr
+from ..core.vector import Scalar, Vector, each, ratio
+
+
+class BSAM(SharpnessAware):
+    r"""*Bilateral* Sharpness-Aware Minimization: flat on both sides, up the gradient and down. (Not Bayesian SAM, which others call bSAM.)
+
+    .. math::
+        g_{max} = \nabla L(w + \rho_{max}\, g / |g|), \qquad g_{min} = \nabla L(w - \rho_{min}\, g / |g|)
+
+        d = g + g_{max} - \frac{|g_{max}|}{|g_{min}|}\, g_{min}
+
+    :math:`\rho_{min}` follows the learning rate from ``rho_min`` at ``lr_max`` down to ``rho_min_floor`` at ``lr_min``: near a minimum a fixed one
+    overshoots it, and :math:`g_{min}` turns against :math:`g`.
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho_max: the radius uphill.
+        rho_min: the radius downhill, at its largest.
+        rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
+        lr_max: the learning rate at which the radius downhill is largest; None takes each group's when the optimizer is built.
+        lr_min: the learning rate at which it is smallest.
+        passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
+        start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho_max=0.05, rho_min=0.05)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < 0.05)
+        True
+
+    Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the released code in ``start_from_min``
+    (off by default) and in its very first step, where it takes ``rho_min`` to be 0.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | None,
+        *,
+        rho_max: float = 0.05,
+        rho_min: float = 0.05,
+        rho_min_floor: float = 0.0,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
+        passes: int = 3,
+        start_from_min: bool = False,
+        m_sharpness: bool = False,
+    ) -> None:
+        if passes not in (2, 3):
+            raise Refusal(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
+        settings = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor, "lr_max": lr_max, "lr_min": lr_min}
+        super().__init__(base, model, settings, m_sharpness=m_sharpness)
+        self.passes, self.start_from_min = passes, start_from_min
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()  # Algorithm 1, line 3
+        e_max, e_min = self.epsilon(g, "rho_max"), self.epsilon(g, "rho_min")  # lines 4 and 6
+        g_max = L.grad(at=e_max)  # line 5
+        if self.passes == 3:
+            g_min = L.grad(at=-e_min)  # line 7
+        else:
+            g_min = g - (g_max - g) * each(ratio, self.radii("rho_min"), self.radii("rho_max"))
+        if self.start_from_min:
+            self.start_from(-e_min)
+        return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
+
+    def radius(self, group: dict[str, Any], name: str) -> Scalar:
+        if name != "rho_min":
+            return group[name]
+        return follow_lr(group["lr"], top=group["rho_min"], floor=group["rho_min_floor"], lr_max=group["lr_max"], lr_min=group["lr_min"])
+
+    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
+        group = super().completed(group)
+        top, floor, lr_min = group["rho_min"], group["rho_min_floor"], group["lr_min"]
+        lr_max = float(group["lr"]) if group["lr_max"] is None else group["lr_max"]
+        if floor > top:
+            raise Refusal(f"rho_min_floor must not be above rho_min, got {floor} and {top}")
+        if not is_number(lr_min) or not is_number(lr_max) or not 0 <= lr_min < lr_max and lr_max != 0:
+            raise Refusal(f"lr_max must be above lr_min, and lr_min not negative; got lr_max={lr_max!r} and lr_min={lr_min!r}")
+        return {**group, "lr_max": lr_max}
