@@ -30,7 +30,9 @@ def check_base(base: object) -> None:
     if isinstance(base, LBFGS):
         raise Refusal("base must take its step from p.grad alone, and LBFGS calls the closure again by itself: use SGD, AdamW or the like")
     if any("t" in group for group in base.param_groups):
-        raise Refusal("base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper")
+        raise Refusal(
+            "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper"
+        )
     if any(group.get("maximize") for group in base.param_groups):
         raise Refusal("base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise the negated loss")
 

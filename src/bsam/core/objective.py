@@ -69,9 +69,7 @@ class Objective:
         """The gradient at ``w + at``."""
         return self.value_and_grad(at, subset=subset, wrt=wrt)[1]
 
-    def value_and_grad(
-        self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
-    ) -> tuple[Tensor, Vector]:
+    def value_and_grad(self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None) -> tuple[Tensor, Vector]:
         """The mean loss and its gradient at ``w + at``.
 
         Args:

@@ -40,6 +40,16 @@ class SharpnessAware(Optimizer):
 
     memory: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
 
+    base: Optimizer
+    model: nn.Module | None
+    m_sharpness: bool
+    settings: dict[str, Any]
+    _memory: dict[Tensor, dict[str, Tensor]]
+    _pending: dict[str, list[Tensor]]  # what this backward will remember
+    _offset: Vector | None  # where this backward wants the step to start, from w
+    _offsets: list[Vector]  # and where the backwards since the last step did
+    _phase: str  # idle; busy: in backward; ready: to step; stale: the last backward raised
+
     def __init__(self, base: Optimizer, model: nn.Module | None, settings: dict[str, Any], *, m_sharpness: bool = False) -> None:
         check_base(base)
         check_model(model, base)
@@ -248,11 +258,9 @@ class SharpnessAware(Optimizer):
         super().__setstate__(state)  # makes the hooks, too; Optimizer.__init__ would make groups, and those are the base's
         self._weights = Weights()
         self._ranks = Ranks(self.model, self.m_sharpness)
-        self._offset: Vector | None = None
-        self._pending: dict[str, list[Tensor]] = {}
+        self._offset, self._pending = None, {}
         self._reset()
 
     def _reset(self) -> None:
-        self._phase = "idle"  # or busy: in backward; ready: to step; stale: the last backward raised
-        self._offsets: list[Vector] = []
+        self._phase, self._offsets = "idle", []
         self._ranks.owing = False

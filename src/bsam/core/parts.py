@@ -13,6 +13,7 @@ from torch import Tensor
 Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
 Parts: TypeAlias = list[list[Tensor]]
 
+
 @dataclass(frozen=True)
 class Part:
     """Tensors of one parameter group, device, dtype and sharding, by their place in the list of parameters."""

@@ -17,8 +17,8 @@ from .refusal import Refusal
 class Ranks:
     """The data-parallel side of a model.
 
-    DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the whole batch. With ``m_sharpness`` each rank
-    perturbs along its own gradient instead, and the finished direction is averaged, once.
+    DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the whole batch. With
+    ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is averaged, once.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
@@ -27,7 +27,8 @@ class Ranks:
         self.owing = False  # p.grad holds directions that were left on their rank, under the user's no_sync
         if m_sharpness and self.ddp is None:
             raise Refusal(
-                "m_sharpness=True needs `model` to be the DistributedDataParallel wrapper (or to contain it): without one there are no ranks to perturb on their own"
+                "m_sharpness=True needs model to be the DistributedDataParallel wrapper, or to contain it: "
+                "without one there are no ranks that could perturb on their own"
             )
 
     def quiet(self) -> contextlib.AbstractContextManager[Any]:

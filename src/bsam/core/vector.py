@@ -7,7 +7,7 @@ combination, and evaluates it once, in place where nobody needs the old entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import torch
@@ -52,7 +52,8 @@ class Block:
         self._norm: Tensor | None = None
 
     def norm(self, cut: Cut) -> Tensor:
-        if self._norm is None:  # a method asks for |g| more than once
+        """The norm, computed once."""
+        if self._norm is None:
             self._norm = _norm(self.parts, cut)
         return self._norm
 
@@ -118,14 +119,16 @@ class Vector:
 
     # What needs the entries.
 
+    @torch.no_grad()
     def norm(self) -> Tensor:
         """The global L2 norm, on its device."""
         if len(self.terms) == 1:
             ((block, c),) = self.terms.items()
             if not isinstance(c, PerGroup):
-                return block.norm(self.cut) * abs(c)
+                return (block.norm(self.cut) * c).abs()
         return _norm(self._evaluated(self.cut.room(next(iter(self.terms)).parts)), self.cut)
 
+    @torch.no_grad()
     def dot(self, other: Vector) -> Tensor:
         """The inner product (the real part of it, for complex parameters), on its device."""
         pairs = zip(self._evaluated(), other._evaluated(), strict=True)

@@ -62,5 +62,3 @@ class Weights:
         if self._saved:
             torch.clear_autocast_cache()
         self._saved = 0
-
-

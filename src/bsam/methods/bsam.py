@@ -75,13 +75,14 @@ class BSAM(SharpnessAware):
         g = L.grad()  # Algorithm 1, line 3
         e_max, e_min = self.epsilon(g, "rho_max"), self.epsilon(g, "rho_min")  # lines 4 and 6
         g_max = L.grad(at=e_max)  # line 5
-        if self.passes == 3:
-            g_min = L.grad(at=-e_min)  # line 7
-        else:
-            g_min = g - (g_max - g) * each(ratio, self.radii("rho_min"), self.radii("rho_max"))
+        g_min = L.grad(at=-e_min) if self.passes == 3 else self.extrapolated(g, g_max)  # line 7
         if self.start_from_min:
             self.start_from(-e_min)
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
+
+    def extrapolated(self, g: Vector, g_max: Vector) -> Vector:
+        """``g_min`` to first order in the radii, from the two gradients that are there."""
+        return g - each(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         if name != "rho_min":
@@ -94,6 +95,6 @@ class BSAM(SharpnessAware):
         lr_max = float(group["lr"]) if group["lr_max"] is None else group["lr_max"]
         if floor > top:
             raise Refusal(f"rho_min_floor must not be above rho_min, got {floor} and {top}")
-        if not is_number(lr_min) or not is_number(lr_max) or not 0 <= lr_min < lr_max and lr_max != 0:
+        if not is_number(lr_min) or not is_number(lr_max) or (not 0 <= lr_min < lr_max and lr_max != 0):
             raise Refusal(f"lr_max must be above lr_min, and lr_min not negative; got lr_max={lr_max!r} and lr_min={lr_min!r}")
         return {**group, "lr_max": lr_max}

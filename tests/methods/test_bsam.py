@@ -1,0 +1,111 @@
+"""Facts about BSAM that ALGORITHMS gives, beyond equality with the transcription."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import bsam
+from bsam.core.schedule import follow_lr
+
+
+class Quadratic(torch.nn.Module):
+    """L = w'Aw/2, with the gradients of every pass recorded."""
+
+    def __init__(self, a, start):
+        super().__init__()
+        self.a = torch.diag(torch.tensor(a, dtype=torch.float64))
+        self.w = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+        self.gradients = []
+
+    def loss(self):
+        self.gradients.append((self.a @ self.w).detach().clone())
+        return 0.5 * self.w @ self.a @ self.w
+
+
+def direction(model, **arguments):
+    optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, **arguments)
+    optimizer.backward(model.loss)
+    return model.w.grad.clone(), model.gradients
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_on_a_quadratic_along_an_eigenvector_d_is_g(passes):
+    d, (g, *_) = direction(Quadratic([1.0, 4.0], [0.0, 2.0]), passes=passes)
+    torch.testing.assert_close(d, g, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_as_rho_min_vanishes_d_is_not_sams_gradient(passes):
+    d, (g, g_max, *_) = direction(Quadratic([1.0, 4.0], [3.0, 2.0]), rho_max=0.5, rho_min=0.0, passes=passes)
+    expected = g_max + (1 - g_max.norm() / g.norm()) * g
+    torch.testing.assert_close(d, expected, rtol=1e-12, atol=0)
+    assert (d - g_max).norm() > 0.1
+
+
+def test_near_a_minimum_a_fixed_rho_min_turns_g_min_around():
+    _, (g, _, g_min) = direction(Quadratic([1.0, 4.0], [1e-4, 1e-4]), rho_min=0.05, rho_min_floor=0.05)
+    assert torch.nn.functional.cosine_similarity(g, g_min, dim=0) < -0.95
+
+
+def test_two_passes_agree_with_three_to_first_order(problem):
+    def gap(radius):
+        ends = []
+        for passes in (2, 3):
+            copy = problem.clone()
+            optimizer = bsam.BSAM(torch.optim.SGD(copy.model.parameters(), lr=0.1), copy.model, rho_max=radius, rho_min=radius, passes=passes)
+            optimizer.backward(copy.loss)
+            ends.append(torch.cat([p.grad.flatten() for p in copy.model.parameters()]))
+        return float((ends[0] - ends[1]).norm())
+
+    assert gap(0.01) < gap(0.02) / 3  # quadratically small: a quarter, and a little room
+    assert gap(0.02) > 0
+
+
+def test_a_vanishing_g_min_is_not_divided_by():
+    model = Quadratic([1.0, 1.0], [0.03, 0.04])  # w - 0.05 g/|g| is the minimum itself
+    d, (g, g_max, g_min) = direction(model, rho_max=0.05, rho_min=0.05)
+    assert g_min.norm() < 1e-10
+    assert torch.isfinite(d).all()
+
+
+def test_rho_min_follows_the_learning_rate():
+    for lr, expected in [(0.1, 0.05), (0.05, 0.03), (0.0, 0.01), (0.4, 0.05), (-1.0, 0.01)]:
+        assert math.isclose(follow_lr(lr, top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0), expected, rel_tol=1e-12)
+    on_device = follow_lr(torch.tensor(0.05), top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0)
+    assert isinstance(on_device, torch.Tensor)
+    assert math.isclose(on_device.item(), 0.03, rel_tol=1e-6)
+
+
+def test_zero_gradient_moves_nothing():
+    model = Quadratic([1.0, 4.0], [0.0, 0.0])
+    optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    optimizer.step(model.loss)
+    assert torch.equal(model.w.detach(), torch.zeros(2, dtype=torch.float64))
+
+
+def test_start_from_min_waits_for_the_step(problem):
+    before = problem.weights()
+    optimizer = bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model, start_from_min=True)
+    optimizer.backward(problem.loss)
+    assert all(torch.equal(a, b) for a, b in zip(before, problem.weights(), strict=True))
+    optimizer.zero_grad()  # a skipped step skips its start, too
+    clean = problem.clone()
+    other = bsam.BSAM(torch.optim.SGD(clean.model.parameters(), lr=0.1), clean.model, start_from_min=True)
+    optimizer.step(problem.loss)
+    other.step(clean.loss)
+    assert all(torch.equal(a, b) for a, b in zip(clean.weights(), problem.weights(), strict=True))
+
+
+def test_start_from_min_averages_over_accumulated_calls(plain):
+    """Two calls on the same batch start from the same point as one."""
+    once, twice = plain.clone(), plain.clone()
+    for copy, calls in ((once, 1), (twice, 2)):
+        optimizer = bsam.BSAM(torch.optim.SGD(copy.model.parameters(), lr=0.1), copy.model, start_from_min=True)
+        for _ in range(calls):
+            optimizer.backward(lambda: copy.loss() / calls)
+        optimizer.step()
+    for a, b in zip(once.weights(), twice.weights(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
