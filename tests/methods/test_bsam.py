@@ -66,7 +66,7 @@ def test_two_passes_agree_with_three_to_first_order(problem):
 
 def test_a_vanishing_g_min_is_not_divided_by():
     model = Quadratic([1.0, 1.0], [0.03, 0.04])  # w - 0.05 g/|g| is the minimum itself
-    d, (g, g_max, g_min) = direction(model, rho_max=0.05, rho_min=0.05)
+    d, (_, _, g_min) = direction(model, rho_max=0.05, rho_min=0.05)
     assert g_min.norm() < 1e-10
     assert torch.isfinite(d).all()
 

@@ -35,10 +35,8 @@ def bsam_direction(passes: int = 3, start_from_min: bool = False, rho_max: float
         g = grad(w)
         n = norm(g) + TINY
         g_max = grad(shifted(w, rho_max / n, g))
-        if passes == 3:
-            g_min = grad(shifted(w, -rho / n, g))
-        else:
-            g_min = [a - rho / rho_max * (b - a) for a, b in zip(g, g_max, strict=True)]
+        extrapolated = [a - rho / rho_max * (b - a) for a, b in zip(g, g_max, strict=True)]
+        g_min = grad(shifted(w, -rho / n, g)) if passes == 3 else extrapolated
         r = norm(g_max) / norm(g_min)
         d = [a + b - r * c for a, b, c in zip(g, g_max, g_min, strict=True)]
         return (shifted(w, -rho / n, g) if start_from_min else w), d

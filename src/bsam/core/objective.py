@@ -100,7 +100,7 @@ class Objective:
         self.loss = loss if self.loss is None else self.loss
         return loss
 
-    def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor, bool], None] | None = None) -> tuple[Tensor, float]:
+    def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None) -> tuple[Tensor, float]:
         """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
         answer = self._closure() if subset is None else self._closure(subset)
         yields = isinstance(answer, Iterator)
@@ -110,17 +110,21 @@ class Objective:
             size = size or losses.numel()
             share = losses.numel() / size
             mean = losses if losses.dim() == 0 else losses.mean()
-            if backward is not None:
-                backward(mean if share == 1 else mean * share, yields and batches > 0)
+            if backward is not None and (batches > 0 or not self._closure_ran_backward(yields)):
+                backward(mean if share == 1 else mean * share)
             total = mean.detach() * share if batches == 0 else total + mean.detach() * share
             batches += share
         if batches == 0:
             raise Refusal("the closure yielded no loss: yield one loss per micro-batch")
         return total / batches, batches
 
-    def _backward(self, loss: Tensor, continued: bool, inputs: list[Tensor] | None) -> None:
-        if not continued and any(p.grad is not None for p in self._weights.params):
-            return  # the closure ran backward itself
+    def _closure_ran_backward(self, yields: bool) -> bool:
+        ran = any(p.grad is not None for p in self._weights.params)
+        if ran and yields:
+            raise Refusal("a closure that yields micro-batches must not run backward itself: yield each loss with its graph")
+        return ran
+
+    def _backward(self, loss: Tensor, inputs: list[Tensor] | None) -> None:
         if not loss.requires_grad:
             raise Refusal(
                 "the closure returned a loss without a graph: no parameter of the optimizer is behind it. "

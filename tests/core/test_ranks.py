@@ -1,0 +1,130 @@
+"""Two processes on gloo against one process on the whole batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+spec = importlib.util.spec_from_file_location("two_ranks", SCRIPT)
+two_ranks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(two_ranks)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What both ranks saw, case by case: all cases share one start of two processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "error::UserWarning", str(SCRIPT)]
+    processes = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def one_process(method: str):
+    """The same steps on the whole batch."""
+    model = two_ranks.network()
+    optimizer = two_ranks.build(method, model)
+    x, y = two_ranks.batch()
+    for _ in range(two_ranks.STEPS):
+        optimizer.zero_grad()
+        optimizer.backward(lambda: F.cross_entropy(model(x), y))
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def each_rank_on_its_own(method: str, micro_batches: int = 1):
+    """m-sharpness by hand: a direction per rank (and micro-batch), their mean, one step."""
+    model = two_ranks.network()
+    optimizer = two_ranks.build(method, model)
+    x, y = two_ranks.batch()
+    for _ in range(two_ranks.STEPS):
+        optimizer.zero_grad()
+        for a, b in zip(x.chunk(2 * micro_batches), y.chunk(2 * micro_batches), strict=True):
+            optimizer.backward(lambda: F.cross_entropy(model(a), b) / (2 * micro_batches))
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def assert_close(ours, expected, atol=1e-12):
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("case", ["ddp-sam", "ddp-bsam", "ddp-bsam2", "ddp-released", "ddp-bucket-view"])
+def test_ddp_equals_one_process_on_the_whole_batch(case, ranks):
+    first, second = (rank[case] for rank in ranks)
+    method = case.removeprefix("ddp-")
+    assert_close(first["weights"], one_process({"bucket-view": "bsam"}.get(method, method)))
+    assert_close(first["weights"], second["weights"], atol=0)
+    passes = 2 if method in ("sam", "bsam2") else 3
+    assert first["buckets"] == two_ranks.STEPS * passes  # one reduction a pass: the network fits into one bucket
+    assert len(first["reductions"]) == first["buckets"]  # and no other
+
+
+def two_ranks_size() -> int:
+    return sum(p.numel() for p in two_ranks.network().parameters())
+
+
+def test_m_sharpness_perturbs_on_each_rank_and_reduces_once(ranks):
+    first, second = (rank["m-sharpness"] for rank in ranks)
+    assert_close(first["weights"], each_rank_on_its_own("bsam"))
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert first["buckets"] == 0
+    assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
+    whole = one_process("bsam")
+    assert max(float((a - b).abs().max()) for a, b in zip(first["weights"], whole, strict=True)) > 1e-4  # it is another method
+
+
+def test_accumulation_under_no_sync_is_averaged_later(ranks):
+    """Left on its rank by no_sync, perturbed there; averaged with the next call. The second call perturbs along the mean of both ranks."""
+    first, second = (rank["ddp-accumulate"] for rank in ranks)
+    assert_close(first["weights"], second["weights"], atol=0)
+    model = two_ranks.network()
+    optimizer = two_ranks.build("bsam", model)
+    x, y = two_ranks.batch()
+    quarters = list(zip(x.chunk(4), y.chunk(4), strict=True))  # rank 0 has the first two, rank 1 the others
+    for _ in range(two_ranks.STEPS):
+        optimizer.zero_grad()
+        for a, b in (quarters[0], quarters[2]):  # the first of each rank, under no_sync
+            optimizer.backward(lambda: F.cross_entropy(model(a), b) / 4)
+        together = [torch.cat(t) for t in zip(quarters[1], quarters[3], strict=True)]
+        optimizer.backward(lambda: F.cross_entropy(model(together[0]), together[1]) / 2)
+        optimizer.step()
+    assert_close(first["weights"], [p.detach() for p in model.parameters()])
+
+
+def test_m_sharpness_with_accumulation_reduces_once_a_step(ranks):
+    first, second = (rank["m-sharpness-accumulate"] for rank in ranks)
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert_close(first["weights"], each_rank_on_its_own("bsam", micro_batches=2))
+    assert first["reductions"] == [2 * two_ranks_size()] * two_ranks.STEPS  # what was held and what is new, together
+
+
+def test_m_sharpness_with_parameters_that_one_rank_or_none_reaches(ranks):
+    first, second = (rank["m-sharpness-unused"] for rank in ranks)
+    assert_close(first["weights"], second["weights"], atol=0)
+    *_, spare_weight, spare_bias, partial_weight, partial_bias = first["grads"]
+    assert spare_weight is None
+    assert spare_bias is None
+    assert partial_weight.abs().sum() > 0
+    assert_close(second["grads"][-2:], [partial_weight, partial_bias], atol=0)
+
+
+@pytest.mark.parametrize("case", ["fsdp-sam", "fsdp-bsam", "fsdp-bsam2"])
+def test_fsdp_equals_one_process_on_the_whole_batch(case, ranks):
+    first = ranks[0][case]
+    assert first["exact"]
+    assert_close(first["weights"], one_process(case.removeprefix("fsdp-")))
