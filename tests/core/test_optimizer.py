@@ -79,7 +79,7 @@ def test_add_param_group(plain):
     optimizer.add_param_group({"params": head, "rho_max": 0.2, "lr": 0.01})
     assert optimizer.param_groups[1]["rho_max"] == 0.2
     assert optimizer.param_groups[1]["lr_max"] == 0.01
-    assert optimizer.param_groups[1]["t"] == 1
+    assert optimizer.param_groups[1]["steps_taken"] == 1
     before = [p.detach().clone() for p in head]
     optimizer.step(plain.loss)
     assert not same(before, [p.detach() for p in head])
@@ -240,6 +240,36 @@ def test_complex_parameters():
     complex_end = steps(z, lambda: ((z - target).abs() ** 4).sum())
     real_end = steps(xy, lambda: ((torch.view_as_complex(xy) - target).abs() ** 4).sum())
     torch.testing.assert_close(torch.view_as_real(complex_end), real_end, rtol=0, atol=1e-12)
+
+
+def test_a_closure_that_runs_backward_under_a_scaler_scales_by_itself(problem):
+    other = problem.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+
+    def closure():
+        loss = problem.loss()
+        scaler.scale(loss).backward()
+        return loss
+
+    for _ in range(3):
+        ours.zero_grad()
+        ours.backward(closure, scaler=scaler)
+        scaler.step(ours)
+        scaler.update()
+        whole.step(other.loss)
+    assert same(problem.weights(), other.weights())
+
+
+def test_a_disabled_scaler_is_none(problem):
+    other = problem.clone()
+    ours, whole = (bsam.SAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    ours.backward(problem.loss, scaler=scaler)
+    scaler.step(ours)
+    scaler.update()
+    whole.step(other.loss)
+    assert same(problem.weights(), other.weights())
 
 
 # Models
@@ -633,6 +663,57 @@ def test_everything_frozen_and_sparse_gradients_are_refused():
     model.requires_grad_(False)
     with pytest.raises(bsam.Refusal, match="unfreeze"):
         optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
+
+
+def test_a_second_interrupt_does_not_cut_the_way_back_short(problem, monkeypatch):
+    optimizer = bsam.SAM(sgd([{"params": problem.model[:3].parameters()}, {"params": problem.model[3:].parameters()}]), problem.model)
+    before = problem.weights()
+    copy_ = torch._foreach_copy_
+    calls = 0
+
+    def interrupted(*args):
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # two groups backed up, one brought back
+            raise KeyboardInterrupt
+        return copy_(*args)
+
+    def closure():
+        if calls == 2:
+            raise KeyboardInterrupt
+        return problem.loss()
+
+    monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.backward(closure)
+    assert calls == 6
+    assert same(before, problem.weights())
+
+
+def test_an_interrupt_while_moving_restores_what_had_moved(problem, monkeypatch):
+    """Parts that were not yet saved must not be restored from an empty backup."""
+    for failing in range(1, 7):  # three groups, each saved and then moved
+        layers = (problem.model[0], problem.model[1], problem.model[3:])
+        optimizer = bsam.SAM(sgd([{"params": layer.parameters()} for layer in layers]), problem.model)
+        before = problem.weights()
+        calls = 0
+
+        def count(real):
+            def wrapped(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == failing:
+                    raise KeyboardInterrupt
+                return real(*args, **kwargs)
+
+            return wrapped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "_foreach_copy_", count(torch._foreach_copy_))
+            patch.setattr(torch, "_foreach_add_", count(torch._foreach_add_))
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.backward(problem.loss)
+        assert same(before, problem.weights()), failing
 
 
 def test_a_base_that_raises_leaves_the_weights(problem):

@@ -1,6 +1,6 @@
 """One rank of a two-process run on gloo; started by test_ranks.py, which compares what it saves with one process on the whole batch.
 
-    python two_ranks.py RANK FOLDER
+python two_ranks.py RANK FOLDER
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def check_base(base: object) -> None:
         raise Refusal(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
     if isinstance(base, LBFGS):
         raise Refusal("base must take its step from p.grad alone, and LBFGS calls the closure again by itself: use SGD, AdamW or the like")
-    if any("t" in group for group in base.param_groups):
+    if any("steps_taken" in group for group in base.param_groups):
         raise Refusal(
             "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper"
         )

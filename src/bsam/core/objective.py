@@ -55,9 +55,14 @@ class Objective:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._weights.restore()
-        for module in self._frozen:
-            module.track_running_stats = True
+        try:
+            self._weights.restore()
+        except KeyboardInterrupt:  # a second Ctrl-C must not cut the way back short
+            self._weights.restore()
+            raise
+        finally:
+            for module in self._frozen:
+                module.track_running_stats = True
 
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """The mean loss at ``w + at``, without gradients."""

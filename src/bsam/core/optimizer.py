@@ -53,7 +53,7 @@ class SharpnessAware(Optimizer):
     def __init__(self, base: Optimizer, model: nn.Module | None, settings: dict[str, Any], *, m_sharpness: bool = False) -> None:
         check_base(base)
         check_model(model, base)
-        settings = {**settings, "t": 0}  # t: steps taken
+        settings = {**settings, "steps_taken": 0}
         groups = [self.completed({**settings, **group}) for group in base.param_groups]  # refuses before anything is written
         self.__setstate__(
             {
@@ -119,7 +119,8 @@ class SharpnessAware(Optimizer):
 
         Args:
             closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or yields one loss per micro-batch.
-            scaler: the ``torch.amp.GradScaler`` in use; the direction is left scaled, for ``unscale_`` and ``scaler.step``.
+            scaler: the ``torch.amp.GradScaler`` in use; the direction is left scaled, for ``unscale_`` and ``scaler.step``. A closure that runs ``backward``
+                itself then scales the loss itself, as ever: ``scaler.scale(loss).backward()``.
 
         Returns:
             The loss at ``w``, detached.
@@ -133,8 +134,8 @@ class SharpnessAware(Optimizer):
         if not params:
             raise Refusal("no parameter of base requires a gradient: unfreeze at least one")
         held = [p.grad for p in params]
-        self._phase, self._offset, self._pending = "busy", None, {}
         try:
+            self._phase, self._offset, self._pending = "busy", None, {}
             for p in params:
                 p.grad = None
             with Objective(closure, self._weights, self.model, self._ranks, scaler) as L:
@@ -187,7 +188,7 @@ class SharpnessAware(Optimizer):
         self._weights.stay()
         self._reset()
         for group in self.param_groups:
-            group["t"] += 1
+            group["steps_taken"] += 1
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -200,12 +201,12 @@ class SharpnessAware(Optimizer):
         """Add a group to the base optimizer; it may bring its own settings."""
         self.base.add_param_group(param_group)
         group = self.param_groups.pop()
-        self.param_groups.append(self.completed({**self.settings, **group, "t": self.t}))
+        self.param_groups.append(self.completed({**self.settings, **group, "steps_taken": self.t}))
 
     @property
     def t(self) -> int:
         """Steps taken."""
-        return self.param_groups[0]["t"]
+        return self.param_groups[0]["steps_taken"]
 
     # One state for both.
 

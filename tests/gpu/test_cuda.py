@@ -1,0 +1,211 @@
+"""What only a CUDA device can show: no host synchronisation, capture in a CUDA graph, half precision with a scaler, compiled CUDA graphs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bsam
+
+pytestmark = pytest.mark.gpu
+
+METHODS = {
+    "sam": lambda base, model: bsam.SAM(base, model),
+    "bsam": lambda base, model: bsam.BSAM(base, model),
+    "bsam-2": lambda base, model: bsam.BSAM(base, model, passes=2),
+    "bsam-released": lambda base, model: bsam.BSAM(base, model, start_from_min=True),
+}
+BASES = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3, capturable=True),
+}
+
+
+def network(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)]
+    return nn.Sequential(*layers).to(device="cuda", dtype=dtype)
+
+
+def batch(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(32, 3, 16, 16, generator=generator).to("cuda", dtype), torch.randint(0, 10, (32,), generator=generator).cuda()
+
+
+@pytest.fixture(params=sorted(METHODS))
+def method(request):
+    return METHODS[request.param]
+
+
+@pytest.fixture(params=sorted(BASES))
+def base(request):
+    return BASES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+def test_no_host_synchronisation_in_a_step(method, base):
+    model, (x, y) = network(), batch()
+    groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[1:].parameters()}]
+    for parameters in (model.parameters(), groups):
+        optimizer = method(base(parameters), model)
+        optimizer.step(lambda: F.cross_entropy(model(x), y))
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with pytest.raises(RuntimeError, match="synchronizing"):
+                x.sum().item()  # the check itself works
+            for _ in range(3):
+                optimizer.step(lambda: F.cross_entropy(model(x), y))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_captured_step_replays_to_the_weights_of_the_eager_step(method, base):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # all that is captured lives on one stream from the start
+        model, (x, y) = network(), batch()
+        optimizer = method(base(model.parameters()), model)
+        for _ in range(3):
+            optimizer.step(lambda: F.cross_entropy(model(x), y))
+        eager = copy.deepcopy((model, optimizer))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            loss = optimizer.step(lambda: F.cross_entropy(model(x), y))
+        for _ in range(5):
+            graph.replay()
+        twin, twin_optimizer = eager
+        for _ in range(5):
+            expected = twin_optimizer.step(lambda: F.cross_entropy(twin(x), y))
+    torch.cuda.synchronize()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+    for (name, a), (_, b) in zip(model.state_dict().items(), twin.state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7, msg=name)
+    assert int(model[1].num_batches_tracked) == 8
+
+
+def test_the_gpu_equals_the_cpu_in_double(method, base):
+    ends = []
+    for device in ("cpu", "cuda"):
+        model, (x, y) = network(torch.float64).to(device), batch(torch.float64)
+        x, y = x.to(device), y.to(device)
+        optimizer = method(base(model.parameters()), model)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        for _ in range(20):
+            optimizer.step(lambda: F.cross_entropy(model(x), y))
+            scheduler.step()
+        ends.append([p.detach().cpu() for p in model.parameters()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_half_precision_with_a_scaler(method, base):
+    """Overflows at first, then trains as the run without a scaler does in single precision."""
+    model, (x, y) = network(), batch()
+    optimizer = method(base(model.parameters()), model)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40)
+    start = [p.detach().clone() for p in model.parameters()]
+
+    def closure():
+        with torch.autocast("cuda", dtype=torch.float16):
+            return F.cross_entropy(model(x), y)
+
+    skipped = 0
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses.append(float(optimizer.backward(closure, scaler=scaler)))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        skipped += scaler.get_scale() < before
+        if skipped == len(losses):
+            assert all(torch.equal(a, p.detach()) for a, p in zip(start, model.parameters(), strict=True))
+    assert 0 < skipped < 40
+    assert losses[-1] < losses[0] * 0.8
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_bf16_autocast_sees_the_moved_weights(around):
+    model, (x, y) = network(), batch()
+    optimizer = bsam.BSAM(BASES["sgd"](model.parameters()), model, rho_max=1.0, rho_min=1.0, rho_min_floor=1.0)
+    seen = []
+
+    def closure():
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        seen.append(loss.item())
+        return loss
+
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=around):
+        optimizer.backward(closure)
+    assert seen[2] < seen[0] < seen[1]
+
+
+def test_a_model_compiled_with_cuda_graphs():
+    """Its gradients live in memory that the next pass overwrites: they have to be copied out."""
+    torch._dynamo.reset()
+    model, (x, y) = network(), batch()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, mode="reduce-overhead")
+    ours = bsam.BSAM(BASES["sgd"](compiled.parameters()), compiled)
+    whole = bsam.BSAM(BASES["sgd"](twin.parameters()), twin)
+    for _ in range(6):
+        loss = ours.step(lambda: F.cross_entropy(compiled(x), y)).clone()
+        expected = whole.step(lambda: F.cross_entropy(twin(x), y))
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-4)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+    assert int(model[1].num_batches_tracked) == 6
+    torch._dynamo.reset()
+
+
+def test_a_model_spread_over_two_devices(method):
+    class Spread(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(6, 8).double(), nn.Linear(8, 3).double()
+
+        def forward(self, x):
+            return self.second(torch.tanh(self.first(x)).to(self.second.weight.device))
+
+    ends = []
+    for device in ("cpu", "cuda"):
+        model = Spread()
+        model.second.to(device)
+        torch.manual_seed(1)
+        x, y = torch.randn(16, 6, dtype=torch.float64), torch.randint(0, 3, (16,)).to(device)
+        optimizer = method(BASES["sgd"](model.parameters()), model)
+        for _ in range(5):
+            optimizer.step(lambda: F.cross_entropy(model(x), y))
+        ends.append([p.detach().cpu() for p in model.parameters()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_sync_batch_norm_moves_once_a_step(tmp_path):
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model, (x, y) = network(), batch()
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        twin = copy.deepcopy(model)
+        optimizer = bsam.BSAM(BASES["sgd"](model.parameters()), model)
+        optimizer.backward(lambda: F.cross_entropy(model(x), y))
+        twin(x)
+        for a, b in zip(model.buffers(), twin.buffers(), strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.distributed.destroy_process_group()
