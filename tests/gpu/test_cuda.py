@@ -53,6 +53,7 @@ def _deterministic():
     torch.backends.cudnn.deterministic = False
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_host_synchronisation_in_a_step(method, base):
     model, (x, y) = network(), batch()
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[1:].parameters()}]
@@ -106,6 +107,25 @@ def test_the_gpu_equals_the_cpu_in_double(method, base):
         ends.append([p.detach().cpu() for p in model.parameters()])
     for a, b in zip(*ends, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_single_precision_agrees_with_double_on_the_cpu(method, base):
+    """Single precision takes other kernels than double: factors stay on the device, and products need no memory."""
+    ends = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        model, (x, y) = network(torch.float64).to(device, dtype), batch(torch.float64)
+        x, y = x.to(device, dtype), y.to(device)
+        groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[1:].parameters()}]
+        optimizer = method(base(groups), model)
+        for group, scale in zip(optimizer.param_groups, (1.0, 2.0), strict=True):
+            for name in ("rho", "rho_max", "rho_min"):
+                if name in group:
+                    group[name] *= scale
+        for _ in range(5):
+            optimizer.step(lambda: F.cross_entropy(model(x), y))
+        ends.append([p.detach().cpu().double() for p in model.parameters()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=3e-4)
 
 
 def test_half_precision_with_a_scaler(method, base):

@@ -49,6 +49,7 @@ class Objective:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
             self.scale = self._scaler.scale(torch.ones((), device=weights.params[0].device))
+        self._borrowed = ranks.borrows(weights.params[0].device)
         self._frozen: list[_BatchNorm] = []
 
     def __enter__(self) -> Objective:
@@ -85,7 +86,7 @@ class Objective:
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
         with self._evaluation(at), torch.enable_grad():
             loss, batches = self._mean_loss(subset, partial(self._backward, inputs=inputs))
-        return self._noted(loss), self._take_gradient() / batches
+        return self._noted(loss), self._take_gradient() * (1.0 / batches)
 
     @contextlib.contextmanager
     def _evaluation(self, at: Vector | None) -> Iterator[None]:
@@ -117,11 +118,11 @@ class Objective:
             mean = losses if losses.dim() == 0 else losses.mean()
             if backward is not None and (batches > 0 or not self._closure_ran_backward(yields)):
                 backward(mean if share == 1 else mean * share)
-            total = mean.detach() * share if batches == 0 else total + mean.detach() * share
+            total = mean.detach() if batches == 0 else total + mean.detach() * share
             batches += share
         if batches == 0:
             raise Refusal("the closure yielded no loss: yield one loss per micro-batch")
-        return total / batches, batches
+        return (total if batches == 1 else total / batches), batches
 
     def _closure_ran_backward(self, yields: bool) -> bool:
         ran = any(p.grad is not None for p in self._weights.params)
@@ -140,20 +141,25 @@ class Objective:
     def _take_gradient(self) -> Vector:
         """Take ``p.grad`` over, without a copy, and leave None."""
         params = self._weights.params
-        grads = [p.grad for p in params]
+        found = [p.grad for p in params]
         for p in params:
             p.grad = None
-        self.reached = [was or g is not None for was, g in zip(self.reached, grads, strict=True)]
-        found = [torch.zeros_like(p, requires_grad=False) if g is None else g for g, p in zip(grads, params, strict=True)]
-        if not all(g.layout == torch.strided for g in found):
-            raise Refusal("a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding with sparse=False")
-        if self._ranks.borrows(params[0].device):
-            found = [g.clone() for g in found]
-        gradient = Vector(found, self._weights.cut, scratch=True)
+        self.reached = [was or g is not None for was, g in zip(self.reached, found, strict=True)]
+        gradient = Vector(map(self._as_laid_out, found, params), self._weights.cut, scratch=True)
         if self._scaler is not None:
-            self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # inf and NaN become NaN here, and 0 nothing
+            self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # inf and NaN become NaN here, and any number 1
             gradient = gradient / self.scale
         return gradient
+
+    def _as_laid_out(self, g: Tensor | None, p: Tensor) -> Tensor:
+        """A gradient in memory of its own, laid out as its parameter is: foreach is fast on those only."""
+        if g is None:
+            return torch.zeros_like(p, requires_grad=False)
+        if g.layout != torch.strided:
+            raise Refusal("a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding with sparse=False")
+        if self._borrowed or g.stride() != p.stride():
+            return torch.empty_like(p, requires_grad=False).copy_(g)
+        return g
 
 
 def _as_losses(answer: object) -> Tensor:

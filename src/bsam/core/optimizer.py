@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .checks import check_base, check_model, check_radius
 from .objective import Closure, Objective
-from .parts import like, local
+from .parts import local
 from .ranks import Ranks
 from .refusal import Refusal
 from .vector import TINY, Coefficient, PerGroup, Scalar, Vector
@@ -101,7 +101,7 @@ class SharpnessAware(Optimizer):
 
     def keep(self, name: str, v: Vector) -> None:
         """Remember a vector under a name of ``memory``, once this backward has succeeded."""
-        self._pending[name] = v.tensors()
+        self._pending[name] = v.tensors(self._weights.params)
 
     def kept(self, name: str) -> Vector | None:
         """The vector that an earlier backward remembered."""
@@ -151,20 +151,21 @@ class SharpnessAware(Optimizer):
             self._offsets.append(offset)
         for name, tensors in self._pending.items():
             for p, t in zip(params, tensors, strict=True):
-                self._memory[p][name] = like(p, t)
+                self._memory[p][name] = t
         self._phase = "ready"
         return L.loss  # type: ignore[return-value]
 
     def _fill(self, d: Vector, held: list[Tensor | None], reached: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
-        reached, entries = self._ranks.agreed(reached), d.collapse()
+        params, parts = self._weights.params, d.collapse()
+        reached, entries = self._ranks.agreed(reached), self._weights.cut.join(parts)
         both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
-        earlier = [h for _, h in both]
-        self._ranks.settle(earlier, entries)
+        self._ranks.settle([h for _, h in both], entries)
         if both:
-            torch._foreach_add_([t for t, _ in both], earlier)
-        for p, h, t, was_reached in zip(self._weights.params, held, entries, reached, strict=True):
-            p.grad = like(p, t) if was_reached or h is not None else None
+            torch._foreach_add_([t for t, _ in both], [h for _, h in both])
+        for p, t, h, was_reached in zip(params, self._weights.cut.join(parts, params), held, reached, strict=True):
+            if was_reached or h is not None:
+                p.grad = t
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """Clear, :meth:`backward`, and the base optimizer's step. Without a closure: the base optimizer's step on what :meth:`backward` prepared.

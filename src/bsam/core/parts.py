@@ -24,6 +24,11 @@ class Part:
     sharding: Sharding
     indices: tuple[int, ...]
 
+    @property
+    def plain(self) -> bool:
+        """Whether its tensors are real and whole, as nearly all are: they then need no view."""
+        return self.sharding is None and not self.dtype.is_complex
+
 
 class Cut:
     """A list of parameters, cut into parts. Vectors of equal cuts can be combined."""
@@ -32,6 +37,7 @@ class Cut:
         indices: dict[tuple[int, torch.device, torch.dtype, Sharding], list[int]] = {}
         for i, t in enumerate(tensors):
             indices.setdefault((groups[i] if groups is not None else 0, t.device, t.dtype, sharding(t)), []).append(i)
+        self.size = len(tensors)
         self.parts = [Part(*key, tuple(places)) for key, places in indices.items()]
         wide = any(part.dtype in (torch.float64, torch.complex128) for part in self.parts)
         self.scalar_dtype = torch.float64 if wide else torch.float32
@@ -43,14 +49,18 @@ class Cut:
     __hash__ = None  # type: ignore[assignment]
 
     def split(self, tensors: Sequence[Tensor]) -> Parts:
-        """The local tensors of ``tensors`` (same storage), part by part."""
-        return [[local(tensors[i]) for i in part.indices] for part in self.parts]
+        """Part by part, what of ``tensors`` is on this rank, as real tensors of the same storage."""
+        pieces = ([tensors[i] for i in part.indices] for part in self.parts)
+        return [piece if part.plain else [local(t) for t in piece] for part, piece in zip(self.parts, pieces, strict=True)]
 
-    def join(self, parts: Parts) -> list[Tensor]:
-        """The inverse of :meth:`split`, up to :func:`local`."""
-        places = [i for part in self.parts for i in part.indices]
-        flat = [t for part in parts for t in part]
-        return [t for _, t in sorted(zip(places, flat, strict=True), key=lambda row: row[0])]
+    def join(self, parts: Parts, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The inverse of :meth:`split`: one tensor per parameter; complex and sharded ones as ``like`` has them, if given, else as they are."""
+        out: list[Tensor] = [torch.empty(0)] * self.size
+        for part, tensors in zip(self.parts, parts, strict=True):
+            as_is = part.plain or like is None
+            for i, t in zip(part.indices, tensors, strict=True):
+                out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
+        return out
 
     def room(self, like: Parts) -> Parts | None:
         """Memory for one vector, kept between steps on the CPU, where fresh memory costs more than arithmetic; None elsewhere."""
@@ -82,7 +92,7 @@ def local(t: Tensor) -> Tensor:
     return torch.view_as_real(t) if t.is_complex() else t
 
 
-def like(t: Tensor, part: Tensor) -> Tensor:
+def _like(t: Tensor, part: Tensor) -> Tensor:
     """The inverse of :func:`local`: ``part`` as a tensor of the kind of ``t``."""
     part = torch.view_as_complex(part) if t.is_complex() else part
     shards = sharding(t)

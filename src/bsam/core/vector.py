@@ -7,7 +7,7 @@ combination, and evaluates it once, in place where nobody needs the old entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -122,11 +122,14 @@ class Vector:
     @torch.no_grad()
     def norm(self) -> Tensor:
         """The global L2 norm, on its device."""
-        if len(self.terms) == 1:
-            ((block, c),) = self.terms.items()
-            if not isinstance(c, PerGroup):
-                return (block.norm(self.cut) * c).abs()
-        return _norm(self._evaluated(self.cut.room(next(iter(self.terms)).parts)), self.cut)
+        (block, c), *rest = self.terms.items()
+        if not rest and not isinstance(c, PerGroup):
+            return block.norm(self.cut) if _is_one(c) else (block.norm(self.cut) * c).abs()
+        room = self.cut.room(block.parts)
+        if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation less on every entry
+            shares = {other: each(lambda d: d / c, d) for other, d in rest}
+            return _norm(self._with({block: 1.0, **shares})._evaluated(room), self.cut) * abs(c)
+        return _norm(self._evaluated(room), self.cut)
 
     @torch.no_grad()
     def dot(self, other: Vector) -> Tensor:
@@ -138,9 +141,9 @@ class Vector:
         """What is left of this vector without its component along ``other``."""
         return self - ratio(self.dot(other), other.norm() ** 2) * other
 
-    def tensors(self) -> list[Tensor]:
-        """The entries in new tensors, one per parameter."""
-        return self.cut.join(self._evaluated(copy=True))
+    def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The entries in new tensors, one per parameter; complex and sharded ones as ``like`` has them, if given, else real and local."""
+        return self.cut.join(self._evaluated(copy=True), like)
 
     @torch.no_grad()
     def add_to(self, parts: Parts, k: int) -> None:
@@ -149,17 +152,17 @@ class Vector:
             _axpy_(parts[k], self._coefficient(c, k), block.parts[k])
 
     @torch.no_grad()
-    def collapse(self) -> list[Tensor]:
-        """The entries, in place of the first scratch block of this combination, which is used up; in new tensors if there is none."""
+    def collapse(self) -> Parts:
+        """The entries, part by part: in place of the first scratch block of this combination, which is used up; in new memory if there is none."""
         target = next((block for block in self.terms if block.scratch), None)
         if target is None:
-            return self.tensors()
+            return self._evaluated(copy=True)
         rest = self._with({block: c for block, c in self.terms.items() if block is not target})
         for k in range(len(self.cut.parts)):
             _scale_(target.parts[k], self._coefficient(self.terms[target], k))
             rest.add_to(target.parts, k)
         target._norm = None
-        return self.cut.join(target.parts)
+        return target.parts
 
     @torch.no_grad()
     def _evaluated(self, room: Parts | None = None, *, copy: bool = False) -> Parts:
@@ -220,7 +223,10 @@ def _scale_(y: list[Tensor], c: Scalar) -> None:
 
 def _axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
     """``y += c * x``."""
-    if isinstance(c, Tensor):
-        torch._foreach_add_(y, torch._foreach_mul(x, c))
-    else:
+    if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
+    elif y[0].dtype != torch.float64:
+        # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and needs no memory for the product.
+        torch._fused_sgd_(y, x, [], lr=c.float(), maximize=True, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False)
+    else:
+        torch._foreach_add_(y, torch._foreach_mul(x, c))

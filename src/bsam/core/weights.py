@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parts import Cut, Parts, sharding
+from .parts import Cut, Parts
 from .vector import Vector
 
 
@@ -30,7 +30,7 @@ class Weights:
         """Look at the parameters as they are now: groups come, parameters are frozen, moved and cast between steps."""
         owned = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in owned]
-        signature = [(i, p.device, p.dtype, p.shape, p.stride(), sharding(p)) for i, p in owned]
+        signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]
         if signature != self._signature:
             self.cut = Cut(self.params, [i for i, _ in owned])
             self._backup = self.cut.split([torch.empty_like(p, requires_grad=False) for p in self.params])

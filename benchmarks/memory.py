@@ -1,0 +1,165 @@
+"""How much memory a step takes at its peak, over the base optimizer's own peak, in units of the parameters' size.
+
+The model is nearly all weights (batch 1, wide layers), so that what is counted are buffers in weight space: the backup of the weights and the gradients
+that a method holds while it asks for the next one. Counted once the optimizers are warm, with SGD and momentum.
+
+    python benchmarks/memory.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+import bsam
+import machine
+
+WIDTH, LAYERS = 2048, 4
+BARS = {"SAM": 2.0, "BSAM3": 3.0}  # parameter-size buffers that a backward may take beyond the base optimizer's peak
+METHODS: dict[str, Callable[[torch.optim.Optimizer, nn.Module], bsam.core.optimizer.SharpnessAware]] = {
+    "SAM": bsam.SAM,
+    "BSAM3": bsam.BSAM,
+    "BSAM2": lambda base, model: bsam.BSAM(base, model, passes=2),
+}
+
+
+class Counter(Protocol):
+    """Bytes of live tensors."""
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+
+    def peak(self) -> int:
+        """The most bytes alive at any time since :meth:`reset`."""
+
+
+class StorageCounter(TorchDispatchMode):
+    """Counts the storage of every tensor that is made inside the ``with`` block, until the storage is freed: exact, and the same in every run.
+
+    What a kernel allocates and frees within itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self._most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_iter(out):
+            if isinstance(t, Tensor):
+                self._note(t.untyped_storage())
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata  # views and results of in-place operations have the storage of another tensor
+        if key not in self._known:
+            self._known.add(key)
+            self.live += storage.nbytes()
+            self._most = max(self._most, self.live)
+            weakref.finalize(storage, self._forget, key, storage.nbytes()).atexit = False
+
+    def _forget(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.live -= nbytes
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+        self._most = self.live
+
+    def peak(self) -> int:
+        """The most bytes alive at any time since :meth:`reset`."""
+        return self._most
+
+
+class CudaCounter:
+    """The same from CUDA's caching allocator."""
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> int:
+        """The most bytes alive at any time since :meth:`reset`."""
+        return torch.cuda.max_memory_allocated()
+
+
+@contextmanager
+def counting(device: torch.device) -> Iterator[Counter]:
+    """A counter of what is made inside."""
+    if device.type == "cuda":
+        yield CudaCounter()
+    else:
+        with StorageCounter() as counter:
+            yield counter
+
+
+def peaks(device: torch.device, method: str | None, width: int = WIDTH, layers: int = LAYERS) -> dict[str, int]:
+    """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step; ``method`` None is the base alone."""
+    with counting(device) as counter:
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(layers)))
+        x = torch.ones(1, width, device=device)
+        base = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+        optimizer = base if method is None else METHODS[method](base, model)
+
+        def loss() -> Tensor:
+            return model(x).square().mean()
+
+        def backward() -> None:
+            optimizer.zero_grad()
+            if method is None:
+                loss().backward()
+            else:
+                optimizer.backward(loss)
+
+        for _ in range(2):  # buffers that are kept between steps are there from now on
+            backward()
+            optimizer.step()
+        counter.reset()
+        backward()
+        in_backward = counter.peak()
+        optimizer.step()
+        return {"parameters": sum(p.numel() * p.element_size() for p in model.parameters()), "backward": in_backward, "step": counter.peak()}
+
+
+def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> dict[str, Any]:
+    """The base optimizer's peak, and what each method takes beyond it, in units of the parameters' size."""
+    base = peaks(device, None, width, layers)
+    unit = base["parameters"]
+    methods = {}
+    for name in METHODS:
+        own = peaks(device, name, width, layers)
+        methods[name] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
+    return {"parameter_bytes": unit, "base": {when: base[when] / unit for when in ("backward", "step")}, "methods": methods}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Count, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    machine.add_arguments(parser, "memory")
+    args = parser.parse_args(arguments)
+    device = machine.pick_device(parser, args.device)
+    found = measure(device)
+    print(f"{LAYERS} x Linear {WIDTH}, batch 1, SGD with momentum, {device.type}; unit: the parameters' {found['parameter_bytes'] / 2**20:.0f} MiB")
+    print(f"  base optimizer, at its peak: {found['base']['step']:.3f}")
+    print(f"  {'beyond that':<14}{'backward(closure)':>18}{'whole step':>14}{'bar, backward':>16}")
+    for name, extra in found["methods"].items():
+        bar = f"{BARS[name]:.0f}" if name in BARS else ""
+        print(f"  {name:<14}{extra['extra_backward']:18.3f}{extra['extra_step']:14.3f}{bar:>16}")
+    model = {"width": WIDTH, "layers": LAYERS, "batch": 1, "base": "SGD, momentum 0.9"}
+    content = {"benchmark": "memory", **machine.description(device), "model": model, **found}
+    print(f"written to {machine.write(content, args.out, 'memory')}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What step_time.py trains: models from tiny to wide, each with its batch and its base optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, a batch for it, and how it is trained.
+
+    The learning rate is tiny: hundreds of steps of several optimizers on the one model must not lead anywhere.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: tuple[int, ...]  # shape of the input
+    repeats: dict[str, int]  # on each device, by default
+    base: type[torch.optim.Optimizer] = torch.optim.SGD
+    settings: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-6, "momentum": 0.9, "weight_decay": 5e-4})
+    threads: int | None = None  # on the CPU; None: as many as there are
+    rival: bool = False  # whether pytorch_optimizer's SAM runs beside ours
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        same = stride == 1 and width_in == width
+        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From one feature map to the next."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+def resnet(widths: tuple[int, ...], blocks: int) -> nn.Module:
+    """A ResNet with the CIFAR stem: a 3x3 convolution and no pooling."""
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    before = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            layers.append(BasicBlock(before, width, 2 if stage and not block else 1))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+
+
+def tiny() -> nn.Module:
+    """A small perceptron: what counts here is Python."""
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def deep_linear() -> nn.Module:
+    """40 layers of Linear 256 + batch norm: at batch 32, arithmetic in weight space weighs as much as the passes."""
+    layers = [layer for _ in range(40) for layer in (nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(256, CLASSES))
+
+
+class Residual(nn.Module):
+    """The perceptron of a transformer block, with its norm and its shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream and what this block adds to it."""
+        return x + self.body(x)
+
+
+def wide() -> nn.Module:
+    """100 million parameters: at batch 1 a pass reads each weight once, and so does a foreach operation."""
+    return nn.Sequential(*(Residual(1024) for _ in range(12)), nn.Linear(1024, CLASSES))
+
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload("tiny", tiny, (32, 64), {"cpu": 100, "cuda": 30}, threads=1),
+        Workload("resnet8", lambda: resnet((16, 32, 64), 1), (128, 3, 32, 32), {"cpu": 20, "cuda": 30}),
+        Workload("resnet18", lambda: resnet((64, 128, 256, 512), 2), (128, 3, 32, 32), {"cpu": 5, "cuda": 20}),
+        Workload("deep-linear", deep_linear, (32, 256), {"cpu": 60, "cuda": 30}, threads=1, rival=True),
+        Workload("wide-100m", wide, (1, 1024), {"cpu": 5, "cuda": 20}, base=torch.optim.AdamW, settings={"lr": 1e-8, "weight_decay": 5e-4}, rival=True),
+    )
+}
+DEFAULT = {"cpu": ["tiny", "resnet8", "deep-linear"], "cuda": list(WORKLOADS)}  # on two cores a ResNet-18 would take a quarter of an hour

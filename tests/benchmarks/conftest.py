@@ -1,0 +1,41 @@
+"""The benchmarks are scripts, not a package: they are loaded by their path."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(BENCHMARKS))  # as `python benchmarks/name.py` has it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These models are too small for several, which would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def step_time() -> ModuleType:
+    return _load("step_time")
+
+
+@pytest.fixture(scope="session")
+def memory() -> ModuleType:
+    return _load("memory")

@@ -1,0 +1,59 @@
+import json
+
+import pytest
+import torch
+
+CPU = torch.device("cpu")
+
+
+def test_the_counter_follows_a_known_sequence(memory):
+    with memory.StorageCounter() as counter:
+        a = torch.zeros(1000)  # 4000 bytes
+        b = a + 1  # 8000
+        assert (counter.live, counter.peak()) == (8000, 8000)
+        c = a.view(10, 100)  # the storage of a
+        b.mul_(2)
+        torch.add(a, b, out=b)
+        assert (counter.live, counter.peak()) == (8000, 8000)
+        del b
+        assert (counter.live, counter.peak()) == (4000, 8000)
+        counter.reset()
+        assert counter.peak() == 4000
+        (a + 1).sum()  # 4000 and 4, for a moment
+        assert (counter.live, counter.peak()) == (4000, 8004)
+        del a
+        assert counter.live == 4000  # the view holds it
+        del c
+        assert counter.live == 0
+
+
+def test_the_counter_sees_what_a_backward_makes(memory):
+    with memory.StorageCounter() as counter:
+        w = torch.zeros(1000, requires_grad=True)
+        (w * 2).sum().backward()
+        assert counter.live == 8000  # w and its gradient
+        assert counter.peak() > 8000
+        w.grad = None
+        assert counter.live == 4000
+
+
+def test_extra_memory_stays_within_the_bars(memory):
+    found = memory.measure(CPU, width=256, layers=4)
+    activations = 0.02  # and scalars
+    assert found["base"]["step"] == pytest.approx(3, abs=activations)  # weights, gradients, momentum
+    methods = found["methods"]
+    for name, bar in memory.BARS.items():
+        assert methods[name]["extra_backward"] <= bar + activations, name
+    assert methods["SAM"]["extra_backward"] > 1  # it cannot do without the backup and g: a count below would be a broken counter
+    assert methods["BSAM3"]["extra_backward"] > 2
+
+
+def test_the_script_writes_what_it_printed(memory, monkeypatch, tmp_path, capsys):
+    counted = memory.measure(CPU, width=16, layers=2)
+    monkeypatch.setattr(memory, "measure", lambda device: counted)
+    memory.main(["--device", "cpu", "--out", str(tmp_path / "new" / "memory.json")])
+    content = json.loads((tmp_path / "new" / "memory.json").read_text())
+    assert {"date", "device", "machine", "versions", "model", "parameter_bytes", "base", "methods"} <= set(content)
+    assert content["methods"] == counted["methods"]
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in memory.METHODS)
