@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .foreach import Scalar
 from .ranks import Ranks
 from .refusal import Refusal
-from .vector import Scalar, Vector
+from .vector import Vector
 from .weights import Weights
 
 Closure: TypeAlias = Callable[..., Any]

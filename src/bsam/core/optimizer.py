@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checks import check_base, check_model, check_radius
+from .foreach import Scalar
 from .objective import Closure, Objective
 from .parts import local
 from .ranks import Ranks
 from .refusal import Refusal
-from .vector import TINY, Coefficient, PerGroup, Scalar, Vector
+from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Weights
 
 _NOT_READY = {

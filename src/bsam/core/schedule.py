@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .vector import Scalar
+from .foreach import Scalar
 
 
 def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: float, lr_min: float) -> Scalar:

@@ -13,12 +13,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
 from .parts import Cut, Parts
 from .refusal import Refusal
 
 TINY = 1e-12  # added to a norm that divides
-
-Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
 
 
 class PerGroup(tuple[Scalar, ...]):
@@ -38,7 +37,7 @@ def ratio(a: Scalar, b: Scalar) -> Scalar:
         tensor(0.)
     """
     if isinstance(b, Tensor):
-        return torch.where(b == 0, torch.zeros_like(b), a / b)
+        return torch.where(b == 0, b, a / b)
     return a / b if b != 0 else 0.0 * a
 
 
@@ -124,7 +123,7 @@ class Vector:
         """The global L2 norm, on its device."""
         (block, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
-            return block.norm(self.cut) if _is_one(c) else (block.norm(self.cut) * c).abs()
+            return block.norm(self.cut) if is_one(c) else (block.norm(self.cut) * c).abs()
         room = self.cut.room(block.parts)
         if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation less on every entry
             shares = {other: each(lambda d: d / c, d) for other, d in rest}
@@ -135,7 +134,7 @@ class Vector:
     def dot(self, other: Vector) -> Tensor:
         """The inner product (the real part of it, for complex parameters), on its device."""
         pairs = zip(self._evaluated(), other._evaluated(), strict=True)
-        return self.cut.total([_products(a, b, self.cut.scalar_dtype) for a, b in pairs], torch.sum)
+        return self.cut.total([dots(a, b, self.cut.scalar_dtype) for a, b in pairs], torch.sum)
 
     def reject(self, other: Vector) -> Vector:
         """What is left of this vector without its component along ``other``."""
@@ -149,7 +148,7 @@ class Vector:
     def add_to(self, parts: Parts, k: int) -> None:
         """Add part ``k`` of this vector to ``parts[k]``, in place."""
         for block, c in self.terms.items():
-            _axpy_(parts[k], self._coefficient(c, k), block.parts[k])
+            axpy_(parts[k], self._coefficient(c, k), block.parts[k])
 
     @torch.no_grad()
     def collapse(self) -> Parts:
@@ -159,7 +158,7 @@ class Vector:
             return self._evaluated(copy=True)
         rest = self._with({block: c for block, c in self.terms.items() if block is not target})
         for k in range(len(self.cut.parts)):
-            _scale_(target.parts[k], self._coefficient(self.terms[target], k))
+            scale_(target.parts[k], self._coefficient(self.terms[target], k))
             rest.add_to(target.parts, k)
         target._norm = None
         return target.parts
@@ -168,18 +167,12 @@ class Vector:
     def _evaluated(self, room: Parts | None = None, *, copy: bool = False) -> Parts:
         """The entries: where they are stored, if that is all there is to it and no copy is asked for; else in ``room``, or in new memory."""
         (block, first), *rest = self.terms.items()
-        if not rest and not copy and not isinstance(first, PerGroup) and _is_one(first):
+        if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return block.parts
-        others, out = self._with(dict(rest)), []
-        for k, source in enumerate(block.parts):
-            c = self._coefficient(first, k)
-            if room is None:
-                out.append(list(torch._foreach_mul(source, c)))
-            else:
-                torch._foreach_copy_(room[k], source)
-                _scale_(room[k], c)
-                out.append(room[k])
-            others.add_to(out, k)
+        out: Parts = []
+        for k in range(len(self.cut.parts)):
+            terms = [(self._coefficient(c, k), block.parts[k]) for block, c in self.terms.items()]
+            out.append(combined(terms, room[k] if room else None))
         return out
 
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
@@ -199,34 +192,9 @@ def each(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:
     return PerGroup(op(*row) for row in zip(*columns, strict=True))
 
 
-def _is_one(c: Scalar) -> bool:
-    return not isinstance(c, Tensor) and c == 1.0
-
-
 def _product(a: Scalar, b: Scalar) -> Scalar:
-    return b if _is_one(a) else a if _is_one(b) else a * b
+    return b if is_one(a) else a if is_one(b) else a * b
 
 
-def _norm(parts: Iterable[list[Tensor]], cut: Cut) -> Tensor:
-    norms = [list(torch._foreach_norm(part, 2, dtype=cut.scalar_dtype)) for part in parts]
-    return cut.total(norms, torch.linalg.vector_norm)
-
-
-def _products(a: list[Tensor], b: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [product.sum(dtype=dtype) for product in torch._foreach_mul(a, b)]
-
-
-def _scale_(y: list[Tensor], c: Scalar) -> None:
-    if not _is_one(c):
-        torch._foreach_mul_(y, c)
-
-
-def _axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
-    """``y += c * x``."""
-    if not isinstance(c, Tensor):
-        torch._foreach_add_(y, x, alpha=c)
-    elif y[0].dtype != torch.float64:
-        # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and needs no memory for the product.
-        torch._fused_sgd_(y, x, [], lr=c.float(), maximize=True, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False)
-    else:
-        torch._foreach_add_(y, torch._foreach_mul(x, c))
+def _norm(parts: Parts, cut: Cut) -> Tensor:
+    return cut.total([norms(part, cut.scalar_dtype) for part in parts], torch.linalg.vector_norm)

@@ -8,11 +8,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import is_number
+from ..core.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.refusal import Refusal
 from ..core.schedule import follow_lr
-from ..core.vector import Scalar, Vector, each, ratio
+from ..core.vector import Vector, each, ratio
 
 
 class BSAM(SharpnessAware):

@@ -1,0 +1,63 @@
+"""Operations on lists of tensors, with as little memory traffic as torch's own kernels allow."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
+
+
+def is_one(c: Scalar) -> bool:
+    """Whether ``c`` is the number 1; what is on a device is not looked at."""
+    return not isinstance(c, Tensor) and c == 1.0
+
+
+def scale_(y: list[Tensor], c: Scalar) -> None:
+    """``y *= c``."""
+    if not is_one(c):
+        torch._foreach_mul_(y, c)
+
+
+def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
+    """``y += c * x``."""
+    if not isinstance(c, Tensor):
+        torch._foreach_add_(y, x, alpha=c)
+    elif y[0].is_cuda and y[0].dtype != torch.float64:
+        # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and needs no memory for the product.
+        torch._fused_sgd_(y, x, [], lr=c.float(), maximize=True, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False)
+    else:
+        torch._foreach_add_(y, torch._foreach_mul(x, c))
+
+
+def combined(terms: list[tuple[Scalar, list[Tensor]]], room: list[Tensor] | None) -> list[Tensor]:
+    """The sum of ``c * x`` over the terms, in ``room`` or in new memory."""
+    (c, x), *rest = terms
+    second = rest[0][0] if rest else None
+    if is_one(c) and isinstance(second, float):  # the first two in one operation
+        (_, y), *rest = rest
+        if room is None:
+            out = list(torch._foreach_add(x, y, alpha=second))
+        else:
+            out = [torch.add(a, b, alpha=second, out=into) for a, b, into in zip(x, y, room, strict=True)]
+    elif room is None:
+        out = list(torch._foreach_mul(x, c))
+    else:
+        out = room
+        torch._foreach_copy_(out, x)
+        scale_(out, c)
+    for d, y in rest:
+        axpy_(out, d, y)
+    return out
+
+
+def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The L2 norm of each tensor."""
+    return list(torch._foreach_norm(x, 2, dtype=dtype))
+
+
+def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The inner product of each pair of tensors."""
+    return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]

@@ -1,0 +1,38 @@
+"""Labels that are wrong on purpose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.refusal import Refusal
+
+
+def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Give a share of the labels another class, each other class equally likely.
+
+    Args:
+        labels: the true classes, 1-D.
+        share: of the labels to flip, 0 to 1; exactly ``round(share * len(labels))`` of them become wrong.
+        classes: how many there are.
+        seed: which labels, and to what.
+
+    Returns:
+        The labels with the wrong ones among them (``labels`` itself stays), and the sorted places of the wrong ones.
+
+    Example:
+        >>> labels = torch.arange(10)
+        >>> noisy, places = flip_labels(labels, 0.4, classes=10, seed=0)
+        >>> bool((noisy != labels).nonzero().flatten().equal(places)), len(places)
+        (True, 4)
+    """
+    if not 0 <= share <= 1:
+        raise Refusal(f"share must lie between 0 and 1, got {share!r}")
+    if classes < 2:
+        raise Refusal(f"classes must be 2 or more, or there is no other class to flip to; got {classes!r}")
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))].sort().values
+    away = torch.randint(1, classes, (len(places),), generator=generator)  # 1 .. classes - 1 further: never back to itself
+    noisy = labels.clone()
+    noisy[places] = (labels[places] + away.to(labels)) % classes
+    return noisy, places

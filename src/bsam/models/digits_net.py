@@ -1,0 +1,27 @@
+"""A small network for small images."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class DigitsNet(nn.Sequential):
+    """Two convolutions with batch norm and a linear layer, for images of 8 x 8: 10 thousand parameters, about a millisecond a pass on one CPU thread.
+
+    Example:
+        >>> import torch
+        >>> DigitsNet()(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, classes: int = 10, width: int = 16) -> None:
+        super().__init__(
+            nn.Conv2d(1, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(2 * width * 4 * 4, classes),
+        )

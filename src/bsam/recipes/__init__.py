@@ -1,0 +1,1 @@
+"""What to run, as Python functions that return runs."""

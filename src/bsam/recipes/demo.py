@@ -1,0 +1,139 @@
+"""The demo: SGD, SAM, BSAM and two-pass BSAM on digits, with clean labels and with 40 % of the training labels flipped.
+
+Every method gets the same number of tuning runs for each noise rate. A tuning run trains on the training set, labels flipped at that rate, and is judged
+by its accuracy on the validation set after the last epoch. The labels of the validation set are clean, also where those of the training set are not:
+this favours nobody, but it is more than one has when all labels are noisy. The test set is seen by the final runs only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..core.refusal import Refusal
+from ..training.config import Run
+from ..training.loop import Result
+from ..training.record import Record
+from ..training.workers import Workers
+
+NOISE_RATES = (0.0, 0.4)
+WEIGHT_DECAYS = (5e-4, 5e-2)  # for all methods alike: against flipped labels a large one helps each of them, and SGD most
+LEARNING_RATES = (0.03, 0.1)
+RADII = (0.03, 0.1)
+SGD_LEARNING_RATES = (0.03, 0.1, 0.3, 0.6)  # no radius to tune: as many runs go to the learning rate
+SHARPNESS_RADIUS = 0.05  # of what is measured, the same for all methods
+TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method as it stands in the table: by name, by title, and with the settings that it may choose from."""
+
+    name: str
+    title: str
+    candidates: tuple[Run, ...]
+
+
+def contenders() -> tuple[Contender, ...]:
+    """The four methods, with as many candidates each.
+
+    Example:
+        >>> [(c.title, len(c.candidates)) for c in contenders()]
+        [('SGD', 8), ('SAM', 8), ('BSAM', 8), ('BSAM (2 passes)', 8)]
+    """
+
+    def family(method: str, radii: tuple[str, ...], **switches: int) -> tuple[Run, ...]:
+        grid = itertools.product(WEIGHT_DECAYS, LEARNING_RATES, RADII)
+        return tuple(Run(method, {**dict.fromkeys(radii, rho), **switches}, lr=lr, weight_decay=decay) for decay, lr, rho in grid)
+
+    return (
+        Contender("sgd", "SGD", tuple(Run("sgd", lr=lr, weight_decay=decay) for decay in WEIGHT_DECAYS for lr in SGD_LEARNING_RATES)),
+        Contender("sam", "SAM", family("sam", ("rho",))),
+        Contender("bsam", "BSAM", family("bsam", ("rho_max", "rho_min"))),
+        Contender("bsam-2", "BSAM (2 passes)", family("bsam", ("rho_max", "rho_min"), passes=2)),
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for on the command line."""
+
+    seed: int = 0
+    seeds: int = 5
+    epochs: int = 10
+    contenders: tuple[Contender, ...] = field(default_factory=contenders)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**31 or self.seeds < 1 or self.epochs < 1:
+            raise Refusal(f"seed must be 0 or more, seeds and epochs 1 or more; got {self.seed}, {self.seeds} and {self.epochs}")
+
+    def settings(self) -> dict[str, Any]:
+        """What must agree before finished runs are used again."""
+        return {"seed": self.seed, "seeds": self.seeds, "epochs": self.epochs}
+
+    def tuning_runs(self, contender: Contender, noise: float) -> list[Run]:
+        """The candidates of a method, to be judged on the validation set."""
+        return [
+            replace(candidate, epochs=self.epochs, label_noise=noise, seed=self.seed + TUNING_SEED, held_out="validation", radius=None)
+            for candidate in contender.candidates
+        ]
+
+    def final_runs(self, choice: Run) -> list[Run]:
+        """The chosen settings over all seeds, to be judged on the test set."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [replace(choice, seed=seed, held_out="test", radius=SHARPNESS_RADIUS) for seed in seeds]
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """How many tuning runs and how many final runs there are."""
+        return len(NOISE_RATES) * sum(len(c.candidates) for c in self.contenders), len(NOISE_RATES) * len(self.contenders) * self.seeds
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All that is known of one method at one noise rate."""
+
+    contender: Contender
+    label_noise: float
+    tuning: tuple[Result, ...]
+    results: tuple[Result, ...]  # by seed
+
+    @property
+    def choice(self) -> Result:
+        """The tuning run that won."""
+        return best(self.tuning)
+
+
+def best(tuning: tuple[Result, ...]) -> Result:
+    """The highest validation accuracy after the last epoch; of equals the first in the grid."""
+    return max(tuning, key=lambda result: result.last.accuracy)
+
+
+def demo(plan: Plan, record: Record, finished: Callable[[str, int], None]) -> list[Cell]:
+    """Tune, then train. Runs that ``record`` holds already are not run again.
+
+    Args:
+        plan: what to do.
+        record: where finished runs are kept.
+        finished: called with ``"tuning"`` or ``"training"`` and the number of runs that were finished just now.
+    """
+    places = [(contender, noise) for noise in NOISE_RATES for contender in plan.contenders]
+    with Workers() as workers:
+
+        def complete(stage: str, runs: list[Run]) -> None:
+            def keep(result: Result) -> None:
+                record.add(result)
+                finished(stage, 1)
+
+            missing = [run for run in runs if run not in record]
+            finished(stage, len(runs) - len(missing))
+            workers.fit_all(missing, keep)
+
+        trials = [plan.tuning_runs(contender, noise) for contender, noise in places]
+        complete("tuning", [run for runs in trials for run in runs])
+        tuning = [tuple(record[run] for run in runs) for runs in trials]
+        finals = [plan.final_runs(best(results).run) for results in tuning]
+        complete("training", [run for runs in zip(*finals, strict=True) for run in runs])  # seed by seed: what disturbs the machine disturbs all methods
+    return [Cell(contender, noise, tried, tuple(record[run] for run in runs)) for (contender, noise), tried, runs in zip(places, tuning, finals, strict=True)]

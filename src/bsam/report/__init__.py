@@ -1,0 +1,1 @@
+"""Numbers first, drawing second."""

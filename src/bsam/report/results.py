@@ -1,0 +1,103 @@
+"""The demo's numbers, as plain values and as JSON files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .. import __version__
+from ..recipes.demo import SHARPNESS_RADIUS, Cell, Plan
+from ..training.loop import Result
+
+Row: TypeAlias = dict[str, Any]
+
+
+def rows_info(cells: Sequence[Cell]) -> list[Row]:
+    """One row per method, noise rate and seed, after the last epoch. Accuracies are shares, 0 to 1; sharpness is of the labels as trained on."""
+    return [_row(cell, result) for cell in cells for result in cell.results]
+
+
+def _row(cell: Cell, result: Result) -> Row:
+    run, found = result.run, result.last.sharpness
+    assert found is not None  # final runs measure it
+    return {
+        "method": cell.contender.name,
+        "title": cell.contender.title,
+        "label_noise": run.label_noise,
+        "seed": run.seed,
+        "test_accuracy": result.last.accuracy,
+        "train_loss": found.loss,
+        "max_sharpness": found.max_sharpness,
+        "min_sharpness": found.min_sharpness,
+        "bilateral": found.bilateral,
+        "cosine": found.cosine,
+        "seconds_per_step": result.seconds_per_step,
+        "lr": run.lr,
+        "weight_decay": run.weight_decay,
+        "arguments": dict(run.arguments),
+        "epochs": run.epochs,
+    }
+
+
+def tuning_info(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The budget, what was tried and what was chosen."""
+    return {
+        "runs_per_method_and_noise_rate": len(cells[0].tuning),
+        "seed": cells[0].tuning[0].run.seed,
+        "chosen_by": "accuracy on the validation set (clean labels) after the last epoch; of equals the first tried",
+        "choices": [
+            {
+                "method": cell.contender.name,
+                "label_noise": cell.label_noise,
+                **_candidate(cell.choice),
+                "tried": [_candidate(result) for result in cell.tuning],
+            }
+            for cell in cells
+        ],
+    }
+
+
+def _candidate(result: Result) -> Row:
+    run = result.run
+    return {"lr": run.lr, "weight_decay": run.weight_decay, "arguments": dict(run.arguments), "validation_accuracy": result.last.accuracy}
+
+
+def environment_info() -> dict[str, Any]:
+    """Versions, machine and date: a number never travels without them."""
+    versions = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
+    return {
+        "bsam": __version__,
+        "python": platform.python_version(),
+        **versions,
+        "machine": platform.platform(),
+        "cores": os.cpu_count(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]:
+    """Write ``results.json``, the rows, and ``about.json``, how they came about. A number that is not finite becomes null."""
+    about = {
+        "environment": environment_info(),
+        "settings": {**plan.settings(), "sharpness_radius": SHARPNESS_RADIUS, "workers": 2, "threads_per_worker": 1},
+        "tuning": tuning_info(cells),
+    }
+    paths = [folder / "results.json", folder / "about.json"]
+    for path, content in zip(paths, (rows_info(cells), about), strict=True):
+        path.write_text(json.dumps(_strict(content), indent=1, allow_nan=False) + "\n")
+    return paths
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _strict(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_strict(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

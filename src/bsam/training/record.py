@@ -1,0 +1,89 @@
+"""A folder that remembers finished runs, so that work that was interrupted goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..core.refusal import Refusal
+from ..flatness.sharpness import Sharpness
+from .config import Run
+from .loop import Epoch, Result
+
+
+class Record:
+    """Finished runs as JSON lines in ``folder/runs.jsonl``, one per run, below a first line with the settings that they share.
+
+    Args:
+        folder: made if need be. One that holds runs under other settings is refused, and nothing in it is touched.
+        settings: what makes numbers comparable, as plain values.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     record = Record(folder, {"epochs": 1})
+        ...     record.add(Result(Run("sgd"), (Epoch(0.5, None),), 0.001))
+        ...     again = Record(folder, {"epochs": 1})
+        >>> again[Run("sgd")].last.accuracy, Run("sgd", seed=1) in again
+        (0.5, False)
+    """
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self._file = self.folder / "runs.jsonl"
+        self._results: dict[str, Result] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lines = self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []
+        except OSError as error:
+            raise Refusal(f"{self.folder} cannot be used as a folder for results: {error.strerror}") from error
+        whole = [line for line in lines if line.endswith(b"\n")]  # a process that was killed may have left half a line
+        if not whole:
+            self._start(settings)
+            return
+        self._check(json.loads(whole[0]), settings)
+        if len(whole) < len(lines):
+            self._file.write_bytes(b"".join(whole))
+        for line in whole[1:]:
+            self._remember(_result(json.loads(line)))
+
+    def _start(self, settings: Mapping[str, Any]) -> None:
+        strangers = sorted(path.name for path in self.folder.iterdir() if path != self._file)
+        if strangers:
+            raise Refusal(f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
+        self._file.write_text(json.dumps(dict(settings)) + "\n")
+
+    def _check(self, theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
+        differing = [f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+        if differing:
+            raise Refusal(f"{self.folder} holds runs with other settings ({'; '.join(differing)}): choose another folder, or remove that one")
+
+    def __contains__(self, run: Run) -> bool:
+        return _key(run) in self._results
+
+    def __getitem__(self, run: Run) -> Result:
+        """The result of a run with exactly these settings."""
+        return self._results[_key(run)]
+
+    def add(self, result: Result) -> None:
+        """Remember a finished run, on disk before this returns."""
+        with self._file.open("a") as file:
+            file.write(
+                json.dumps({"run": result.run.settings(), "epochs": [asdict(e) for e in result.epochs], "seconds_per_step": result.seconds_per_step}) + "\n"
+            )
+        self._remember(result)
+
+    def _remember(self, result: Result) -> None:
+        self._results[_key(result.run)] = result
+
+
+def _key(run: Run) -> str:
+    return json.dumps(run.settings(), sort_keys=True)
+
+
+def _result(line: dict[str, Any]) -> Result:
+    epochs = (Epoch(e["accuracy"], None if e["sharpness"] is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
+    return Result(Run(**line["run"]), tuple(epochs), line["seconds_per_step"])

@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+import bsam
+from bsam.data.label_noise import flip_labels
+
+LABELS = torch.arange(1000) % 10
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.4, 0.4567, 1.0])
+def test_exactly_the_asked_share_is_wrong_and_reported(share):
+    noisy, places = flip_labels(LABELS, share, classes=10, seed=3)
+    wrong = [i for i in range(1000) if int(noisy[i]) != int(LABELS[i])]
+    assert len(wrong) == round(share * 1000)
+    assert places.tolist() == wrong
+    assert noisy.dtype == LABELS.dtype
+    assert int(noisy.min()) >= 0
+    assert int(noisy.max()) <= 9
+
+
+def test_every_other_class_is_equally_likely():
+    labels = torch.full((18_000,), 4)
+    noisy, _ = flip_labels(labels, 1.0, classes=10, seed=0)
+    counts = noisy.bincount(minlength=10)
+    assert counts[4] == 0
+    others = counts[torch.arange(10) != 4]
+    assert (others - 2000).abs().max() < 6 * (2000 * 8 / 9) ** 0.5
+
+
+def test_flipped_places_are_spread_over_the_set():
+    _, places = flip_labels(LABELS, 0.4, classes=10, seed=0)
+    assert 150 < int((places < 500).sum()) < 250
+
+
+def test_follows_the_seed_and_leaves_everything_else_alone():
+    before, state = LABELS.clone(), torch.random.get_rng_state()
+    first, again, other = (flip_labels(LABELS, 0.4, classes=10, seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(LABELS, before)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("share", "classes", "word"), [(-0.1, 10, "share"), (1.1, 10, "share"), (float("nan"), 10, "share"), (0.4, 1, "classes")])
+def test_refuses_what_cannot_be(share, classes, word):
+    with pytest.raises(bsam.Refusal, match=word):
+        flip_labels(LABELS, share, classes=classes, seed=0)

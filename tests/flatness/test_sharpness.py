@@ -1,0 +1,152 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.flatness.sharpness import sharpness
+
+
+def setting(dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 10))
+    x, y = torch.randn(50, 1, 8, 8), torch.randint(0, 10, (50,))
+    model(x)  # running statistics that are not those of a new network
+    return model.to(dtype), x.to(dtype), y
+
+
+def reference(model, x, y, rho_max, rho_min):
+    """From the equations, in float64 on copies, with the whole set as one batch."""
+    model = copy.deepcopy(model).double().eval()
+    x = x.double()
+
+    def loss_and_gradient(net):
+        loss = F.cross_entropy(net(x), y)
+        return loss.item(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+
+    def moved(by):
+        net = copy.deepcopy(model)
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(net.parameters()).detach() + by, net.parameters())
+        return net
+
+    loss, g = loss_and_gradient(model)
+    upper, _ = loss_and_gradient(moved(rho_max * g / g.norm()))
+    lower, g_min = loss_and_gradient(moved(-rho_min * g / g.norm()))
+    return loss, upper - loss, loss - lower, upper - lower, float(g @ g_min / (g.norm() * g_min.norm()))
+
+
+@pytest.mark.parametrize(("rho_max", "rho_min"), [(0.05, 0.05), (0.3, 0.1), (0.02, 0.5)])
+@pytest.mark.parametrize("sizes", [[50], [7, 30, 13], [1] * 50])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
+def test_equals_a_plain_reference_whatever_the_batches(rho_max, rho_min, sizes, dtype, tolerance):
+    model, x, y = setting(dtype)
+    found = sharpness(model, F.cross_entropy, list(zip(x.split(sizes), y.split(sizes), strict=True)), rho_max, rho_min)
+    expected = reference(model, x, y, rho_max, rho_min)
+    actual = (found.loss, found.max_sharpness, found.min_sharpness, found.bilateral, found.cosine)
+    assert actual == pytest.approx(expected, abs=tolerance)
+    assert expected[1] > 1e-3  # there is something to measure
+    assert expected[2] > 1e-3
+
+
+def state(model):
+    return (
+        [p.detach().clone() for p in model.parameters()],
+        [b.clone() for b in model.buffers()],
+        [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        [m.training for m in model.modules()],
+        [p.requires_grad for p in model.parameters()],
+    )
+
+
+def same(a, b):
+    tensors = all((s is None and t is None) or torch.equal(s, t) for left, right in zip(a[:3], b[:3], strict=True) for s, t in zip(left, right, strict=True))
+    return tensors and a[3:] == b[3:]
+
+
+class Stop(Exception):
+    pass
+
+
+def failing(after):
+    calls = []
+
+    def loss_fn(logits, y):
+        calls.append(1)
+        if len(calls) > after:
+            raise Stop
+        return F.cross_entropy(logits, y)
+
+    return loss_fn
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, None])  # two batches, walked three times
+def test_leaves_no_trace_also_when_it_fails(after):
+    model, x, y = setting()
+    F.cross_entropy(model(x), y).backward()  # gradients that belong to the user
+    model[5].bias.grad = None
+    model[0].bias.requires_grad_(False)
+    model[1].eval()
+    before, noise = state(model), torch.random.get_rng_state()
+    data = list(zip(x.split(25), y.split(25), strict=True))
+    if after is None:
+        sharpness(model, F.cross_entropy, data)
+    else:
+        with pytest.raises(Stop):
+            sharpness(model, failing(after), data)
+    assert same(state(model), before)
+    assert torch.equal(torch.random.get_rng_state(), noise)
+
+
+def test_works_inside_no_grad():
+    model, x, y = setting()
+    with torch.no_grad():
+        inside = sharpness(model, F.cross_entropy, [(x, y)])
+    assert inside == sharpness(model, F.cross_entropy, [(x, y)])
+
+
+def test_frozen_and_unreached_parameters_do_not_move():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused, self.frozen = (nn.Parameter(torch.tensor([2.0], dtype=torch.float64)) for _ in range(3))
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x):
+            return x * self.used * self.frozen
+
+    data = [(torch.ones(4, 1, dtype=torch.float64), torch.zeros(4, 1, dtype=torch.float64))]
+    found = sharpness(Two(), F.mse_loss, data, rho_max=0.1, rho_min=0.1)  # L(u) = (2 u)**2 along u alone
+    assert found.max_sharpness == pytest.approx(4 * (2.1**2 - 2**2), rel=1e-9)
+    assert found.min_sharpness == pytest.approx(4 * (2**2 - 1.9**2), rel=1e-9)
+    assert found.cosine == pytest.approx(1.0)
+
+
+def test_beyond_the_minimum_the_gradients_oppose_each_other():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.01)
+    found = sharpness(model, F.mse_loss, [(torch.ones(1, 1), torch.zeros(1, 1))], rho_min=0.05)
+    assert found.cosine == pytest.approx(-1.0)
+    assert found.min_sharpness < 0
+
+
+def test_a_zero_gradient_gives_zeros():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    found = sharpness(model, F.mse_loss, [(torch.ones(1, 1), torch.zeros(1, 1))])
+    assert (found.loss, found.max_sharpness, found.min_sharpness, found.bilateral, found.cosine) == (0, 0, 0, 0, 0)
+
+
+def test_refusals():
+    model, x, y = setting()
+    with pytest.raises(bsam.Refusal, match="walked more than once"):
+        sharpness(model, F.cross_entropy, iter([(x, y)]))
+    with pytest.raises(bsam.Refusal, match="empty"):
+        sharpness(model, F.cross_entropy, [])
+    with pytest.raises(bsam.Refusal, match="rho_min"):
+        sharpness(model, F.cross_entropy, [(x, y)], rho_min=-1.0)
+    with pytest.raises(bsam.Refusal, match="rho_max"):
+        sharpness(model, F.cross_entropy, [(x, y)], rho_max=float("nan"))
+    with pytest.raises(bsam.Refusal, match="no trainable parameter"):
+        sharpness(model.requires_grad_(False), F.cross_entropy, [(x, y)])

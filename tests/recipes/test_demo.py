@@ -1,0 +1,121 @@
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+import bsam
+from bsam.recipes import demo as recipe
+from bsam.recipes.demo import NOISE_RATES, Plan, best, contenders, demo
+from bsam.training.config import Run
+from bsam.training.loop import Epoch, Result
+from bsam.training.record import Record
+
+
+def result(run, accuracies):
+    return Result(run, tuple(Epoch(a, None) for a in accuracies), 0.001)
+
+
+def score(run):
+    """An accuracy that singles one candidate out, another one for each noise rate, and that is no better than any on the test set."""
+    wanted = 0.1 if run.label_noise == 0 else 0.03
+    return 0.9 if run.lr == wanted and run.arguments.get("rho", run.arguments.get("rho_max", 0.1)) == 0.1 else 0.5
+
+
+class FakeWorkers:
+    """Trains nothing, notes everything, and may break off."""
+
+    asked: ClassVar[list[Run]] = []
+    stop_after: ClassVar[int | None] = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def fit_all(self, runs, finished):
+        for run in runs:
+            if FakeWorkers.stop_after is not None and len(FakeWorkers.asked) == FakeWorkers.stop_after:
+                raise KeyboardInterrupt
+            FakeWorkers.asked.append(run)
+            finished(result(run, [0.99, score(run)]))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setattr(recipe, "Workers", FakeWorkers)
+    monkeypatch.setattr(FakeWorkers, "asked", [])
+    monkeypatch.setattr(FakeWorkers, "stop_after", None)
+    return FakeWorkers
+
+
+def quiet(stage, runs):
+    pass
+
+
+def test_budget_is_equal_for_all_methods():
+    budgets = {len(contender.candidates) for contender in contenders()}
+    assert len(budgets) == 1
+    for contender in contenders():
+        assert len({repr(c) for c in contender.candidates}) == len(contender.candidates)
+        assert {c.method for c in contender.candidates} == {contender.name.removesuffix("-2")}
+        assert {c.weight_decay for c in contender.candidates} == {5e-4, 5e-2}  # no method gets a decay that another does not
+        assert {c.arguments.get("passes", 3) for c in contender.candidates} == {2 if contender.name == "bsam-2" else 3}
+
+
+def test_choice_is_by_the_last_epoch_and_ties_go_to_the_first():
+    runs = contenders()[1].candidates
+    high_once = result(runs[0], [0.99, 0.5])
+    first, second = result(runs[1], [0.1, 0.8]), result(runs[2], [0.1, 0.8])
+    assert best((high_once, first, second)) is first
+
+
+def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
+    plan = Plan(seed=3, seeds=2, epochs=4)
+    cells = demo(plan, Record(tmp_path, {}), quiet)
+    tuning = [run for run in asked.asked if run.held_out == "validation"]
+    final = [run for run in asked.asked if run.held_out == "test"]
+    assert asked.asked == tuning + final
+    assert (len(tuning), len(final)) == plan.total == (64, 16)
+    assert {run.epochs for run in asked.asked} == {4}
+    assert {run.seed for run in final} == {3, 4}
+    assert {run.seed for run in tuning}.isdisjoint({3, 4})
+    assert {run.radius for run in final} == {0.05}
+    assert [(cell.contender.name, cell.label_noise) for cell in cells] == [(n, r) for r in NOISE_RATES for n in ("sgd", "sam", "bsam", "bsam-2")]
+    for cell in cells:
+        assert len(cell.tuning) == 8
+        assert [r.run.seed for r in cell.results] == [3, 4]
+        assert cell.choice.last.accuracy == 0.9
+        for r in cell.results:
+            assert replace(r.run, seed=0, held_out="test", radius=None) == replace(cell.choice.run, seed=0, held_out="test", radius=None)
+
+
+def test_seed_by_seed_so_that_methods_take_turns(tmp_path, asked):
+    demo(Plan(seeds=2, epochs=1), Record(tmp_path, {}), quiet)
+    assert [run.seed for run in asked.asked[64:]] == [0] * 8 + [1] * 8
+
+
+@pytest.mark.parametrize("stop_after", [0, 20, 67])
+def test_interrupted_it_goes_on_where_it_stopped(tmp_path, asked, stop_after):
+    plan = Plan(seeds=1, epochs=1)
+    whole = demo(plan, Record(tmp_path / "whole", {}), quiet)
+    asked.asked.clear()
+    asked.stop_after = stop_after
+    with pytest.raises(KeyboardInterrupt):
+        demo(plan, Record(tmp_path / "broken", {}), quiet)
+    asked.stop_after = None
+    counted = {"tuning": 0, "training": 0}
+
+    def count(stage, runs):
+        counted[stage] += runs
+
+    assert demo(plan, Record(tmp_path / "broken", {}), count) == whole
+    assert len(asked.asked) == 72  # none of them twice
+    assert len({repr(run) for run in asked.asked}) == 72
+    assert counted == {"tuning": 64, "training": 8}
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"seeds": 0}, {"epochs": 0}])
+def test_plan_refuses_what_cannot_be(wrong):
+    with pytest.raises(bsam.Refusal, match=next(iter(wrong))):
+        Plan(**wrong)

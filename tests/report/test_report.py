@@ -1,0 +1,126 @@
+import io
+import json
+import math
+import statistics
+import sys
+
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+import bsam
+from bsam.flatness.sharpness import Sharpness
+from bsam.recipes.demo import Cell, Plan, contenders
+from bsam.report.extras import need
+from bsam.report.figures import curves_info, plot_curves
+from bsam.report.progress import progress
+from bsam.report.results import rows_info, write_results
+from bsam.report.tables import summary_info, summary_tables
+from bsam.training.loop import Epoch, Result
+
+
+def made_up(seeds=3, epochs=2, loss=1.0):
+    """Numbers that say where they come from: the hundreds are the method, the tens the noise rate, the ones the seed."""
+    plan, cells = Plan(seeds=seeds, epochs=epochs), []
+    for n, noise in enumerate((0.0, 0.4)):
+        for m, contender in enumerate(contenders()):
+            tuning = tuple(Result(run, (Epoch(0.2, None), Epoch(0.5 + 0.01 * i, None)), 1.0) for i, run in enumerate(plan.tuning_runs(contender, noise)))
+            results = []
+            for seed, run in enumerate(plan.final_runs(tuning[-1].run)):
+                base = (100 * m + 10 * n + seed) / 1000
+                curve = tuple(Epoch(base + e / 10_000, Sharpness(loss, base + 1, base + 2, 2 * base + 3, 0.5)) for e in range(epochs))
+                results.append(Result(run, curve, (m + 1.0) * (1 + seed)))  # the machine slows down from seed to seed
+            cells.append(Cell(contender, noise, tuning, tuple(results)))
+    return plan, cells
+
+
+def test_rows_are_one_per_method_noise_rate_and_seed_of_the_last_epoch():
+    _, cells = made_up()
+    rows = rows_info(cells)
+    assert len({(row["method"], row["label_noise"], row["seed"]) for row in rows}) == len(rows) == 24
+    row = next(row for row in rows if (row["method"], row["label_noise"], row["seed"]) == ("bsam-2", 0.4, 1))
+    assert row["test_accuracy"] == pytest.approx(0.311 + 1e-4)
+    assert (row["max_sharpness"], row["min_sharpness"], row["bilateral"]) == pytest.approx((1.311, 2.311, 3.622))
+    assert (row["lr"], row["weight_decay"], row["arguments"]) == (0.1, 5e-2, {"rho_max": 0.1, "rho_min": 0.1, "passes": 2})
+
+
+def test_summary_is_mean_sample_deviation_and_time_against_sgd_of_the_same_seed():
+    _, cells = made_up()
+    entry = next(e for e in summary_info(rows_info(cells)) if (e["method"], e["label_noise"]) == ("sam", 0.4))
+    values = [0.110 + 1e-4, 0.111 + 1e-4, 0.112 + 1e-4]
+    assert entry["test_accuracy"].mean == pytest.approx(statistics.mean(values))
+    assert entry["test_accuracy"].std == pytest.approx(0.001)
+    assert entry["test_accuracy"].n == 3
+    assert entry["relative_time"] == 2.0
+
+
+def test_tables_show_the_numbers_in_80_columns():
+    _, cells = made_up()
+    out = io.StringIO()
+    for table in summary_tables(summary_info(rows_info(cells))):
+        Console(file=out, width=80).print(table)
+    text = out.getvalue()
+    assert "…" not in text
+    assert "40% of the training labels flipped" in text
+    line = next(line for line in text.splitlines() if line.startswith("BSAM (2 passes)"))
+    assert line.split("passes)")[1].split() == ["30.1", "±", "0.1", "(3)", "1.000", "1.3010", "2.3010", "3.6020", "4.00", "0.1", "0.1", "0.05"]
+    assert len([line for line in text.splitlines() if line.startswith("SGD")]) == 2
+
+
+def test_a_single_seed_has_no_deviation():
+    _, cells = made_up(seeds=1)
+    summary = summary_info(rows_info(cells))
+    assert summary[0]["test_accuracy"].std is None
+    out = io.StringIO()
+    Console(file=out, width=80).print(summary_tables(summary)[0])
+    assert "±" not in out.getvalue()
+
+
+def test_results_are_strict_json_with_environment_and_tuning(tmp_path):
+    plan, cells = made_up(loss=math.nan)
+    write_results(tmp_path, plan, cells)
+    content = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert {row["train_loss"] for row in content} == {None}
+    about = json.loads((tmp_path / "about.json").read_text(), parse_constant=pytest.fail)
+    assert {"bsam", "torch", "python", "cores", "date"} <= set(about["environment"])
+    tuning = about["tuning"]
+    assert tuning["runs_per_method_and_noise_rate"] == 8
+    assert "clean" in tuning["chosen_by"]
+    assert [len(choice["tried"]) for choice in tuning["choices"]] == [8] * 8
+    for choice in tuning["choices"]:
+        assert choice["validation_accuracy"] == max(tried["validation_accuracy"] for tried in choice["tried"])
+
+
+def test_curves_are_means_over_seeds_epoch_by_epoch():
+    _, cells = made_up()
+    curve = next(c for c in curves_info(cells) if (c.title, c.label_noise) == ("BSAM", 0.4))
+    assert [s.mean for s in curve.accuracy] == pytest.approx([0.211, 0.2111])
+    assert [s.std for s in curve.bilateral] == pytest.approx([0.002, 0.002])
+
+
+@pytest.mark.parametrize(("seeds", "epochs"), [(3, 4), (1, 1)])
+def test_figure_is_drawn(tmp_path, seeds, epochs):
+    _, cells = made_up(seeds, epochs)
+    plot_curves(curves_info(cells), tmp_path / "figure.png")
+    image = imread(tmp_path / "figure.png")
+    assert image.shape[0] > 600
+    assert image.shape[1] > 900
+    assert len({tuple(pixel) for pixel in image.reshape(-1, image.shape[2]).round(1)}) > 10
+
+
+@pytest.mark.parametrize(("module", "extra"), [("matplotlib", "plot"), ("rich", "demo"), ("sklearn", "demo")])
+def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
+    need(module, extra)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(bsam.Refusal, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
+        need(module, extra)
+
+
+def test_bars_count():
+    out = io.StringIO()
+    with progress(Console(file=out, width=100), {"tuning": 3, "training": 2}) as advance:
+        advance("tuning", 2)
+        advance("tuning", 1)
+        advance("training", 1)
+    assert "3/3" in out.getvalue()
+    assert "1/2" in out.getvalue()

@@ -1,0 +1,112 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import bsam
+from bsam import cli
+from bsam.data.digits import digits
+from bsam.flatness.sharpness import Sharpness
+from bsam.training.config import Run
+from bsam.training.loop import fit
+
+ROOT = Path(bsam.__file__).parents[1]
+KEYS = {"method", "label_noise", "seed", "test_accuracy", "train_loss", "max_sharpness", "min_sharpness", "bilateral", "seconds_per_step", "lr", "arguments"}
+
+
+def command(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bsam", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the workers
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_version_and_help(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.strip() == f"bsam {bsam.__version__}"
+    assert cli.main([]) == 0
+    assert "demo" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        cli.main(["demo", "--help"])
+    assert end.value.code == 0
+    assert "runs/demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "word"), [(["--epochs", "0"], "epochs"), (["--seeds", "0"], "seeds"), (["--seed", "-1"], "seed")])
+def test_a_refusal_is_one_sentence_and_status_2(arguments, word, tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bsam: ")
+    assert word in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", ["rich", "sklearn", "matplotlib"])
+def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'bsam[" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread):
+    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every row computed once more, here."""
+    folder = tmp_path / "demo"
+    arguments = ("--seed", "4", "--seeds", "1", "--epochs", "1")
+    first = command("demo", "--out", str(folder), *arguments)
+    deadline = time.monotonic() + 100
+    while not ((folder / "runs.jsonl").exists() and (folder / "runs.jsonl").read_text().count("\n") > 5) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGINT)
+    _, error = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert error.startswith("bsam: interrupted.")
+    assert "Traceback" not in error
+    kept = (folder / "runs.jsonl").read_text()
+    assert 5 < kept.count("\n") < 73
+    assert not (folder / "results.json").exists()
+
+    second = command("demo", "--out", str(folder), *arguments)
+    out, error = second.communicate(timeout=100)
+    assert (second.returncode, error) == (0, "")
+    assert str(folder / "results.json") in out
+    assert (folder / "figure.png").stat().st_size > 10_000
+    after = (folder / "runs.jsonl").read_text()
+    assert after.startswith(kept)
+    assert after.count("\n") == 73  # settings, 64 to tune, 8 to report: none was run twice
+
+    found = json.loads((folder / "results.json").read_text())
+    assert all(set(row) >= KEYS for row in found)
+    assert [(row["method"], row["label_noise"], row["seed"]) for row in found] == [
+        (method, noise, 4) for noise in (0.0, 0.4) for method in ("sgd", "sam", "bsam", "bsam-2")
+    ]
+    assert all(0 <= row["test_accuracy"] <= 1 and row["seconds_per_step"] > 0 for row in found)
+    assert all(row["bilateral"] == pytest.approx(row["max_sharpness"] + row["min_sharpness"]) for row in found)
+
+    data = digits()
+    for row in found:
+        method = row["method"].removesuffix("-2")
+        last = fit(Run(method, row["arguments"], row["lr"], 0.9, row["weight_decay"], 1, 64, row["label_noise"], 4, "test", 0.05), data).last
+        assert row["test_accuracy"] == last.accuracy
+        assert Sharpness(row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))) == last.sharpness
+
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert cli.main(["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]) == 2  # other settings: refused, untouched
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+import bsam
+from bsam.flatness.sharpness import Sharpness
+from bsam.training.config import Run
+from bsam.training.loop import Epoch, Result
+from bsam.training.record import Record
+
+SETTINGS = {"seed": 0, "epochs": 2}
+RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=0.05)
+RESULT = Result(RUN, (Epoch(0.1, Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)), Epoch(0.7, None)), 0.00123)
+
+
+def test_what_was_added_is_found_again(tmp_path):
+    record = Record(tmp_path / "new" / "folder", SETTINGS)
+    assert RUN not in record
+    record.add(RESULT)
+    again = Record(tmp_path / "new" / "folder", SETTINGS)
+    assert again[RUN] == RESULT == record[RUN]
+    assert Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, seed=1, radius=0.05) not in again
+    assert Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=None) not in again
+
+
+def test_half_a_line_is_dropped_and_the_next_one_is_whole(tmp_path):
+    Record(tmp_path, SETTINGS).add(RESULT)
+    file = tmp_path / "runs.jsonl"
+    with file.open("a") as f:
+        f.write('{"run": {"meth')
+    record = Record(tmp_path, SETTINGS)
+    assert record[RUN] == RESULT
+    other = Result(Run("sgd"), (Epoch(0.5, None),), 0.1)
+    record.add(other)
+    again = Record(tmp_path, SETTINGS)
+    assert again[RUN] == RESULT
+    assert again[Run("sgd")] == other
+
+
+def test_other_settings_are_refused_and_nothing_is_touched(tmp_path):
+    Record(tmp_path, SETTINGS).add(RESULT)
+    before = (tmp_path / "runs.jsonl").read_bytes()
+    with pytest.raises(bsam.Refusal, match="epochs 2 there, 3 here"):
+        Record(tmp_path, {"seed": 0, "epochs": 3})
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
+    assert json.loads(before.splitlines()[0]) == SETTINGS
+
+
+def test_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(bsam.Refusal, match=r"thesis\.tex"):
+        Record(tmp_path, SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(bsam.Refusal, match="cannot be used"):
+        Record(tmp_path / "thesis.tex", SETTINGS)
