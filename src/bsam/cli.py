@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="SGD, SAM and BSAM on handwritten digits, in about a minute",
         description="Tune and train SGD, SAM, BSAM and two-pass BSAM on scikit-learn's digits, with clean labels and with 40 % of them flipped. "
-        "Writes results.json (one row per method, noise rate and seed), about.json (how they came about) and figure.png. Interrupted, it goes on where it stopped when called again.",
+        "Writes results.json (one row per method, noise rate and seed), about.json (how they came about) and figure.png. "
+        "Interrupted, it goes on where it stopped when called again.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the results", metavar="FOLDER")

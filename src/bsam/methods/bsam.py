@@ -41,11 +41,12 @@ class BSAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho_max=0.05, rho_min=0.05)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
         >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
-        >>> bool(losses[-1] < 0.05)
+        >>> bool(losses[-1] < losses[0] / 10)
         True
 
     Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the released code in ``start_from_min``
