@@ -32,22 +32,15 @@ def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
         torch._foreach_add_(y, torch._foreach_mul(x, c))
 
 
-def combined(terms: list[tuple[Scalar, list[Tensor]]], room: list[Tensor] | None) -> list[Tensor]:
-    """The sum of ``c * x`` over the terms, in ``room`` or in new memory."""
+def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
+    """The sum of ``c * x`` over the terms, in new memory."""
     (c, x), *rest = terms
     second = rest[0][0] if rest else None
     if is_one(c) and isinstance(second, float):  # the first two in one operation
         (_, y), *rest = rest
-        if room is None:
-            out = list(torch._foreach_add(x, y, alpha=second))
-        else:
-            out = [torch.add(a, b, alpha=second, out=into) for a, b, into in zip(x, y, room, strict=True)]
-    elif room is None:
-        out = list(torch._foreach_mul(x, c))
+        out = list(torch._foreach_add(x, y, alpha=second))
     else:
-        out = room
-        torch._foreach_copy_(out, x)
-        scale_(out, c)
+        out = list(torch._foreach_mul(x, c))
     for d, y in rest:
         axpy_(out, d, y)
     return out
@@ -60,4 +53,6 @@ def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The inner product of each pair of tensors."""
+    if all(a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in zip(x, y, strict=True)):
+        return [torch.dot(a.view(-1), b.view(-1)) for a, b in zip(x, y, strict=True)]  # without memory for the products
     return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]

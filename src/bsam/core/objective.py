@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .foreach import Scalar
 from .ranks import Ranks
 from .refusal import Refusal
-from .vector import Vector
+from .vector import Block, Vector
 from .weights import Weights
 
 Closure: TypeAlias = Callable[..., Any]
@@ -51,6 +51,8 @@ class Objective:
         if self._scaler is not None:
             self.scale = self._scaler.scale(torch.ones((), device=weights.params[0].device))
         self._borrowed = ranks.borrows(weights.params[0].device)
+        self._latest: Block | None = None  # the gradient of the pass before
+        self._kept = 0  # gradients moved out of the way
         self._frozen: list[_BatchNorm] = []
 
     def __enter__(self) -> Objective:
@@ -95,6 +97,7 @@ class Objective:
             self._weights.restore()
         else:
             self._weights.move(at)
+        self._make_room()
         if self.loss is not None and self._model is not None and not self._frozen:
             for module in self._model.modules():
                 if isinstance(module, _BatchNorm) and module.track_running_stats:
@@ -102,6 +105,12 @@ class Objective:
                     module.track_running_stats = False
         with self._ranks.quiet():
             yield
+
+    def _make_room(self) -> None:
+        """On the CPU, move the gradient of the pass before out of the way: this pass then finds memory that is warm, and faults in none."""
+        if self._latest is not None and self._weights.cut.on_cpu:
+            self._latest.keep_in(self._weights.room(self._kept))
+            self._latest, self._kept = None, self._kept + 1
 
     def _noted(self, loss: Tensor) -> Tensor:
         self.loss = loss if self.loss is None else self.loss
@@ -147,6 +156,7 @@ class Objective:
             p.grad = None
         self.reached = [was or g is not None for was, g in zip(self.reached, found, strict=True)]
         gradient = Vector(map(self._as_laid_out, found, params), self._weights.cut, scratch=True)
+        (self._latest,) = gradient.terms
         if self._scaler is not None:
             self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # inf and NaN become NaN here, and any number 1
             gradient = gradient / self.scale

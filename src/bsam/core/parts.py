@@ -41,7 +41,7 @@ class Cut:
         self.parts = [Part(*key, tuple(places)) for key, places in indices.items()]
         wide = any(part.dtype in (torch.float64, torch.complex128) for part in self.parts)
         self.scalar_dtype = torch.float64 if wide else torch.float32
-        self._room: Parts = []
+        self.on_cpu = all(part.device.type == "cpu" for part in self.parts)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Cut) and self.parts == other.parts)
@@ -61,13 +61,6 @@ class Cut:
             for i, t in zip(part.indices, tensors, strict=True):
                 out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
         return out
-
-    def room(self, like: Parts) -> Parts | None:
-        """Memory for one vector, kept between steps on the CPU, where fresh memory costs more than arithmetic; None elsewhere."""
-        if any(part.device.type != "cpu" for part in self.parts):
-            return None
-        self._room = self._room or [[torch.empty_like(t) for t in part] for part in like]
-        return self._room
 
     def total(self, values: Parts, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """One number from one scalar per tensor, part by part: ``reduce`` (a sum or a norm) over tensors, devices and, for sharded parts, ranks."""

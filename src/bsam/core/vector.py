@@ -56,6 +56,12 @@ class Block:
             self._norm = _norm(self.parts, cut)
         return self._norm
 
+    def keep_in(self, parts: Parts) -> None:
+        """Move the entries into memory that outlives this step."""
+        for mine, kept in zip(self.parts, parts, strict=True):
+            torch._foreach_copy_(kept, mine)
+        self.parts, self.scratch = parts, False
+
 
 class Vector:
     """A vector in weight space: a linear combination of stored blocks, evaluated when its entries are needed.
@@ -124,17 +130,35 @@ class Vector:
         (block, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
             return block.norm(self.cut) if is_one(c) else (block.norm(self.cut) * c).abs()
-        room = self.cut.room(block.parts)
+        found = self._norm_from_products() if self.cut.on_cpu else None
+        if found is not None:
+            return found
         if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation less on every entry
             shares = {other: each(lambda d: d / c, d) for other, d in rest}
-            return _norm(self._with({block: 1.0, **shares})._evaluated(room), self.cut) * abs(c)
-        return _norm(self._evaluated(room), self.cut)
+            return _norm(self._with({block: 1.0, **shares})._evaluated(), self.cut) * abs(c)
+        return _norm(self._evaluated(), self.cut)
+
+    def _norm_from_products(self) -> Tensor | None:
+        """``|c B + d C|^2 = c^2 |B|^2 + 2 c d <B, C> + d^2 |C|^2``: no sum is stored, and |B| and |C| are mostly known.
+
+        None where the terms nearly cancel, and digits with them. To look at that costs nothing on the CPU.
+        """
+        terms = [(block, c) for block, c in self.terms.items() if not isinstance(c, PerGroup)]
+        if len(terms) < len(self.terms):
+            return None
+        squares = torch.stack([(block.norm(self.cut) * c) ** 2 for block, c in terms]).sum()
+        mixed = [2 * c * d * self._product(block, other) for n, (block, c) in enumerate(terms) for other, d in terms[:n]]
+        total = squares + torch.stack(mixed).sum()
+        return total.sqrt() if total > 0.01 * squares else None
+
+    def _product(self, a: Block, b: Block) -> Tensor:
+        pairs = zip(a.parts, b.parts, strict=True)
+        return self.cut.total([dots(x, y, self.cut.scalar_dtype) for x, y in pairs], torch.sum)
 
     @torch.no_grad()
     def dot(self, other: Vector) -> Tensor:
         """The inner product (the real part of it, for complex parameters), on its device."""
-        pairs = zip(self._evaluated(), other._evaluated(), strict=True)
-        return self.cut.total([dots(a, b, self.cut.scalar_dtype) for a, b in pairs], torch.sum)
+        return self._product(Block(self._evaluated(), False), Block(other._evaluated(), False))
 
     def reject(self, other: Vector) -> Vector:
         """What is left of this vector without its component along ``other``."""
@@ -164,16 +188,13 @@ class Vector:
         return target.parts
 
     @torch.no_grad()
-    def _evaluated(self, room: Parts | None = None, *, copy: bool = False) -> Parts:
-        """The entries: where they are stored, if that is all there is to it and no copy is asked for; else in ``room``, or in new memory."""
+    def _evaluated(self, *, copy: bool = False) -> Parts:
+        """The entries: where they are stored, if that is all there is to it and no copy is asked for; else in new memory."""
         (block, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return block.parts
-        out: Parts = []
-        for k in range(len(self.cut.parts)):
-            terms = [(self._coefficient(c, k), block.parts[k]) for block, c in self.terms.items()]
-            out.append(combined(terms, room[k] if room else None))
-        return out
+        terms = self.terms.items()
+        return [combined([(self._coefficient(c, k), block.parts[k]) for block, c in terms]) for k in range(len(self.cut.parts))]
 
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
         part = self.cut.parts[k]

@@ -25,6 +25,7 @@ class Weights:
         self._parts: Parts = []
         self._backup: Parts = []
         self._saved = 0  # parts whose backup holds w
+        self._room: list[Parts] = []
 
     def survey(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Look at the parameters as they are now: groups come, parameters are frozen, moved and cast between steps."""
@@ -33,10 +34,19 @@ class Weights:
         signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]
         if signature != self._signature:
             self.cut = Cut(self.params, [i for i, _ in owned])
-            self._backup = self.cut.split([torch.empty_like(p, requires_grad=False) for p in self.params])
+            self._backup, self._room = self._new_parts(), []
             self._signature = signature
         self._parts = self.cut.split(self.params)
         self._saved = 0
+
+    def room(self, n: int) -> Parts:
+        """Memory for the ``n``-th gradient of a step, kept between steps."""
+        while len(self._room) <= n:
+            self._room.append(self._new_parts())
+        return self._room[n]
+
+    def _new_parts(self) -> Parts:
+        return self.cut.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()
     def move(self, to: Vector) -> None:
