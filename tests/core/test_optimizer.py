@@ -592,6 +592,7 @@ def test_bad_closures_are_refused(problem):
         (lambda: problem.model(problem.x), "shape"),
         (lambda: problem.loss().expand(0), "shape"),
         (lambda: iter(()), "yielded no loss"),
+        (lambda: torch.ones((), requires_grad=True) * 2, "reaches no parameter"),
         (lambda: iter([problem.loss(), None]), "None"),
         (nested, "inside the closure"),
         (nested_backward, "inside the closure"),

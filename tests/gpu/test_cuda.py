@@ -111,14 +111,14 @@ def test_the_gpu_equals_the_cpu_in_double(method, base):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-def test_single_precision_agrees_with_double_on_the_cpu(method, base):
-    """Single precision takes other kernels than double: factors stay on the device, and products need no memory."""
+def test_single_precision_agrees_with_double_on_the_cpu(method):
+    """Single precision takes other kernels than double: factors stay on the device, and products need no memory. (Adam would divide rounding by rounding.)"""
     ends = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         model, (x, y) = network(torch.float64).to(device, dtype), batch(torch.float64)
         x, y = x.to(device, dtype), y.to(device)
         groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[1:].parameters()}]
-        optimizer = method(base(groups), model)
+        optimizer = method(BASES["sgd"](groups), model)
         for group, scale in zip(optimizer.param_groups, (1.0, 2.0), strict=True):
             for name in ("rho", "rho_max", "rho_min"):
                 if name in group:
@@ -162,7 +162,7 @@ def test_half_precision_with_a_scaler(method, base):
 @pytest.mark.parametrize("around", [False, True])
 def test_bf16_autocast_sees_the_moved_weights(around):
     model, (x, y) = network(), batch()
-    optimizer = bsam.BSAM(BASES["sgd"](model.parameters()), model, rho_max=1.0, rho_min=1.0, rho_min_floor=1.0)
+    optimizer = bsam.BSAM(BASES["sgd"](model.parameters()), model, rho_max=0.1, rho_min=0.1, rho_min_floor=0.1)
     seen = []
 
     def closure():
@@ -176,6 +176,7 @@ def test_bf16_autocast_sees_the_moved_weights(around):
     assert seen[2] < seen[0] < seen[1]
 
 
+@pytest.mark.filterwarnings("default")  # inductor's own imports warn
 def test_a_model_compiled_with_cuda_graphs():
     """Its gradients live in memory that the next pass overwrites: they have to be copied out."""
     torch._dynamo.reset()

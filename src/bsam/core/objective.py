@@ -50,7 +50,6 @@ class Objective:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
             self.scale = self._scaler.scale(torch.ones((), device=weights.params[0].device))
-        self._borrowed = ranks.borrows(weights.params[0].device)
         self._latest: Block | None = None  # the gradient of the pass before
         self._kept = 0  # gradients moved out of the way
         self._frozen: list[_BatchNorm] = []
@@ -155,22 +154,24 @@ class Objective:
         for p in params:
             p.grad = None
         self.reached = [was or g is not None for was, g in zip(self.reached, found, strict=True)]
-        gradient = Vector(map(self._as_laid_out, found, params), self._weights.cut, scratch=True)
+        borrowed = self._ranks.borrows(params[0].device)
+        gradient = Vector((_own(g, p, borrowed) for g, p in zip(found, params, strict=True)), self._weights.cut, scratch=True)
         (self._latest,) = gradient.terms
         if self._scaler is not None:
             self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # inf and NaN become NaN here, and any number 1
             gradient = gradient / self.scale
         return gradient
 
-    def _as_laid_out(self, g: Tensor | None, p: Tensor) -> Tensor:
-        """A gradient in memory of its own, laid out as its parameter is: foreach is fast on those only."""
-        if g is None:
-            return torch.zeros_like(p, requires_grad=False)
-        if g.layout != torch.strided:
-            raise Refusal("a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding with sparse=False")
-        if self._borrowed or g.stride() != p.stride():
-            return torch.empty_like(p, requires_grad=False).copy_(g)
-        return g
+
+def _own(g: Tensor | None, p: Tensor, borrowed: bool) -> Tensor:
+    """A gradient in memory of its own, laid out as its parameter is: foreach is fast on those only."""
+    if g is None:
+        return torch.zeros_like(p, requires_grad=False)
+    if g.layout != torch.strided:
+        raise Refusal("a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding with sparse=False")
+    if borrowed or g.stride() != p.stride():
+        return torch.empty_like(p, requires_grad=False).copy_(g)
+    return g
 
 
 def _as_losses(answer: object) -> Tensor:

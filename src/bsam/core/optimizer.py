@@ -141,6 +141,8 @@ class SharpnessAware(Optimizer):
                 p.grad = None
             with Objective(closure, self._weights, self.model, self._ranks, scaler) as L:
                 d = self.direction(L) * L.scale
+            if not any(L.reached):
+                raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")
             offset = None if self._offset is None else Vector(self._offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
             self._fill(d, held, L.reached)
         except BaseException:
