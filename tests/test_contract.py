@@ -137,27 +137,14 @@ def test_resume_is_bit_identical(problem, method, make_base):
     assert same(whole.buffers(), second.buffers())
 
 
-def test_yielded_micro_batches_equal_the_full_batch(plain, method, make_base):
+@pytest.mark.parametrize(("sizes", "reduction"), [([6, 6, 6, 6], "mean"), ([5, 16, 3], "none")])
+def test_yielded_micro_batches_equal_the_full_batch(plain, method, make_base, sizes, reduction):
+    """Of equal size, by their means; of any size, by their samples."""
     other = plain.clone()
 
     def micro_batches():
-        for x, y in zip(plain.x.chunk(4), plain.y.chunk(4), strict=True):
-            yield nn.functional.cross_entropy(plain.model(x), y)
-
-    ours, whole = build(method, plain, make_base), build(method, other, make_base)
-    for _ in range(5):
-        loss = ours.step(micro_batches)
-        expected = whole.step(other.loss)
-    assert close(plain.weights(), other.weights())
-    assert torch.allclose(loss, expected, atol=1e-12)
-
-
-def test_unequal_micro_batches_of_samples_equal_the_full_batch(plain, method, make_base):
-    other = plain.clone()
-
-    def micro_batches():
-        for x, y in zip(plain.x.split([5, 16, 3]), plain.y.split([5, 16, 3]), strict=True):
-            yield nn.functional.cross_entropy(plain.model(x), y, reduction="none")
+        for x, y in zip(plain.x.split(sizes), plain.y.split(sizes), strict=True):
+            yield nn.functional.cross_entropy(plain.model(x), y, reduction=reduction)
 
     ours, whole = build(method, plain, make_base), build(method, other, make_base)
     for _ in range(5):
