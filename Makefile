@@ -27,7 +27,6 @@ lint: $(READY)  ## style, types and layers
 	.venv/bin/lint-imports
 
 bench: $(READY)  ## time and memory of a step against its gradient passes
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(PY) benchmarks/step_time.py
 	$(PY) benchmarks/memory.py
 

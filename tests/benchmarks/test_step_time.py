@@ -45,7 +45,6 @@ def test_every_case_runs_its_passes_on_the_one_model(step_time, monkeypatch):
 
 
 def test_the_rival_runs_beside_ours(step_time):
-    pytest.importorskip("pytorch_optimizer", reason="pip install 'bsam[bench]'")
     workload = dataclasses.replace(step_time.WORKLOADS["tiny"], rival=True)
     step_time.build_cases(workload, torch.device("cpu"), "fp32")[step_time.RIVAL]()
 
