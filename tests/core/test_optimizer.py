@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch.nn import functional as F
 import bsam
 from bsam.core.optimizer import SharpnessAware
 from bsam.core.vector import Vector
+from bsam.core.weights import Weights
 
 
 def sgd(parameters, lr=0.1):
@@ -272,6 +276,18 @@ def test_a_disabled_scaler_is_none(problem):
     assert same(problem.weights(), other.weights())
 
 
+@pytest.mark.parametrize("closure", [lambda m, x: (x @ m.mH).abs().pow(2).mean(), lambda m, x: (m.conj() * x[:1].mT).abs().pow(2).sum()])
+def test_gradients_that_autograd_left_conjugated(closure):
+    torch.manual_seed(0)
+    m, x = nn.Parameter(torch.randn(4, 4, dtype=torch.complex128)), torch.randn(3, 4, dtype=torch.complex128)
+    optimizer = bsam.SAM(torch.optim.SGD([m], lr=0.01), None, rho=0.1)
+    (g,) = torch.autograd.grad(closure(m, x), [m])
+    moved = (m + 0.1 * g / torch.linalg.vector_norm(g)).detach().requires_grad_()
+    (expected,) = torch.autograd.grad(closure(moved, x), [moved])
+    optimizer.backward(lambda: closure(m, x))
+    torch.testing.assert_close(m.grad, expected.resolve_conj(), rtol=1e-10, atol=1e-12)
+
+
 # Models
 
 
@@ -362,6 +378,87 @@ def test_each_micro_batch_frees_its_graph_before_the_next_is_built(plain):
     assert most == 1
 
 
+def layouts() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "channels last": torch.randn(4, 3, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last),
+        "transposed": torch.randn(6, 5, dtype=torch.float64).t(),
+        "sliced": torch.randn(5, 8, dtype=torch.float64)[:, ::2],
+        "empty": torch.randn(0, 3, dtype=torch.float64),
+        "0-dim": torch.randn((), dtype=torch.float64),
+    }
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+@pytest.mark.parametrize("layout", list(layouts()))
+def test_parameters_of_any_layout(layout, passes):
+    """Laid out oddly or in order, a parameter goes the same way; and a gradient may be laid out in yet another way."""
+    ends = []
+    for order in (lambda t: t, lambda t: t.contiguous()):
+        p, q = nn.Parameter(order(layouts()[layout])), nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = bsam.BSAM(torch.optim.SGD([p, q], lr=0.1, momentum=0.9), None, rho_max=0.3, rho_min=0.2, passes=passes)
+
+        def closure():
+            loss = ((p**4).sum() + (p.sum() * q).pow(2).sum()) / 100
+            loss.backward()
+            if p.dim() == 2 and p.grad.numel():
+                p.grad = p.grad.t().contiguous().t()  # as a hook or a kernel may leave it
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        ends.append([p.detach().clone(), q.detach().clone()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+def test_the_memory_format_may_change_between_steps():
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    optimizer = bsam.BSAM(sgd(model.parameters()), model)
+    optimizer.step(lambda: model(x).pow(2).mean())
+    model.to(memory_format=torch.channels_last)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    optimizer.backward(lambda: model(x).pow(2).mean())
+    assert same(before, [p.detach() for p in model.parameters()])
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_step_under_no_grad(problem):
+    other = problem.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
+    with torch.no_grad():
+        ours.step(problem.loss)
+    whole.step(other.loss)
+    assert same(problem.weights(), other.weights())
+
+
+def test_a_parameter_reached_in_the_first_pass_only_keeps_its_part(plain):
+    plain.model.extra = nn.Linear(6, 3).double()
+    extra = plain.model.extra
+    optimizer = bsam.BSAM(sgd(plain.model.parameters()), plain.model)
+    calls = 0
+
+    def closure():
+        nonlocal calls
+        calls += 1
+        out = plain.model[:5](plain.x)
+        return F.cross_entropy(out + extra(plain.x) if calls == 1 else out, plain.y)
+
+    optimizer.backward(closure)
+    assert extra.weight.grad.abs().sum() > 0
+
+
+def test_a_parameter_that_a_later_call_misses_keeps_what_it_has(plain):
+    extra = plain.model.extra = nn.Linear(6, 3).double()
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    optimizer.backward(lambda: F.cross_entropy(plain.model[:5](plain.x) + extra(plain.x), plain.y))
+    first = extra.weight.grad.clone()
+    optimizer.backward(lambda: F.cross_entropy(plain.model[:5](plain.x), plain.y))
+    assert torch.equal(extra.weight.grad, first)
+
+
 def test_parameters_may_be_cast_between_steps(problem):
     optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
     optimizer.step(problem.loss)
@@ -414,6 +511,60 @@ def test_memory_survives_a_checkpoint_bit_for_bit(problem):
     assert same(whole.weights(), second.weights())
 
 
+def test_loading_forgets_what_was_prepared(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    saved = optimizer.state_dict()
+    optimizer.backward(problem.loss)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(bsam.Refusal, match="nothing to step with"):
+        optimizer.step()
+
+
+def test_whoever_clears_the_gradients_clears_the_start_with_them(problem):
+    """An overflow under start_from_min, cleared by the model and not by the optimizer, must not reach the next step."""
+    other = problem.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model, start_from_min=True) for p in (problem, other))
+    ours.backward(lambda: problem.loss() * float("inf"))
+    problem.model.zero_grad()
+    problem.model.load_state_dict(other.model.state_dict())  # the batch statistics of the pass before
+    ours.backward(problem.loss)
+    ours.step()
+    whole.step(other.loss)
+    assert same(problem.weights(), other.weights())
+
+
+def test_a_closure_that_clears_keeps_the_starts_of_earlier_calls(plain):
+    other = plain.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model, start_from_min=True) for p in (plain, other))
+
+    def closure(x, y):
+        ours.zero_grad()
+        loss = F.cross_entropy(plain.model(x), y)
+        loss.backward()
+        return loss
+
+    for x, y in zip(plain.x.chunk(2), plain.y.chunk(2), strict=True):
+        ours.backward(lambda: closure(x, y))
+        whole.backward(lambda: F.cross_entropy(other.model(x), y))
+    ours.step()
+    whole.step()
+    assert same(plain.weights(), other.weights())
+
+
+def test_parameters_that_change_between_accumulated_starts_are_refused(plain):
+    optimizer = bsam.BSAM(sgd(plain.model.parameters()), plain.model, start_from_min=True)
+    optimizer.backward(plain.loss)
+    plain.model[0].requires_grad_(False)
+    with pytest.raises(bsam.Refusal, match="zero_grad"):
+        optimizer.backward(plain.loss)
+
+
+def test_hooks_do_not_stop_a_pickle(problem):
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["rho"] == 0.05
+
+
 def test_memory_is_not_touched_by_a_backward_that_raises(problem):
     optimizer = Remembering(sgd(problem.model.parameters()), problem.model)
     optimizer.step(problem.loss)
@@ -438,9 +589,10 @@ def test_a_checkpoint_of_the_base_alone_can_be_loaded(problem):
     base.step()
     saved = base.state_dict()
     optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model, rho_max=0.2)
+    optimizer.step(problem.loss)
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["rho_max"] == 0.2
-    assert optimizer.t == 0
+    assert optimizer.t == 0  # afresh
     momentum = optimizer.state[next(problem.model.parameters())]["momentum_buffer"]
     assert torch.equal(momentum, saved["state"][0]["momentum_buffer"])
     optimizer.step(problem.loss)
@@ -531,6 +683,9 @@ def test_bad_radii_are_refused_by_name(problem, name, value):
         ({"lr_max": 0.05, "lr_min": 0.1}, "lr_max"),
         ({"lr_min": 0.1}, "lr_min"),
         ({"lr_min": -0.1}, "lr_min"),
+        ({"lr_max": 0.0}, "lr_max"),
+        ({"passes": 3.0}, "passes"),
+        ({"start_from_min": "no"}, "start_from_min"),
         ({"lr_max": float("nan")}, "lr_max"),
         ({"lr_max": "high"}, "lr_max"),
         ({"m_sharpness": True}, "m_sharpness"),
@@ -539,6 +694,18 @@ def test_bad_radii_are_refused_by_name(problem, name, value):
 def test_other_bad_arguments_are_refused_by_name(problem, arguments, word):
     with pytest.raises(bsam.Refusal, match=word):
         bsam.BSAM(sgd(problem.model.parameters()), problem.model, **arguments)
+
+
+def test_names_that_nobody_or_somebody_else_reads_are_refused(problem):
+    first, rest = problem.model[:3].parameters(), problem.model[3:].parameters()
+    with pytest.raises(bsam.Refusal, match="rho_mx"):
+        bsam.BSAM(sgd([{"params": first, "rho_mx": 0.1}, {"params": rest}]), problem.model)
+    with pytest.raises(bsam.Refusal, match="setting rho of its own"):
+        bsam.SAM(torch.optim.Adadelta(problem.model.parameters()), problem.model)
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    with pytest.raises(bsam.Refusal, match="rho_max"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "rho_max": 0.1})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_a_typo_is_not_swallowed(problem):
@@ -594,6 +761,7 @@ def test_bad_closures_are_refused(problem):
         (lambda: iter(()), "yielded no loss"),
         (lambda: torch.ones((), requires_grad=True) * 2, "reaches no parameter"),
         (lambda: iter([problem.loss(), None]), "None"),
+        (lambda: iter([problem.loss(), problem.loss().expand(2)]), "one kind"),
         (nested, "inside the closure"),
         (nested_backward, "inside the closure"),
     ]
@@ -667,32 +835,48 @@ def test_everything_frozen_and_sparse_gradients_are_refused():
 
 
 def test_a_second_interrupt_does_not_cut_the_way_back_short(problem, monkeypatch):
-    optimizer = bsam.SAM(sgd([{"params": problem.model[:3].parameters()}, {"params": problem.model[3:].parameters()}]), problem.model)
+    halves = [{"params": problem.model[:3].parameters()}, {"params": problem.model[3:].parameters()}]
+    optimizer = bsam.SAM(sgd(halves), problem.model)
     before = problem.weights()
-    copy_ = torch._foreach_copy_
-    calls = 0
+    restore, copy_ = Weights.restore, torch._foreach_copy_
+    on_the_way_back, passes, copies = False, 0, 0
+
+    def restoring(self):
+        nonlocal on_the_way_back
+        on_the_way_back = passes == 2
+        try:
+            restore(self)
+        finally:
+            on_the_way_back = False
 
     def interrupted(*args):
-        nonlocal calls
-        calls += 1
-        if calls == 4:  # two groups backed up, one brought back
-            raise KeyboardInterrupt
+        nonlocal copies
+        copies += on_the_way_back
+        if copies == 2 and on_the_way_back:  # the first half is back, the second is not
+            raise KeyboardInterrupt("the second")
         return copy_(*args)
 
     def closure():
-        if calls == 2:
-            raise KeyboardInterrupt
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            raise KeyboardInterrupt("the first")
         return problem.loss()
 
+    monkeypatch.setattr(Weights, "restore", restoring)
     monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="the second"):
         optimizer.backward(closure)
-    assert calls == 6
+    assert copies == 4
     assert same(before, problem.weights())
+    assert problem.model[1].track_running_stats is True
+    monkeypatch.undo()
+    optimizer.step(problem.loss)
 
 
-def test_an_interrupt_while_moving_restores_what_had_moved(problem, monkeypatch):
-    """Parts that were not yet saved must not be restored from an empty backup."""
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_moving_restores_what_had_moved(problem, monkeypatch, when):
+    """Parts that were not yet saved must not be restored from an empty backup, and those that moved must be."""
     for failing in range(1, 7):  # three groups, each saved and then moved
         layers = (problem.model[0], problem.model[1], problem.model[3:])
         optimizer = bsam.SAM(sgd([{"params": layer.parameters()} for layer in layers]), problem.model)
@@ -703,9 +887,12 @@ def test_an_interrupt_while_moving_restores_what_had_moved(problem, monkeypatch)
             def wrapped(*args, **kwargs):
                 nonlocal calls
                 calls += 1
+                if calls == failing and when == "before":
+                    raise KeyboardInterrupt
+                out = real(*args, **kwargs)
                 if calls == failing:
                     raise KeyboardInterrupt
-                return real(*args, **kwargs)
+                return out
 
             return wrapped
 
@@ -715,6 +902,59 @@ def test_an_interrupt_while_moving_restores_what_had_moved(problem, monkeypatch)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.backward(problem.loss)
         assert same(before, problem.weights()), failing
+
+
+def test_an_interrupt_anywhere_leaves_weights_and_a_working_optimizer(problem):
+    """Ctrl-C at every line that a backward runs in this library, one after the other."""
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    before = problem.weights()
+    folder = str(Path(bsam.__file__).parent)
+    line = at = 0
+
+    def trace(frame, event, arg):
+        nonlocal line
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        if event == "line":
+            line += 1
+            if line == at:
+                raise KeyboardInterrupt
+        return trace
+
+    finished = False
+    while not finished:
+        at, line = at + 7, 0  # every seventh, to save time: the loops shift it against the lines
+        sys.settrace(trace)
+        try:
+            optimizer.backward(problem.loss)
+            finished = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert same(before, problem.weights()), at
+        assert problem.model[1].track_running_stats is True, at
+        optimizer.zero_grad()
+        optimizer.backward(problem.loss)
+        optimizer.zero_grad()
+    assert at > 300
+
+
+def test_a_generator_is_closed_when_its_micro_batch_fails(plain):
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    closed = []
+
+    def closure():
+        try:
+            yield plain.loss()
+            yield plain.loss().detach()
+        finally:
+            closed.append(True)
+
+    with pytest.raises(bsam.Refusal, match="without a graph") as error:
+        optimizer.backward(closure)
+    assert closed == [True]
+    assert error.value is not None  # its traceback alone would keep the generator open
 
 
 def test_a_base_that_raises_leaves_the_weights(problem):

@@ -88,9 +88,17 @@ def test_m_sharpness_perturbs_on_each_rank_and_reduces_once(ranks):
     assert max(float((a - b).abs().max()) for a, b in zip(first["weights"], whole, strict=True)) > 1e-4  # it is another method
 
 
-def test_accumulation_under_no_sync_is_averaged_later(ranks):
+def test_what_was_abandoned_under_no_sync_is_not_averaged_later(ranks):
+    first, second = (rank["ddp-abandoned"] for rank in ranks)
+    assert_close(first["weights"], one_process("bsam"))
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert len(first["reductions"]) == first["buckets"] == two_ranks.STEPS * 3
+
+
+@pytest.mark.parametrize("case", ["ddp-accumulate", "ddp-bucket-view-accumulate"])
+def test_accumulation_under_no_sync_is_averaged_later(ranks, case):
     """Left on its rank by no_sync, perturbed there; averaged with the next call. The second call perturbs along the mean of both ranks."""
-    first, second = (rank["ddp-accumulate"] for rank in ranks)
+    first, second = (rank[case] for rank in ranks)
     assert_close(first["weights"], second["weights"], atol=0)
     model = two_ranks.network()
     optimizer = two_ranks.build("bsam", model)

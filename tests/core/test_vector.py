@@ -64,6 +64,7 @@ def test_one_factor_per_group(three):
     ours = PerGroup([2.0, torch.tensor(-3.0)]) * (u + 0.5 * v)
     torch.testing.assert_close(flat(ours.tensors()), factors * (a + 0.5 * b))
     torch.testing.assert_close(ours.norm(), (factors * (a + 0.5 * b)).norm())
+    torch.testing.assert_close((-2 * u + PerGroup([1.0, 1.0]) * v).norm(), (-2 * a + b).norm())
     one = PerGroup([2.0, -3.0]) * u
     torch.testing.assert_close(one.norm(), (factors * a).norm())
     torch.testing.assert_close(flat((one / PerGroup([2.0, -3.0])).tensors()), a)
@@ -84,6 +85,7 @@ def test_collapse_works_in_place_of_the_first_scratch_block(three):
     store = tensors(5)
     scratch = Vector(store, u.cut, scratch=True)
     plain = 2 * a - 0.5 * flat(tensors(5)) + b
+    torch.testing.assert_close(scratch.norm(), flat(tensors(5)).norm())  # remembered, and forgotten when it is overwritten
     out = u.cut.join((2 * u - 0.5 * scratch + v).collapse())
     torch.testing.assert_close(flat(out), plain)
     assert all(o.data_ptr() == s.data_ptr() for o, s in zip(out, store, strict=True))

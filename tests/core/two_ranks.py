@@ -68,7 +68,7 @@ def count_reductions():
     return calls, lambda: setattr(dist, "all_reduce", reduce)
 
 
-def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=False, bucket_view=False, unused=False) -> dict:
+def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=False, bucket_view=False, unused=False, abandon=False) -> dict:
     module = WithSpares() if unused else network()
     model = DistributedDataParallel(module, gradient_as_bucket_view=bucket_view, find_unused_parameters=unused)
     reduced: list[int] = []
@@ -81,7 +81,13 @@ def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=False, bucket_v
         return F.cross_entropy(model(x), y)
 
     for _ in range(STEPS):
-        if accumulate:
+        if abandon:  # what was left on its rank is thrown away, and must not be averaged later
+            with model.no_sync():
+                optimizer.backward(lambda: loss(x, y))
+            optimizer.zero_grad()
+            optimizer.backward(lambda: loss(x, y))
+            optimizer.step()
+        elif accumulate:
             optimizer.zero_grad()
             for i, (a, b) in enumerate(zip(x.chunk(2), y.chunk(2), strict=True)):
                 with model.no_sync() if i == 0 else contextlib.nullcontext():
@@ -126,6 +132,8 @@ CASES = {
     "ddp-released": lambda rank: ddp("released", rank),
     "ddp-bucket-view": lambda rank: ddp("bsam", rank, bucket_view=True),
     "ddp-accumulate": lambda rank: ddp("bsam", rank, accumulate=True),
+    "ddp-bucket-view-accumulate": lambda rank: ddp("bsam", rank, accumulate=True, bucket_view=True),
+    "ddp-abandoned": lambda rank: ddp("bsam", rank, abandon=True),
     "m-sharpness": lambda rank: ddp("bsam", rank, m_sharpness=True),
     "m-sharpness-accumulate": lambda rank: ddp("bsam", rank, m_sharpness=True, accumulate=True),
     "m-sharpness-unused": lambda rank: ddp("sam", rank, m_sharpness=True, unused=True),

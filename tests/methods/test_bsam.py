@@ -74,6 +74,11 @@ def test_a_vanishing_g_min_is_not_divided_by():
 def test_rho_min_follows_the_learning_rate():
     for lr, expected in [(0.1, 0.05), (0.05, 0.03), (0.0, 0.01), (0.4, 0.05), (-1.0, 0.01)]:
         assert math.isclose(follow_lr(lr, top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0), expected, rel_tol=1e-12)
+    assert follow_lr(0.0, top=0.05, floor=0.01, lr_max=0.0, lr_min=0.0) == 0.01  # built at 0 ...
+    assert follow_lr(0.2, top=0.05, floor=0.01, lr_max=0.0, lr_min=0.0) == 0.05  # ... and raised by a scheduler
+    for lr, expected in [(0.4, 0.05), (-1.0, 0.01)]:
+        clamped = follow_lr(torch.tensor(lr), top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0)
+        assert math.isclose(clamped.item(), expected, rel_tol=1e-6)
     on_device = follow_lr(torch.tensor(0.05), top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0)
     assert isinstance(on_device, torch.Tensor)
     assert math.isclose(on_device.item(), 0.03, rel_tol=1e-6)

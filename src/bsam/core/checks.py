@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import nn
 from torch.optim import LBFGS, Optimizer
@@ -19,6 +20,17 @@ def check_radius(name: str, value: object) -> None:
 def is_number(value: object) -> bool:
     """Whether ``value`` is a finite int or float (a bool is neither)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_names(group: Mapping[str, object], settings: Mapping[str, object], defaults: Mapping[str, object]) -> None:
+    """Refuse a radius that nobody reads, and a setting that the base optimizer has under the same name."""
+    clash = sorted(settings.keys() & defaults.keys())
+    if clash:
+        raise Refusal(f"base has a setting {clash[0]} of its own, so {clash[0]} cannot be this method's: take another base")
+    unread = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
+    if unread:
+        known = ", ".join(name for name in settings if name.startswith("rho"))
+        raise Refusal(f"a parameter group has a radius {unread[0]} that this method does not know; it knows {known or 'none'}")
 
 
 def check_base(base: object) -> None:

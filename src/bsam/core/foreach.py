@@ -25,7 +25,7 @@ def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
     """``y += c * x``."""
     if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
-    elif y[0].is_cuda and y[0].dtype != torch.float64:
+    elif y[0].is_cuda and y[0].dtype != torch.float64 and all(a.stride() == b.stride() for a, b in zip(y, x, strict=True)):
         # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and needs no memory for the product.
         torch._fused_sgd_(y, x, [], lr=c.float(), maximize=True, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False)
     else:

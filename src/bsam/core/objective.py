@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,8 +23,8 @@ Closure: TypeAlias = Callable[..., Any]
 class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
-    ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad`` empty. It is a context manager: on the
-    way out, whichever way that is, the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the first evaluation only.
+    ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad`` empty. After
+    :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the first evaluation only.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one loss per micro-batch.
@@ -49,23 +48,16 @@ class Objective:
         self._closure, self._weights, self._model, self._ranks = closure, weights, model, ranks
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
-            self.scale = self._scaler.scale(torch.ones((), device=weights.params[0].device))
+            self.scale = self._scaler.scale(torch.ones((), dtype=weights.cut.scalar_dtype, device=weights.params[0].device))
         self._latest: Block | None = None  # the gradient of the pass before
         self._kept = 0  # gradients moved out of the way
         self._frozen: list[_BatchNorm] = []
 
-    def __enter__(self) -> Objective:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._weights.restore()
-        except KeyboardInterrupt:  # a second Ctrl-C must not cut the way back short
-            self._weights.restore()
-            raise
-        finally:
-            for module in self._frozen:
-                module.track_running_stats = True
+    def close(self) -> None:
+        """Bring back the weights and the batch-norm flags. To call it again does no harm."""
+        self._weights.restore()
+        for module in self._frozen:
+            module.track_running_stats = True
 
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """The mean loss at ``w + at``, without gradients."""
@@ -119,16 +111,19 @@ class Objective:
         """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
         answer = self._closure() if subset is None else self._closure(subset)
         yields = isinstance(answer, Iterator)
-        total, batches, size = torch.zeros(()), 0.0, 0
-        for item in answer if yields else (answer,):
-            losses = _as_losses(item)
-            size = size or losses.numel()
-            share = losses.numel() / size
-            mean = losses if losses.dim() == 0 else losses.mean()
-            if backward is not None and (batches > 0 or not self._closure_ran_backward(yields)):
-                backward(mean if share == 1 else mean * share)
-            total = mean.detach() if batches == 0 else total + mean.detach() * share
-            batches += share
+        total, batches, size, dim = torch.zeros(()), 0.0, 0, None
+        with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():  # or an error would leave it half done
+            for item in answer if yields else (answer,):
+                losses = _as_losses(item)
+                if dim not in (None, losses.dim()):
+                    raise Refusal("the closure yielded mean losses and per-sample losses in turn, and their weights are unknown: yield one kind")
+                dim, size = losses.dim(), size or losses.numel()
+                share = losses.numel() / size
+                mean = losses if dim == 0 else losses.mean()
+                if backward is not None and (batches > 0 or not self._closure_ran_backward(yields)):
+                    backward(mean if share == 1 else mean * share)
+                total = mean.detach() if batches == 0 else total + mean.detach() * share
+                batches += share
         if batches == 0:
             raise Refusal("the closure yielded no loss: yield one loss per micro-batch")
         return (total if batches == 1 else total / batches), batches
@@ -164,12 +159,12 @@ class Objective:
 
 
 def _own(g: Tensor | None, p: Tensor, borrowed: bool) -> Tensor:
-    """A gradient in memory of its own, laid out as its parameter is: foreach is fast on those only."""
+    """A gradient in memory of its own (a view may be of DDP's buckets), laid out as its parameter is: foreach is fast on those only."""
     if g is None:
         return torch.zeros_like(p, requires_grad=False)
     if g.layout != torch.strided:
         raise Refusal("a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding with sparse=False")
-    if borrowed or g.stride() != p.stride():
+    if borrowed or g._is_view() or g.is_conj() or g.is_neg() or g.stride() != p.stride():
         return torch.empty_like(p, requires_grad=False).copy_(g)
     return g
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .checks import check_base, check_model, check_radius
+from .checks import check_base, check_model, check_names, check_radius
 from .foreach import Scalar
 from .objective import Closure, Objective
 from .parts import local
@@ -55,6 +55,8 @@ class SharpnessAware(Optimizer):
         check_base(base)
         check_model(model, base)
         settings = {**settings, "steps_taken": 0}
+        for group in base.param_groups:
+            check_names(group, settings, base.defaults)
         groups = [self.completed({**settings, **group}) for group in base.param_groups]  # refuses before anything is written
         self.__setstate__(
             {
@@ -135,27 +137,36 @@ class SharpnessAware(Optimizer):
         if not params:
             raise Refusal("no parameter of base requires a gradient: unfreeze at least one")
         held = [p.grad for p in params]
+        if all(g is None for g in held):
+            self._reset()  # whoever cleared p.grad, what was prepared is gone with it
+        if self._offsets and self._offsets[0].cut != self._weights.cut:
+            raise Refusal("parameters were added, frozen or moved since the last backward: call zero_grad() before this one")
+        L = Objective(closure, self._weights, self.model, self._ranks, scaler)
         try:
             self._phase, self._offset, self._pending = "busy", None, {}
             for p in params:
                 p.grad = None
-            with Objective(closure, self._weights, self.model, self._ranks, scaler) as L:
-                d = self.direction(L) * L.scale
+            d = self.direction(L) * L.scale
+            L.close()
             if not any(L.reached):
                 raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")
             offset = None if self._offset is None else Vector(self._offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
             self._fill(d, held, L.reached)
+            if offset is not None:
+                self._offsets.append(offset)
+            for name, tensors in self._pending.items():
+                for p, t in zip(params, tensors, strict=True):
+                    self._memory[p][name] = t
+            self._phase = "ready"
         except BaseException:
-            for p, g in zip(params, held, strict=True):
-                p.grad = g
             self._phase = "stale"
+            try:
+                L.close()
+            finally:
+                L.close()  # a second Ctrl-C must not cut the way back short
+                for p, g in zip(params, held, strict=True):
+                    p.grad = g
             raise
-        if offset is not None:
-            self._offsets.append(offset)
-        for name, tensors in self._pending.items():
-            for p, t in zip(params, tensors, strict=True):
-                self._memory[p][name] = t
-        self._phase = "ready"
         return L.loss  # type: ignore[return-value]
 
     def _fill(self, d: Vector, held: list[Tensor | None], reached: list[bool]) -> None:
@@ -203,6 +214,7 @@ class SharpnessAware(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer; it may bring its own settings."""
+        check_names(param_group, self.settings, self.base.defaults)
         self.base.add_param_group(param_group)
         group = self.param_groups.pop()
         self.param_groups.append(self.completed({**self.settings, **group, "steps_taken": self.t}))
@@ -241,7 +253,7 @@ class SharpnessAware(Optimizer):
         """Load what :meth:`state_dict` gave. The state of a base optimizer alone will do: the method then starts afresh, with the settings it has."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        settings = [{name: group[name] for name in self.settings} for group in self.param_groups]
+        settings = [{**{name: group.get(name, self.settings[name]) for name in self.settings}, "steps_taken": 0} for group in self.param_groups]
         entries = state_dict["state"]
         bases = {i: {k: v for k, v in entry.items() if k not in self.memory} for i, entry in entries.items()}
         self.base.load_state_dict({**state_dict, "state": {i: entry for i, entry in bases.items() if entry}})

@@ -65,9 +65,7 @@ class Ranks:
             torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
 
     def borrows(self, device: torch.device) -> bool:
-        """Whether the next backward pass writes into the memory of this one's gradients: DDP's buckets, or the CUDA graphs of ``torch.compile``."""
-        if self.ddp is not None and self.ddp.gradient_as_bucket_view:
-            return True
+        """Whether the next backward pass writes into the memory of this one's gradients, as the CUDA graphs of ``torch.compile`` do."""
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
         return device.type == "cuda" and trees is not None and trees.get_manager(device.index, create_if_none_exists=False) is not None
 

@@ -19,8 +19,9 @@ def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: float, lr_min: fl
         >>> follow_lr(0.4, top=0.1, floor=0.02, lr_max=0.1, lr_min=0.0)
         0.1
     """
-    if lr_max <= lr_min:  # built with a learning rate of 0: there is no way to follow
-        return top
-    share = (lr - lr_min) / (lr_max - lr_min)
+    if lr_max <= lr_min:  # built with a learning rate of 0: there is nothing between the two ends
+        share = (lr > lr_min) * 1.0
+    else:
+        share = (lr - lr_min) / (lr_max - lr_min)
     share = torch.clamp(share, 0.0, 1.0) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
     return floor + (top - floor) * share

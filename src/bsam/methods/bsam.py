@@ -67,8 +67,10 @@ class BSAM(SharpnessAware):
         start_from_min: bool = False,
         m_sharpness: bool = False,
     ) -> None:
-        if passes not in (2, 3):
+        if not isinstance(passes, int) or passes not in (2, 3):
             raise Refusal(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
+        if not isinstance(start_from_min, bool):
+            raise Refusal(f"start_from_min must be True or False, got {start_from_min!r}")
         settings = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor, "lr_max": lr_max, "lr_min": lr_min}
         super().__init__(base, model, settings, m_sharpness=m_sharpness)
         self.passes, self.start_from_min = passes, start_from_min
@@ -94,9 +96,12 @@ class BSAM(SharpnessAware):
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         group = super().completed(group)
         top, floor, lr_min = group["rho_min"], group["rho_min_floor"], group["lr_min"]
-        lr_max = float(group["lr"]) if group["lr_max"] is None else group["lr_max"]
         if floor > top:
             raise Refusal(f"rho_min_floor must not be above rho_min, got {floor} and {top}")
-        if not is_number(lr_min) or not is_number(lr_max) or (not 0 <= lr_min < lr_max and lr_max != 0):
-            raise Refusal(f"lr_max must be above lr_min, and lr_min not negative; got lr_max={lr_max!r} and lr_min={lr_min!r}")
+        if not is_number(lr_min) or lr_min < 0:
+            raise Refusal(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
+        lr_max = float(group["lr"]) if group["lr_max"] is None else group["lr_max"]
+        from_zero = group["lr_max"] is None and lr_max == lr_min == 0  # built with a learning rate of 0, that a scheduler may raise
+        if not is_number(lr_max) or (lr_max <= lr_min and not from_zero):
+            raise Refusal(f"lr_max must be a finite number above lr_min; got lr_max={lr_max!r} and lr_min={lr_min!r}")
         return {**group, "lr_max": lr_max}
