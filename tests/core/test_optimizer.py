@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import functional as F
 
 import bsam
@@ -557,6 +559,22 @@ def test_parameters_that_change_between_accumulated_starts_are_refused(plain):
     plain.model[0].requires_grad_(False)
     with pytest.raises(bsam.Refusal, match="zero_grad"):
         optimizer.backward(plain.loss)
+
+
+def test_distributed_checkpoints_go_through_the_base(problem):
+    """torch.distributed.checkpoint takes a step of its own to make state, and a step without a direction is refused; the base takes it."""
+    optimizer = bsam.BSAM(torch.optim.AdamW(problem.model.parameters(), lr=0.01), problem.model, rho_max=0.2)
+    for _ in range(3):
+        optimizer.step(problem.loss)
+    saved = copy.deepcopy(get_optimizer_state_dict(problem.model, optimizer.base))
+    other = problem.clone()
+    resumed = bsam.BSAM(torch.optim.AdamW(other.model.parameters(), lr=0.01), other.model)
+    set_optimizer_state_dict(other.model, resumed.base, saved)
+    assert resumed.param_groups[0]["rho_max"] == 0.2
+    assert resumed.t == 3
+    optimizer.step(problem.loss)
+    resumed.step(other.loss)
+    assert same(problem.weights(), other.weights())
 
 
 def test_hooks_do_not_stop_a_pickle(problem):
