@@ -99,8 +99,8 @@ def test_bad_arguments_are_refused_in_a_sentence(step_time, capsys, arguments, c
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_is_refused_where_there_is_none(step_time, capsys):
+def test_cuda_is_refused_where_there_is_none(step_time, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         step_time.main(["--device", "cuda"])
     assert "finds no CUDA device" in capsys.readouterr().err
