@@ -103,6 +103,12 @@ SCHEDULES = {
         milestones=[5],
     ),
     "steps": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [7, 14]),
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 5),
+    "multiplicative": lambda o: torch.optim.lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
+    "chained": lambda o: torch.optim.lr_scheduler.ChainedScheduler(
+        [torch.optim.lr_scheduler.LinearLR(o, start_factor=0.2, total_iters=5), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "swa": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.02, anneal_epochs=8),
     "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8),
     "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 3.0 if t == 4 else 0.5),
     "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=6),
