@@ -95,23 +95,28 @@ def test_what_was_abandoned_under_no_sync_is_not_averaged_later(ranks):
     assert len(first["reductions"]) == first["buckets"] == two_ranks.STEPS * 3
 
 
-@pytest.mark.parametrize("case", ["ddp-accumulate", "ddp-bucket-view-accumulate"])
-def test_accumulation_under_no_sync_is_averaged_later(ranks, case):
-    """Left on its rank by no_sync, perturbed there; averaged with the next call. The second call perturbs along the mean of both ranks."""
+@pytest.mark.parametrize(("case", "calls"), [("ddp-accumulate", 2), ("ddp-bucket-view-accumulate", 3)])
+def test_accumulation_under_no_sync_is_averaged_later(ranks, case, calls):
+    """The first call is left on its rank by no_sync, perturbed there, and averaged with the next. Later calls perturb along the mean of both ranks.
+
+    With bucket views, the gradients of one call lie in memory that the next one writes to.
+    """
     first, second = (rank[case] for rank in ranks)
     assert_close(first["weights"], second["weights"], atol=0)
     model = two_ranks.network()
     optimizer = two_ranks.build("bsam", model)
-    x, y = two_ranks.batch()
-    quarters = list(zip(x.chunk(4), y.chunk(4), strict=True))  # rank 0 has the first two, rank 1 the others
+    of_rank = [list(zip(x.chunk(calls), y.chunk(calls), strict=True)) for x, y in zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True)]
     for _ in range(two_ranks.STEPS):
         optimizer.zero_grad()
-        for a, b in (quarters[0], quarters[2]):  # the first of each rank, under no_sync
-            optimizer.backward(lambda: F.cross_entropy(model(a), b) / 4)
-        together = [torch.cat(t) for t in zip(quarters[1], quarters[3], strict=True)]
-        optimizer.backward(lambda: F.cross_entropy(model(together[0]), together[1]) / 2)
+        for a, b in (of_rank[0][0], of_rank[1][0]):  # the first of each rank, under no_sync
+            optimizer.backward(lambda: F.cross_entropy(model(a), b) / (2 * calls))
+        for ours, theirs in zip(of_rank[0][1:], of_rank[1][1:], strict=True):
+            x, y = (torch.cat(pair) for pair in zip(ours, theirs, strict=True))
+            optimizer.backward(lambda: F.cross_entropy(model(x), y) / calls)
         optimizer.step()
     assert_close(first["weights"], [p.detach() for p in model.parameters()])
+    assert first["buckets"] == two_ranks.STEPS * 3 * (calls - 1)
+    assert len(first["reductions"]) == first["buckets"] + two_ranks.STEPS  # what no_sync left is averaged once
 
 
 def test_m_sharpness_with_accumulation_reduces_once_a_step(ranks):

@@ -68,7 +68,7 @@ def count_reductions():
     return calls, lambda: setattr(dist, "all_reduce", reduce)
 
 
-def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=False, bucket_view=False, unused=False, abandon=False) -> dict:
+def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=0, bucket_view=False, unused=False, abandon=False) -> dict:
     module = WithSpares() if unused else network()
     model = DistributedDataParallel(module, gradient_as_bucket_view=bucket_view, find_unused_parameters=unused)
     reduced: list[int] = []
@@ -89,9 +89,9 @@ def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=False, bucket_v
             optimizer.step()
         elif accumulate:
             optimizer.zero_grad()
-            for i, (a, b) in enumerate(zip(x.chunk(2), y.chunk(2), strict=True)):
+            for i, (a, b) in enumerate(zip(x.chunk(accumulate), y.chunk(accumulate), strict=True)):
                 with model.no_sync() if i == 0 else contextlib.nullcontext():
-                    optimizer.backward(lambda: loss(a, b) / 2)
+                    optimizer.backward(lambda: loss(a, b) / accumulate)
             optimizer.step()
         else:
             optimizer.step(lambda: loss(x, y))
@@ -131,11 +131,11 @@ CASES = {
     "ddp-bsam2": lambda rank: ddp("bsam2", rank),
     "ddp-released": lambda rank: ddp("released", rank),
     "ddp-bucket-view": lambda rank: ddp("bsam", rank, bucket_view=True),
-    "ddp-accumulate": lambda rank: ddp("bsam", rank, accumulate=True),
-    "ddp-bucket-view-accumulate": lambda rank: ddp("bsam", rank, accumulate=True, bucket_view=True),
+    "ddp-accumulate": lambda rank: ddp("bsam", rank, accumulate=2),
+    "ddp-bucket-view-accumulate": lambda rank: ddp("bsam", rank, accumulate=3, bucket_view=True),
     "ddp-abandoned": lambda rank: ddp("bsam", rank, abandon=True),
     "m-sharpness": lambda rank: ddp("bsam", rank, m_sharpness=True),
-    "m-sharpness-accumulate": lambda rank: ddp("bsam", rank, m_sharpness=True, accumulate=True),
+    "m-sharpness-accumulate": lambda rank: ddp("bsam", rank, m_sharpness=True, accumulate=2),
     "m-sharpness-unused": lambda rank: ddp("sam", rank, m_sharpness=True, unused=True),
     "fsdp-sam": lambda rank: fsdp("sam", rank),
     "fsdp-bsam": lambda rank: fsdp("bsam", rank),
