@@ -485,7 +485,7 @@ def test_parameters_may_be_cast_between_steps(problem):
 class Remembering(SharpnessAware):
     """A method with a memory: the running mean of its gradients."""
 
-    memory = ("mean",)
+    vectors = ("mean",)
 
     def __init__(self, base, model):
         super().__init__(base, model, {})

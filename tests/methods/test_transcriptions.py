@@ -1,10 +1,13 @@
-"""SAM and BSAM against plain-loop float64 transcriptions of their equations, with momentum, weight decay, batch norm and a cosine schedule."""
+"""Every method against a plain-loop float64 transcription of its equations, with momentum, weight decay, batch norm and a cosine schedule."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,96 +15,300 @@ from torch.nn import functional as F
 
 import bsam
 
-STEPS, LR, MOMENTUM, DECAY, TINY = 50, 0.1, 0.9, 1e-2, 1e-12
-Gradient = Callable[[list[Tensor]], list[Tensor]]
+LR, MOMENTUM, DECAY, TINY = 0.1, 0.9, 1e-2, 1e-12
+Tensors = list[Tensor]
 
 
-def norm(v: list[Tensor]) -> float:
-    return math.sqrt(sum(float((t.double() ** 2).sum()) for t in v))
+def dot(u: Tensors, v: Tensors) -> float:
+    return sum(float((a * b).sum()) for a, b in zip(u, v, strict=True))
 
 
-def shifted(w: list[Tensor], c: float, v: list[Tensor]) -> list[Tensor]:
-    return [a + c * b for a, b in zip(w, v, strict=True)]
+def norm(v: Tensors) -> float:
+    return math.sqrt(dot(v, v))
 
 
-def sam(grad: Gradient, w: list[Tensor], lr: float) -> tuple[list[Tensor], list[Tensor]]:
-    g = grad(w)
-    return w, grad(shifted(w, 0.05 / (norm(g) + TINY), g))
+def ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
 
 
-def bsam_direction(passes: int = 3, start_from_min: bool = False, rho_max: float = 0.05, rho_min: float = 0.04, floor: float = 0.01):
-    def direction(grad: Gradient, w: list[Tensor], lr: float) -> tuple[list[Tensor], list[Tensor]]:
-        rho = floor + (rho_min - floor) * lr / LR
-        g = grad(w)
-        n = norm(g) + TINY
-        g_max = grad(shifted(w, rho_max / n, g))
-        extrapolated = [a - rho / rho_max * (b - a) for a, b in zip(g, g_max, strict=True)]
-        g_min = grad(shifted(w, -rho / n, g)) if passes == 3 else extrapolated
-        r = norm(g_max) / norm(g_min)
-        d = [a + b - r * c for a, b, c in zip(g, g_max, g_min, strict=True)]
-        return (shifted(w, -rho / n, g) if start_from_min else w), d
-
-    return direction
+def mix(*terms: tuple[float, Tensors]) -> Tensors:
+    """The sum of c v over the terms (c, v)."""
+    return [sum(c * v[i] for c, v in terms) for i in range(len(terms[0][1]))]
 
 
-def transcribed(problem, direction) -> tuple[list[Tensor], list[Tensor]]:
-    """SGD with momentum and weight decay on a direction, in plain loops."""
-    names = [name for name, _ in problem.model.named_parameters()]
-    w = problem.weights()
-    momentum: list[Tensor] = []
-    for t in range(STEPS):
-        lr = LR * (1 + math.cos(math.pi * t / STEPS)) / 2
-        buffers = {name: b.clone() for name, b in problem.model.named_buffers()}
-        passes = 0
-
-        def grad(at: list[Tensor]) -> list[Tensor]:
-            nonlocal passes
-            leaves = [t.clone().requires_grad_() for t in at]
-            own = buffers if passes == 0 else {name: b.clone() for name, b in buffers.items()}  # statistics move in the first pass only
-            out = torch.func.functional_call(problem.model, {**dict(zip(names, leaves, strict=True)), **own}, (problem.x,))
-            passes += 1
-            return list(torch.autograd.grad(F.cross_entropy(out, problem.y), leaves))
-
-        start, d = direction(grad, w, lr)
-        d = [a + DECAY * b for a, b in zip(d, start, strict=True)]
-        momentum = [MOMENTUM * m + a for m, a in zip(momentum, d, strict=True)] if momentum else d
-        w = shifted(start, -lr, momentum)
-        for name, b in problem.model.named_buffers():
-            b.copy_(buffers[name])
-    return w, problem.buffers()
+def ball(rho: float, v: Tensors) -> Tensors:
+    """The perturbation of length rho along v."""
+    return mix((rho / (norm(v) + TINY), v))
 
 
-CASES = {
-    "sam": (bsam.SAM, {"rho": 0.05}, sam),
-    "bsam": (bsam.BSAM, {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01}, bsam_direction()),
-    "bsam-2": (bsam.BSAM, {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01, "passes": 2}, bsam_direction(passes=2)),
-    "bsam-released": (bsam.BSAM, {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01, "start_from_min": True}, bsam_direction(start_from_min=True)),
-    "bsam-2-released": (
-        bsam.BSAM,
-        {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01, "passes": 2, "start_from_min": True},
-        bsam_direction(passes=2, start_from_min=True),
-    ),
+def projected(v: Tensors, onto: Tensors) -> Tensors:
+    return mix((ratio(dot(v, onto), dot(onto, onto)), onto))
+
+
+def largest(values: Tensor, k: int) -> list[int]:
+    return sorted(sorted(range(len(values)), key=lambda i: -float(values[i]))[:k])
+
+
+def coins(seed: int, t: int, p: float, n: int) -> list[bool]:
+    return [float(number) < p for number in np.random.default_rng((seed, t)).random(n)]
+
+
+def following(lr: float, top: float, floor: float, lr_max: float | None, lr_min: float) -> float:
+    lr_max = LR if lr_max is None else lr_max
+    return min(max(floor + (top - floor) * (lr - lr_min) / (lr_max - lr_min), floor), top)
+
+
+@dataclass
+class Step:
+    """One step: the mini-batch loss around w, and whatever else a method looks at."""
+
+    problem: Any
+    w: Tensors  # where the base optimizer will step from
+    v: Tensors  # its momentum, empty in the first step
+    t: int
+    lr: float
+    memory: dict[str, Any] = field(default_factory=dict)
+    evaluations: int = 0
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.problem.model.named_parameters()]
+
+    def evaluated(self, w: Tensors, indices: list[int] | None = None) -> Tensor:
+        """Per-sample losses. The first evaluation of a step moves the batch-norm statistics, later ones move a copy."""
+        model, kept = self.problem.model, slice(None) if indices is None else indices
+        buffers = {name: b.clone() for name, b in model.named_buffers()} if self.evaluations else {}
+        self.evaluations += 1
+        out = torch.func.functional_call(model, {**dict(zip(self.names(), w, strict=True)), **buffers}, (self.problem.x[kept],))
+        return F.cross_entropy(out, self.problem.y[kept], reduction="none")
+
+    def at(self, e: Tensors | None) -> Tensors:
+        return [p.clone().requires_grad_() for p in (self.w if e is None else mix((1, self.w), (1, e)))]
+
+    def losses(self, e: Tensors | None = None) -> Tensor:
+        with torch.no_grad():
+            return self.evaluated(self.at(e))
+
+    def losses_and_grad(self, e: Tensors | None = None, indices: list[int] | None = None) -> tuple[Tensor, Tensors]:
+        w = self.at(e)
+        losses = self.evaluated(w, indices)
+        return losses.detach(), list(torch.autograd.grad(losses.mean(), w))
+
+    def grad(self, e: Tensors | None = None, indices: list[int] | None = None) -> Tensors:
+        return self.losses_and_grad(e, indices)[1]
+
+    def hessian_times(self, u: Tensors, e: Tensors | None = None) -> Tensors:
+        w = self.at(e)
+        g = torch.autograd.grad(self.evaluated(w).mean(), w, create_graph=True)
+        return list(torch.autograd.grad(sum((a * b).sum() for a, b in zip(g, u, strict=True)), w))
+
+
+def adaptive_ball(L: Step, rho: float, g: Tensors, eta: float) -> Tensors:
+    scales = [p.ndim >= 2 or name.split(".")[-1] == "weight" for name, p in zip(L.names(), L.w, strict=True)]
+    T = [p.abs() + eta if scale else torch.ones_like(p) for p, scale in zip(L.w, scales, strict=True)]
+    n = norm([a * b for a, b in zip(T, g, strict=True)]) + TINY
+    return [rho * a**2 * b / n for a, b in zip(T, g, strict=True)]
+
+
+def bsam_(L: Step, rho_max=0.05, rho_min=0.05, rho_min_floor=0.0, lr_max=None, lr_min=0.0, passes=3, start_from_min=False, adaptive=False, eta=0.01):
+    rho_min = following(L.lr, rho_min, rho_min_floor, lr_max, lr_min)
+    g = L.grad()
+    e_max, e_min = (adaptive_ball(L, rho, g, eta) if adaptive else ball(rho, g) for rho in (rho_max, rho_min))
+    g_max = L.grad(e_max)
+    extrapolated = mix((1, g), (-rho_min / rho_max, mix((1, g_max), (-1, g))))
+    g_min = L.grad(mix((-1, e_min))) if passes == 3 else extrapolated
+    if start_from_min:
+        L.w = mix((1, L.w), (-1, e_min))
+    return mix((1, g), (1, g_max), (-ratio(norm(g_max), norm(g_min)), g_min))
+
+
+def sam(L: Step, rho=0.05) -> Tensors:
+    return L.grad(ball(rho, L.grad()))
+
+
+def asam(L: Step, rho=0.5, eta=0.01) -> Tensors:
+    return L.grad(adaptive_ball(L, rho, L.grad(), eta))
+
+
+def gsam(L: Step, rho=0.05, rho_floor=None, lr_max=None, lr_min=0.0, alpha=0.4) -> Tensors:
+    rho_t = rho if rho_floor is None else following(L.lr, rho, rho_floor, lr_max, lr_min)
+    g = L.grad()
+    g_p = L.grad(ball(rho_t, g))
+    return mix((1, g_p), (-alpha, g), (alpha, projected(g, g_p)))
+
+
+def fisher_sam(L: Step, rho=0.1, eta=0.2) -> Tensors:
+    g = L.grad()
+    natural = [a / (1 + eta * a**2) for a in g]  # F^-1 g
+    return L.grad(mix((rho / (math.sqrt(dot(g, natural)) + TINY), natural)))
+
+
+def friendly_sam(L: Step, rho=0.05, sigma=1.0, decay=0.9) -> Tensors:
+    g = L.grad()
+    m = L.memory.get("m")
+    d = L.grad(ball(rho, g if m is None else mix((1, g), (-sigma, m))))
+    L.memory["m"] = g if m is None else mix((decay, m), (1 - decay, g))
+    return d
+
+
+def pgn(L: Step, rho=0.1, alpha=0.8) -> Tensors:
+    g = L.grad()
+    return mix((1 - alpha, g), (alpha, L.grad(ball(rho, g))))
+
+
+def gam(L: Step, rho=0.02, rho_norm=0.2, beta=(1, 1, 1), gamma=0.03, form="released") -> Tensors:
+    g = L.grad()
+    if form == "paper":
+        e = ball(rho_norm, L.hessian_times(mix((1 / norm(g), g))))
+        g_e = L.grad(e)
+        return mix((1, g), (gamma * rho_norm, L.hessian_times(mix((1 / norm(g_e), g_e)), e)))
+    b1, b2, b3 = beta
+    g1 = L.grad(ball(rho, g))
+    e = ball(rho_norm, mix((1, g1), (-1, g)))
+    g2 = L.grad(e)
+    g3 = L.grad(mix((1, e), (1, ball(rho, g2))))
+    n = mix((b1, g1), (b3, g3))
+    p = mix((1, g), (b2, g2))
+    return mix((1, n), (-gamma, p), (gamma, projected(p, n)))
+
+
+def look_sam(L: Step, rho=0.05, k=5, alpha=0.2) -> Tensors:
+    g = L.grad()
+    if L.t % k == 0:
+        g_s = L.grad(ball(rho, g))
+        L.memory["g_v"] = mix((1, g_s), (-1, projected(g_s, g)))
+        return g_s
+    g_v = L.memory["g_v"]
+    return mix((1, g), (alpha * ratio(norm(g), norm(g_v)), g_v))
+
+
+def esam(L: Step, rho=0.05, beta=0.6, gamma=0.5, seed=0) -> Tensors:
+    before, g = L.losses_and_grad()
+    g_S = [a if kept else torch.zeros_like(a) for a, kept in zip(g, coins(seed, L.t, beta, len(g)), strict=True)]
+    e = ball(rho / beta, g_S)
+    rise = L.losses(e) - before
+    return L.grad(e, largest(rise, max(1, int(gamma * len(rise)))))
+
+
+def ksam(L: Step, rho=0.05, k=64) -> Tensors:
+    hard = largest(L.losses(), k)
+    return L.grad(ball(rho, L.grad(indices=hard)), hard)
+
+
+def msam(L: Step, rho=3.0) -> Tensors:
+    return L.grad(ball(-rho, L.v) if L.v else None)
+
+
+def aesam(L: Step, total_steps: int, rho=0.05, decay=0.9, lambda_1=-1.0, lambda_2=1.0) -> Tensors:
+    g = L.grad()
+    s = dot(g, g)
+    mu, var = s, 0.0
+    if L.t > 0:
+        mu = decay * L.memory["mu"] + (1 - decay) * s
+        var = decay * L.memory["var"] + (1 - decay) * (s - mu) ** 2
+    L.memory.update(mu=mu, var=var)
+    c = L.t / total_steps * lambda_1 + (1 - L.t / total_steps) * lambda_2
+    return L.grad(ball(rho, g)) if s >= mu + c * math.sqrt(var) else g
+
+
+def rst(L: Step, rho=0.05, p=0.5, gamma=1.0, seed=0) -> Tensors:
+    g = L.grad()
+    (heads,) = coins(seed, L.t, p, 1)
+    return mix((1 - gamma, g), (gamma, L.grad(ball(rho, g)))) if heads else g
+
+
+RADII = {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01}
+WIDE = {"rho_max": 0.5, "rho_min": 0.4, "rho_min_floor": 0.1, "adaptive": True, "eta": 0.01}
+CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "sam": ("SAM", sam, {}),
+    "bsam": ("BSAM", bsam_, RADII),
+    "bsam-defaults": ("BSAM", bsam_, {}),
+    "bsam-2": ("BSAM", bsam_, {**RADII, "passes": 2}),
+    "bsam-released": ("BSAM", bsam_, {**RADII, "start_from_min": True}),
+    "bsam-2-released": ("BSAM", bsam_, {**RADII, "passes": 2, "start_from_min": True}),
+    "bsam-adaptive": ("BSAM", bsam_, WIDE),
+    "bsam-adaptive-2": ("BSAM", bsam_, {**WIDE, "passes": 2}),
+    "asam": ("ASAM", asam, {}),
+    "asam-eta": ("ASAM", asam, {"rho": 0.3, "eta": 0.2}),
+    "gsam": ("GSAM", gsam, {}),
+    "gsam-schedule": ("GSAM", gsam, {"rho": 0.2, "rho_floor": 0.01}),
+    "gsam-clamped": ("GSAM", gsam, {"rho": 0.2, "rho_floor": 0.01, "lr_max": 0.08, "lr_min": 0.02, "alpha": 0.7}),
+    "fisher": ("FisherSAM", fisher_sam, {}),
+    "fisher-strong": ("FisherSAM", fisher_sam, {"rho": 0.2, "eta": 100.0}),
+    "friendly": ("FriendlySAM", friendly_sam, {}),
+    "friendly-0.5": ("FriendlySAM", friendly_sam, {"rho": 0.2, "sigma": 0.5, "decay": 0.6}),
+    "pgn": ("PGN", pgn, {}),
+    "gam": ("GAM", gam, {}),
+    "gam-beta": ("GAM", gam, {"rho": 0.1, "beta": (0.9, 0.8, 0.7), "gamma": 0.3}),
+    "gam-paper": ("GAM", gam, {"form": "paper"}),
+    "gam-paper-strong": ("GAM", gam, {"form": "paper", "rho_norm": 0.1, "gamma": 0.7}),
+    "looksam": ("LookSAM", look_sam, {}),
+    "looksam-3": ("LookSAM", look_sam, {"rho": 0.1, "k": 3, "alpha": 0.5}),
+    "esam": ("ESAM", esam, {}),
+    "esam-seed": ("ESAM", esam, {"rho": 0.1, "beta": 0.8, "gamma": 0.7, "seed": 3}),
+    "ksam": ("KSAM", ksam, {"k": 10}),
+    "msam": ("MSAM", msam, {"rho": 0.3}),
+    "aesam": ("AESAM", aesam, {"total_steps": 30}),
+    "aesam-lambda": ("AESAM", aesam, {"total_steps": 30, "rho": 0.2, "decay": 0.8, "lambda_1": -2.0, "lambda_2": 0.5}),
+    "rst": ("RST", rst, {}),
+    "rst-seed": ("RST", rst, {"rho": 0.2, "p": 0.3, "seed": 3}),
+    "g-rst": ("RST", rst, {"gamma": 2.0}),
 }
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+def transcribed(problem, case: str, steps: int = 30) -> tuple[Tensors, list[int]]:
+    """SGD with momentum and weight decay on a method's direction: the weights and buffers at the end, and the evaluations of every step."""
+    _, direction, arguments = CASES[case]
+    w, v, memory, evaluations = problem.weights(), [], {}, []
+    for t in range(steps):
+        L = Step(problem, w, v, t, LR * (1 + math.cos(math.pi * t / steps)) / 2, memory)
+        d = direction(L, **arguments)
+        d = mix((1, d), (DECAY, L.w))
+        v = mix((MOMENTUM, v), (1, d)) if v else d
+        w = mix((1, L.w), (-L.lr, v))
+        evaluations.append(L.evaluations)
+    return w + problem.buffers(), evaluations
+
+
+def distance(u: Tensors, v: Tensors) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(u, v, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_equals_the_transcription(problem, case):
-    cls, arguments, direction = CASES[case]
-    expected, statistics = transcribed(problem.clone(), direction)
+    name, _, arguments = CASES[case]
+    steps = 50 if name in ("SAM", "BSAM") else 30
+    expected, _ = transcribed(problem.clone(), case, steps)
+
+    def losses(indices: Tensor | None = None) -> Tensor:
+        x, y = (problem.x, problem.y) if indices is None else (problem.x[indices], problem.y[indices])
+        return F.cross_entropy(problem.model(x), y, reduction="none")
+
     base = torch.optim.SGD(problem.model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    optimizer = cls(base, problem.model, **arguments)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
-    for _ in range(STEPS):
-        optimizer.step(problem.loss)
+    optimizer = getattr(bsam, name)(base, problem.model, **arguments)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    for _ in range(steps):
+        optimizer.step(losses if name in ("ESAM", "KSAM") else problem.loss)
         scheduler.step()
-    for ours, theirs in zip(problem.weights() + problem.buffers(), expected + statistics, strict=True):
+    for ours, theirs in zip(problem.weights() + problem.buffers(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
-    assert max(float((a - b).abs().max()) for a, b in zip(expected, problem.weights(), strict=True)) < 1e-11
 
 
 def test_the_transcriptions_differ_from_each_other(problem):
     """Else equality above would say little."""
-    ends = [transcribed(problem.clone(), direction)[0] for _, _, direction in CASES.values()]
-    for i, a in enumerate(ends):
-        for b in ends[:i]:
-            assert max(float((s - t).abs().max()) for s, t in zip(a, b, strict=True)) > 1e-4
+    weights = len(problem.weights())
+    ends = {case: transcribed(problem.clone(), case)[0][:weights] for case in CASES}
+    close = [(a, b) for a, b in itertools.combinations(ends, 2) if not distance(ends[a], ends[b]) > 1e-4]
+    assert not close
+
+
+@pytest.mark.parametrize("case", ["aesam", "aesam-lambda", "rst", "rst-seed", "g-rst", "looksam", "looksam-3"])
+def test_both_branches_are_taken(problem, case):
+    _, evaluations = transcribed(problem, case)
+    assert min(evaluations.count(1), evaluations.count(2)) >= 3
+
+
+@pytest.mark.parametrize("case", ["gsam", "gam", "gam-beta", "looksam"])
+def test_a_wrong_sign_of_the_projection_would_show(problem, monkeypatch, case):
+    right, _ = transcribed(problem.clone(), case)
+    monkeypatch.setitem(globals(), "projected", lambda v, onto: mix((-ratio(dot(v, onto), dot(onto, onto)), onto)))
+    assert distance(right, transcribed(problem, case)[0]) > 1e-6

@@ -17,6 +17,22 @@ def check_radius(name: str, value: object) -> None:
         raise Refusal(f"{name} must be a finite number that is not negative, got {value!r}")
 
 
+def check_number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite number between ``low`` and ``high``, as it is."""
+    if not is_number(value) or not low <= value <= high:  # type: ignore[operator]
+        bounds = {(True, True): "", (False, True): f" of at least {low}", (True, False): f" of at most {high}"}
+        between = bounds.get((low == -math.inf, high == math.inf), f" between {low} and {high}")
+        raise Refusal(f"{name} must be a finite number{between}, got {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def check_count(name: str, value: object, low: int = 1) -> int:
+    """A whole number of at least ``low``, as it is."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise Refusal(f"{name} must be a whole number of at least {low}, got {value!r}")
+    return value
+
+
 def is_number(value: object) -> bool:
     """Whether ``value`` is a finite int or float (a bool is neither)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

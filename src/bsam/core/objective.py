@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,7 +28,8 @@ class Objective:
     :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the first evaluation only.
 
     Args:
-        closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one loss per micro-batch.
+        closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one loss per micro-batch. Methods that
+            choose samples call it with their indices, too.
         weights: the parameters, surveyed for this step.
         model: where batch norm is found; None says that there is none.
         ranks: the data-parallel side of the model.
@@ -49,6 +51,7 @@ class Objective:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
             self.scale = self._scaler.scale(torch.ones((), dtype=weights.cut.scalar_dtype, device=weights.params[0].device))
+        self._samples: Tensor | None = None  # the losses of the latest evaluation, where the closure gives one per sample
         self._latest: Block | None = None  # the gradient of the pass before
         self._kept = 0  # gradients moved out of the way
         self._frozen: list[_BatchNorm] = []
@@ -62,8 +65,28 @@ class Objective:
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """The mean loss at ``w + at``, without gradients."""
         with self._evaluation(at), torch.no_grad():
-            loss, _ = self._mean_loss(subset)
+            try:
+                loss, _ = self._mean_loss(subset)
+            except RuntimeError as error:
+                if "does not require grad" in str(error):
+                    raise Refusal("this method looks at the losses without gradients first: the closure must return them and leave backward to it") from error
+                raise
         return self._noted(loss)
+
+    def losses(self, at: Vector | None = None) -> Tensor:
+        """One loss per sample at ``w + at``, without gradients."""
+        self.value(at)
+        return self.samples
+
+    @property
+    def samples(self) -> Tensor:
+        """The losses of the latest evaluation, sample by sample."""
+        if self._samples is None:
+            raise Refusal(
+                "this method chooses samples by their losses, and the closure gave their mean: let it return one loss per sample (reduction='none') "
+                "of the samples that it is asked for, as in `def closure(indices=slice(None)): return cross_entropy(model(x[indices]), y[indices], ...)`"
+            )
+        return self._samples
 
     def grad(self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None) -> Vector:
         """The gradient at ``w + at``."""
@@ -77,13 +100,25 @@ class Objective:
             subset: the samples to use; the closure is called with these indices.
             wrt: one flag per parameter; gradients of the others are not computed and count as zero.
         """
+        if wrt is not None and not any(wrt):
+            return self.value(at, subset=subset), self._take_gradient()
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
-        with self._evaluation(at), torch.enable_grad():
-            loss, batches = self._mean_loss(subset, partial(self._backward, inputs=inputs))
-        return self._noted(loss), self._take_gradient() * (1.0 / batches)
+        with self._evaluation(at, alone=wrt is not None), torch.enable_grad():
+            loss, batches = self._mean_loss(subset, partial(self._backward, inputs=None if self._weights.sharded else inputs))
+        return self._noted(loss), self._take_gradient(wrt, alone=wrt is not None) * (1.0 / batches)
+
+    def curvature(self, v: Vector, at: Vector | None = None) -> Vector:
+        """The Hessian at ``w + at`` times ``v``, by a backward pass through the backward pass."""
+        if self._weights.sharded:
+            raise Refusal("a Hessian-vector product needs a second derivative, which FSDP does not give")
+        along = v.tensors(self._weights.params)
+        with self._evaluation(at, alone=True), torch.enable_grad():
+            loss, batches = self._mean_loss(None, partial(self._second_backward, along=along), own_allowed=False)
+        self._noted(loss)
+        return self._take_gradient(alone=True) * (1.0 / batches)
 
     @contextlib.contextmanager
-    def _evaluation(self, at: Vector | None) -> Iterator[None]:
+    def _evaluation(self, at: Vector | None, *, alone: bool = False) -> Iterator[None]:
         if at is None:
             self._weights.restore()
         else:
@@ -94,7 +129,7 @@ class Objective:
                 if isinstance(module, _BatchNorm) and module.track_running_stats:
                     self._frozen.append(module)
                     module.track_running_stats = False
-        with self._ranks.quiet():
+        with self._ranks.quiet(alone):
             yield
 
     def _make_room(self) -> None:
@@ -107,11 +142,12 @@ class Objective:
         self.loss = loss if self.loss is None else self.loss
         return loss
 
-    def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None) -> tuple[Tensor, float]:
+    def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None, *, own_allowed: bool = True) -> tuple[Tensor, float]:
         """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
-        answer = self._closure() if subset is None else self._closure(subset)
+        answer = self._closure() if subset is None else self._choosing_closure()(subset)
         yields = isinstance(answer, Iterator)
         total, batches, size, dim = torch.zeros(()), 0.0, 0, None
+        samples: list[Tensor] = []
         with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():  # or an error would leave it half done
             for item in answer if yields else (answer,):
                 losses = _as_losses(item)
@@ -119,19 +155,31 @@ class Objective:
                     raise Refusal("the closure yielded mean losses and per-sample losses in turn, and their weights are unknown: yield one kind")
                 dim, size = losses.dim(), size or losses.numel()
                 share = losses.numel() / size
+                samples.append(losses.detach())
                 mean = losses if dim == 0 else losses.mean()
-                if backward is not None and (batches > 0 or not self._closure_ran_backward(yields)):
+                if backward is not None and (batches > 0 or not self._closure_ran_backward(allowed=own_allowed and not yields)):
                     backward(mean if share == 1 else mean * share)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
         if batches == 0:
             raise Refusal("the closure yielded no loss: yield one loss per micro-batch")
+        self._samples = None if dim == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
+        if subset is not None and len(self.samples) != len(subset):
+            raise Refusal(f"the closure was asked for {len(subset)} samples and returned {len(self.samples)} losses: it must use the indices it is called with")
         return (total if batches == 1 else total / batches), batches
 
-    def _closure_ran_backward(self, yields: bool) -> bool:
+    def _choosing_closure(self) -> Closure:
+        parameters = inspect.signature(self._closure).parameters.values()
+        if not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+            raise Refusal("this method chooses samples, and the closure takes no argument: let it take their indices, as in `def closure(indices=slice(None))`")
+        return self._closure
+
+    def _closure_ran_backward(self, allowed: bool) -> bool:
         ran = any(p.grad is not None for p in self._weights.params)
-        if ran and yields:
-            raise Refusal("a closure that yields micro-batches must not run backward itself: yield each loss with its graph")
+        if ran and not allowed:
+            raise Refusal(
+                "a closure that yields micro-batches, or whose loss is differentiated twice, must not run backward itself: give the loss with its graph"
+            )
         return ran
 
     def _backward(self, loss: Tensor, inputs: list[Tensor] | None) -> None:
@@ -142,16 +190,26 @@ class Objective:
             )
         (loss if self._scaler is None else self._scaler.scale(loss)).backward(inputs=inputs)
 
-    def _take_gradient(self) -> Vector:
+    def _second_backward(self, loss: Tensor, along: list[Tensor]) -> None:
+        params = self._weights.params
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        first = torch.autograd.grad(scaled, params, create_graph=True, allow_unused=True)
+        curved = [(g, v) for g, v in zip(first, along, strict=True) if g is not None and g.requires_grad]
+        if curved:
+            torch.autograd.backward([g for g, _ in curved], [v for _, v in curved], inputs=params)
+
+    def _take_gradient(self, wrt: Sequence[bool] | None = None, *, alone: bool = False) -> Vector:
         """Take ``p.grad`` over, without a copy, and leave None."""
         params = self._weights.params
-        found = [p.grad for p in params]
+        found = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
         for p in params:
             p.grad = None
         self.reached = [was or g is not None for was, g in zip(self.reached, found, strict=True)]
         borrowed = self._ranks.borrows(params[0].device)
         gradient = Vector((_own(g, p, borrowed) for g, p in zip(found, params, strict=True)), self._weights.cut, scratch=True)
         (self._latest,) = gradient.terms
+        if alone:
+            self._ranks.average_pass([t for part in self._latest.parts for t in part])
         if self._scaler is not None:
             self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # inf and NaN become NaN here, and any number 1
             gradient = gradient / self.scale

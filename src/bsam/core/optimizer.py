@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 
 from .checks import check_base, check_model, check_names, check_radius
 from .foreach import Scalar
+from .memory import Memory
 from .objective import Closure, Objective
 from .parts import local
 from .ranks import Ranks
 from .refusal import Refusal
+from .schedule import completed_schedule, follow_lr
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Weights
 
@@ -39,14 +41,15 @@ class SharpnessAware(Optimizer):
         m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
     """
 
-    memory: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
+    vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
+    numbers: ClassVar[tuple[str, ...]] = ()  # and of the numbers
+    follows: ClassVar[dict[str, str]] = {}  # radii that follow the learning rate, from lr_min to lr_max, and the names of their floors
 
     base: Optimizer
     model: nn.Module | None
     m_sharpness: bool
     settings: dict[str, Any]
-    _memory: dict[Tensor, dict[str, Tensor]]
-    _pending: dict[str, list[Tensor]]  # what this backward will remember
+    _memory: Memory
     _offset: Vector | None  # where this backward wants the step to start, from w
     _offsets: list[Vector]  # and where the backwards since the last step did
     _phase: str  # idle; busy: in backward; ready: to step; stale: the last backward raised
@@ -54,7 +57,7 @@ class SharpnessAware(Optimizer):
     def __init__(self, base: Optimizer, model: nn.Module | None, settings: dict[str, Any], *, m_sharpness: bool = False) -> None:
         check_base(base)
         check_model(model, base)
-        settings = {**settings, "steps_taken": 0}
+        settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0}
         for group in base.param_groups:
             check_names(group, settings, base.defaults)
         groups = [self.completed({**settings, **group}) for group in base.param_groups]  # refuses before anything is written
@@ -65,7 +68,7 @@ class SharpnessAware(Optimizer):
                 "m_sharpness": m_sharpness,
                 "defaults": {**base.defaults, **settings},
                 "settings": settings,
-                "_memory": defaultdict(dict),
+                "_memory": Memory(self.vectors, self.numbers),
             }
         )
         for group, completed in zip(base.param_groups, groups, strict=True):
@@ -80,13 +83,18 @@ class SharpnessAware(Optimizer):
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group with the settings that follow from others filled in; refuses what cannot be right."""
         for name, value in group.items():
-            if name.startswith("rho"):
+            if name.startswith("rho") and name not in self.follows.values():
                 check_radius(name, value)
+        for radius, floor in self.follows.items():
+            group = completed_schedule(group, radius, floor)
         return group
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """The radius ``name`` of a group in this step."""
-        return group[name]
+        floor = group[self.follows[name]] if name in self.follows else None
+        if floor is None:
+            return group[name]
+        return follow_lr(group["lr"], top=group[name], floor=floor, lr_max=group["lr_max"], lr_min=group["lr_min"])
 
     def radii(self, name: str) -> Coefficient:
         """The radius ``name`` in this step: one number, or one per group where they differ."""
@@ -94,24 +102,30 @@ class SharpnessAware(Optimizer):
         alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
         return values[0] if alike or len(values) == 1 else PerGroup(values)
 
-    def epsilon(self, g: Vector, radius: str) -> Vector:
-        """The perturbation ``rho g / |g|``."""
-        return g * self.radii(radius) / (g.norm() + TINY)
+    def epsilon(self, v: Vector, radius: str, length: Tensor | None = None) -> Vector:
+        """The perturbation ``rho v / length``; the length is ``|v|`` if not given."""
+        return v * self.radii(radius) / ((v.norm() if length is None else length) + TINY)
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters that this step moves: those that require a gradient."""
+        return self._weights.params
+
+    def vector(self, tensors: Iterable[Tensor]) -> Vector:
+        """One tensor for each of :attr:`params`, as a vector that refers to them."""
+        return Vector(tensors, self._weights.cut)
 
     def start_from(self, offset: Vector) -> None:
         """Let the base optimizer start this step from ``w + offset`` (from the mean of the offsets, if ``backward`` is called several times)."""
         self._offset = offset
 
-    def keep(self, name: str, v: Vector) -> None:
-        """Remember a vector under a name of ``memory``, once this backward has succeeded."""
-        self._pending[name] = v.tensors(self._weights.params)
+    def keep(self, name: str, value: Vector | float) -> None:
+        """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once this backward has succeeded."""
+        self._memory.keep(name, value, self._weights)
 
-    def kept(self, name: str) -> Vector | None:
-        """The vector that an earlier backward remembered."""
-        params = self._weights.params
-        if not any(name in self._memory[p] for p in params):
-            return None
-        return Vector([self._memory[p].get(name, torch.zeros_like(p, requires_grad=False)) for p in params], self._weights.cut)
+    def kept(self, name: str) -> Any:
+        """What an earlier backward remembered; None if none did."""
+        return self.param_groups[0][name] if name in self.numbers else self._memory.vector(name, self._weights)
 
     # What a user calls.
 
@@ -143,7 +157,8 @@ class SharpnessAware(Optimizer):
             raise Refusal("parameters were added, frozen or moved since the last backward: call zero_grad() before this one")
         L = Objective(closure, self._weights, self.model, self._ranks, scaler)
         try:
-            self._phase, self._offset, self._pending = "busy", None, {}
+            self._phase, self._offset = "busy", None
+            self._memory.begin()
             for p in params:
                 p.grad = None
             d = self.direction(L) * L.scale
@@ -154,9 +169,7 @@ class SharpnessAware(Optimizer):
             self._fill(d, held, L.reached)
             if offset is not None:
                 self._offsets.append(offset)
-            for name, tensors in self._pending.items():
-                for p, t in zip(params, tensors, strict=True):
-                    self._memory[p][name] = t
+            self._memory.commit(self._weights, self.param_groups)
             self._phase = "ready"
         except BaseException:
             self._phase = "stale"
@@ -217,7 +230,7 @@ class SharpnessAware(Optimizer):
         check_names(param_group, self.settings, self.base.defaults)
         self.base.add_param_group(param_group)
         group = self.param_groups.pop()
-        self.param_groups.append(self.completed({**self.settings, **group, "steps_taken": self.t}))
+        self.param_groups.append(self.completed({**self.settings, **group, "steps_taken": self.t, **{name: self.kept(name) for name in self.numbers}}))
 
     @property
     def t(self) -> int:
@@ -241,10 +254,7 @@ class SharpnessAware(Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         merged = self.base.state_dict()
-        for packed, group in zip(merged["param_groups"], self.param_groups, strict=True):
-            for i, p in zip(packed["params"], group["params"], strict=True):
-                if self._memory[p]:
-                    merged["state"][i] = {**merged["state"].get(i, {}), **self._memory[p]}
+        self._memory.merge_into(merged, self.param_groups)
         for after in self._optimizer_state_dict_post_hooks.values():
             merged = after(self, merged) or merged
         return merged
@@ -253,29 +263,25 @@ class SharpnessAware(Optimizer):
         """Load what :meth:`state_dict` gave. The state of a base optimizer alone will do: the method then starts afresh, with the settings it has."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        settings = [{**{name: group.get(name, self.settings[name]) for name in self.settings}, "steps_taken": 0} for group in self.param_groups]
-        entries = state_dict["state"]
-        bases = {i: {k: v for k, v in entry.items() if k not in self.memory} for i, entry in entries.items()}
-        self.base.load_state_dict({**state_dict, "state": {i: entry for i, entry in bases.items() if entry}})
-        self._memory.clear()
-        for packed, group, own in zip(state_dict["param_groups"], self.param_groups, settings, strict=True):
+        afresh = {**dict.fromkeys(self.numbers), "steps_taken": 0}
+        settings = [{**{name: group.get(name, self.settings[name]) for name in self.settings}, **afresh} for group in self.param_groups]
+        self.base.load_state_dict({**state_dict, "state": self._memory.without(state_dict["state"])})
+        for group, own in zip(self.param_groups, settings, strict=True):
             group.update({**own, **group})
-            for i, p in zip(packed["params"], group["params"], strict=True):
-                kept = {k: entries[i][k] for k in self.memory if k in entries.get(i, {})}
-                self._memory[p] = {k: v.to(device=p.device, dtype=p.dtype, copy=True) for k, v in kept.items()}
+        self._memory.load(state_dict, self.param_groups)
         self._reset()
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        passing = {"step", "_weights", "_ranks", "_phase", "_offset", "_offsets", "_pending"}  # `step`: schedulers patch the instance
+        passing = {"step", "_weights", "_ranks", "_phase", "_offset", "_offsets"}  # `step`: schedulers patch the instance
         return {k: v for k, v in self.__dict__.items() if k not in passing and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # makes the hooks, too; Optimizer.__init__ would make groups, and those are the base's
         self._weights = Weights()
         self._ranks = Ranks(self.model, self.m_sharpness)
-        self._offset, self._pending = None, {}
+        self._offset = None
         self._reset()
 
     def _reset(self) -> None:

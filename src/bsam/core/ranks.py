@@ -31,9 +31,14 @@ class Ranks:
                 "without one there are no ranks that could perturb on their own"
             )
 
-    def quiet(self) -> contextlib.AbstractContextManager[Any]:
-        """What a pass runs under: no reduction if every rank perturbs on its own."""
-        return self.ddp.no_sync() if self.ddp is not None and self.m_sharpness else contextlib.nullcontext()
+    def quiet(self, alone: bool) -> contextlib.AbstractContextManager[Any]:
+        """What a pass runs under: no reduction if every rank perturbs on its own, or if the pass is one that DDP's reducer cannot follow."""
+        return self.ddp.no_sync() if self.ddp is not None and (self.m_sharpness or alone) else contextlib.nullcontext()
+
+    def average_pass(self, gradient: list[Tensor]) -> None:
+        """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
+        if self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync:
+            self._average(gradient)
 
     def agreed(self, reached: list[bool]) -> list[bool]:
         """Which parameters got a gradient on any rank. DDP sees to that by itself where it reduces every pass."""

@@ -99,8 +99,7 @@ class Vector:
     def __add__(self, other: Vector) -> Vector:
         if not isinstance(other, Vector):
             return NotImplemented
-        if self.cut != other.cut:
-            raise Refusal("these two vectors belong to different parameters: their tensors differ in number, group, device or dtype")
+        self._check_like(other)
         terms = dict(self.terms)
         for block, c in other.terms.items():
             terms[block] = each(lambda a, b: a + b, terms[block], c) if block in terms else c
@@ -122,7 +121,37 @@ class Vector:
     def __sub__(self, other: Vector) -> Vector:
         return self + -other if isinstance(other, Vector) else NotImplemented
 
+    def _check_like(self, other: Vector) -> None:
+        if self.cut != other.cut:
+            raise Refusal("these two vectors belong to different parameters: their tensors differ in number, group, device or dtype")
+
     # What needs the entries.
+
+    @torch.no_grad()
+    def times(self, other: Vector) -> Vector:
+        """The product entry by entry, in new memory.
+
+        Example:
+            >>> Vector([torch.tensor([3.0, 4.0])]).times(Vector([torch.tensor([2.0, -1.0])])).tensors()
+            [tensor([ 6., -4.])]
+        """
+        self._check_like(other)
+        a, x = self._factored()
+        b, y = other._factored()
+        return self._with({Block([list(torch._foreach_mul(s, t)) for s, t in zip(x.parts, y.parts, strict=True)], True): _product(a, b)})
+
+    @torch.no_grad()
+    def map(self, f: Callable[[int, Tensor], Tensor]) -> Vector:
+        """``f(i, entries of parameter i)`` for every parameter; ``f`` returns new memory.
+
+        Entries are real and those of this rank: a complex parameter shows a last dimension of two, a sharded one its shard.
+
+        Example:
+            >>> Vector([torch.tensor([-3.0, 1.0])]).map(lambda i, t: t.abs()).tensors()
+            [tensor([3., 1.])]
+        """
+        parts = zip(self.cut.parts, self._evaluated(), strict=True)
+        return self._with({Block([[f(i, t) for i, t in zip(part.indices, tensors, strict=True)] for part, tensors in parts], True): 1.0})
 
     @torch.no_grad()
     def norm(self) -> Tensor:
@@ -158,7 +187,18 @@ class Vector:
     @torch.no_grad()
     def dot(self, other: Vector) -> Tensor:
         """The inner product (the real part of it, for complex parameters), on its device."""
-        return self._product(Block(self._evaluated(), False), Block(other._evaluated(), False))
+        self._check_like(other)
+        a, x = self._factored()
+        b, y = other._factored()
+        found = x.norm(self.cut) ** 2 if x is y else self._product(x, y)
+        return found if is_one(a) and is_one(b) else found * a * b
+
+    def _factored(self) -> tuple[Scalar, Block]:
+        """A number and the entries that it multiplies: one stored block as it is, several added up."""
+        (block, c), *rest = self.terms.items()
+        if not rest and not isinstance(c, PerGroup):
+            return c, block
+        return 1.0, Block(self._evaluated(), False)
 
     def reject(self, other: Vector) -> Vector:
         """What is left of this vector without its component along ``other``."""

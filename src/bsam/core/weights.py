@@ -21,6 +21,7 @@ class Weights:
     def __init__(self) -> None:
         self.params: list[Tensor] = []
         self.cut = Cut([])
+        self.sharded = False
         self._signature: list[Any] = []
         self._parts: Parts = []
         self._backup: Parts = []
@@ -36,6 +37,7 @@ class Weights:
             self.cut = Cut(self.params, [i for i, _ in owned])
             self._backup, self._room = self._new_parts(), []
             self._signature = signature
+            self.sharded = any(part.sharding is not None for part in self.cut.parts)
         self._parts = self.cut.split(self.params)
         self._saved = 0
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.checks import is_number
-from ..core.foreach import Scalar
+from ..core.checks import check_number, check_radius
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.refusal import Refusal
-from ..core.schedule import follow_lr
 from ..core.vector import Vector, each, ratio
+from .asam import adapted
 
 
 class BSAM(SharpnessAware):
@@ -37,6 +36,8 @@ class BSAM(SharpnessAware):
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
+        adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|`` (ours, not the paper's).
+        eta: of that metric.
         m_sharpness: each rank of DDP perturbs along its own gradient.
 
     Example:
@@ -53,6 +54,8 @@ class BSAM(SharpnessAware):
     (off by default) and in its very first step, where it takes ``rho_min`` to be 0.
     """
 
+    follows: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
+
     def __init__(
         self,
         base: Optimizer,
@@ -65,19 +68,25 @@ class BSAM(SharpnessAware):
         lr_min: float = 0.0,
         passes: int = 3,
         start_from_min: bool = False,
+        adaptive: bool = False,
+        eta: float = 0.01,
         m_sharpness: bool = False,
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
             raise Refusal(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
-        if not isinstance(start_from_min, bool):
-            raise Refusal(f"start_from_min must be True or False, got {start_from_min!r}")
+        for name, switch in (("start_from_min", start_from_min), ("adaptive", adaptive)):
+            if not isinstance(switch, bool):
+                raise Refusal(f"{name} must be True or False, got {switch!r}")
         settings = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor, "lr_max": lr_max, "lr_min": lr_min}
-        super().__init__(base, model, settings, m_sharpness=m_sharpness)
+        check_radius("rho_min_floor", rho_min_floor)
         self.passes, self.start_from_min = passes, start_from_min
+        self.adaptive, self.eta = adaptive, check_number("eta", eta, low=0)
+        super().__init__(base, model, settings, m_sharpness=m_sharpness)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()  # Algorithm 1, line 3
-        e_max, e_min = self.epsilon(g, "rho_max"), self.epsilon(g, "rho_min")  # lines 4 and 6
+        v, Tg = adapted(self, g, self.eta) if self.adaptive else (g, g)
+        e_max, e_min = self.epsilon(v, "rho_max", Tg.norm()), self.epsilon(v, "rho_min", Tg.norm())  # lines 4 and 6
         g_max = L.grad(at=e_max)  # line 5
         g_min = L.grad(at=-e_min) if self.passes == 3 else self.extrapolated(g, g_max)  # line 7
         if self.start_from_min:
@@ -87,21 +96,3 @@ class BSAM(SharpnessAware):
     def extrapolated(self, g: Vector, g_max: Vector) -> Vector:
         """``g_min`` to first order in the radii, from the two gradients that are there."""
         return g - each(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)
-
-    def radius(self, group: dict[str, Any], name: str) -> Scalar:
-        if name != "rho_min":
-            return group[name]
-        return follow_lr(group["lr"], top=group["rho_min"], floor=group["rho_min_floor"], lr_max=group["lr_max"], lr_min=group["lr_min"])
-
-    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
-        group = super().completed(group)
-        top, floor, lr_min = group["rho_min"], group["rho_min_floor"], group["lr_min"]
-        if floor > top:
-            raise Refusal(f"rho_min_floor must not be above rho_min, got {floor} and {top}")
-        if not is_number(lr_min) or lr_min < 0:
-            raise Refusal(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
-        lr_max = float(group["lr"]) if group["lr_max"] is None else group["lr_max"]
-        from_zero = group["lr_max"] is None and lr_max == lr_min == 0  # built with a learning rate of 0, that a scheduler may raise
-        if not is_number(lr_max) or (lr_max <= lr_min and not from_zero):
-            raise Refusal(f"lr_max must be a finite number above lr_min; got lr_max={lr_max!r} and lr_min={lr_min!r}")
-        return {**group, "lr_max": lr_max}

@@ -30,10 +30,10 @@ class Run:
     Example:
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
         'sam'
-        >>> Run("sma")
+        >>> Run("sma")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: method must be one of sgd, sam, bsam; got 'sma'
+        bsam.core.refusal.Refusal: method must be one of sgd, sam, ...; got 'sma'
     """
 
     method: str

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from ..core.optimizer import SharpnessAware
 from ..data.digits import Digits, Examples
 from ..data.label_noise import flip_labels
 from ..flatness.sharpness import Sharpness, sharpness
@@ -92,7 +93,11 @@ def fit(run: Run, data: Digits, each_epoch: Callable[[int], None] | None = None)
 def optimizer_of(run: Run, model: nn.Module) -> Optimizer:
     """The optimizer that the settings name, on all parameters of ``model``."""
     base = SGD(model.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
-    return base if run.method == "sgd" else METHODS[run.method].cls(base, model, **run.arguments)
+    if run.method == "sgd":
+        return base
+    cls = METHODS[run.method].cls
+    assert issubclass(cls, SharpnessAware)
+    return cls(base, model, **run.arguments)
 
 
 def step(optimizer: Optimizer, model: nn.Module, x: Tensor, y: Tensor) -> None:

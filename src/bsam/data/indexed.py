@@ -1,0 +1,33 @@
+"""Samples that know their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset
+
+
+class Indexed(Dataset[Any]):
+    """A dataset of ``(x, y)`` that gives ``(x, y, index)``: what :class:`bsam.SAF` knows a sample by.
+
+    Args:
+        dataset: any with ``__len__`` and ``__getitem__``.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> pairs = Indexed(TensorDataset(torch.arange(6.0), torch.arange(6) % 2))
+        >>> x, y, index = next(iter(DataLoader(pairs, batch_size=3)))
+        >>> index
+        tensor([0, 1, 2])
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        index = range(len(self))[index]  # a negative one counts from the end, and one too far raises
+        return (*self.dataset[index], index)

@@ -1,0 +1,88 @@
+"""AESAM."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_count, check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+from .looksam import looked_up, reused
+
+
+class AESAM(SharpnessAware):
+    r"""AE-SAM: SAM only where the gradient is large by its own standards, the plain gradient elsewhere.
+
+    .. math::
+        s = |g|^2, \qquad \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
+
+        d = \nabla L(w + \rho\, g / |g|) \ \text{ if } s \ge \mu + c_t \sqrt{v}, \ \text{ else } g
+
+        c_t = \tfrac{t}{T} \lambda_1 + (1 - \tfrac{t}{T}) \lambda_2
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius.
+        decay: of the running mean and variance.
+        lambda_1: the threshold at the end, in standard deviations.
+        lambda_2: the threshold at the start.
+        total_steps: T, the steps of the whole training.
+        alpha: above 0, steps without SAM add what SAM last found across the gradient, as LookSAM does (ours, not the paper's).
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.AESAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, total_steps=50)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023. No official code was found to compare with.
+    Whether to pass again is decided on the host: a step waits for the device once, and cannot be captured in a CUDA graph.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("g_v",)
+    numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | None,
+        *,
+        total_steps: int,
+        rho: float = 0.05,
+        decay: float = 0.9,
+        lambda_1: float = -1.0,
+        lambda_2: float = 1.0,
+        alpha: float = 0.0,
+        m_sharpness: bool = False,
+    ) -> None:
+        self.decay, self.alpha = check_number("decay", decay, low=0, high=1), check_number("alpha", alpha)
+        self.lambda_1, self.lambda_2 = check_number("lambda_1", lambda_1), check_number("lambda_2", lambda_2)
+        self.total_steps = check_count("total_steps", total_steps)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g, g_v = L.grad(), self.kept("g_v")
+        if self.large(float(g.norm()) ** 2):
+            return looked_up(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
+        return g if g_v is None else reused(g, g_v, self.alpha)
+
+    def large(self, s: float) -> bool:
+        """Whether ``s`` is large among those seen so far, itself included."""
+        mu, var = self.kept("norm_mean"), self.kept("norm_var")
+        mu = s if mu is None else self.decay * mu + (1 - self.decay) * s
+        var = 0.0 if var is None else self.decay * var + (1 - self.decay) * (s - mu) ** 2
+        self.keep("norm_mean", mu)
+        self.keep("norm_var", var)
+        done = min(self.t / self.total_steps, 1.0)
+        return s >= mu + (done * self.lambda_1 + (1 - done) * self.lambda_2) * math.sqrt(var)

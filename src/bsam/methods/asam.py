@@ -1,0 +1,60 @@
+"""ASAM."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+
+
+class ASAM(SharpnessAware):
+    r"""Adaptive SAM: a neighbourhood that scales with the weights, so that rescaling a layer does not change it.
+
+    .. math::  d = \nabla L(w + \rho\, T^2 g / |T g|), \qquad T = |w| + \eta
+
+    for weights and norm scales, and 1 for biases.
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
+        eta: added to the weights' size.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.1)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural Networks", ICML 2021. Without
+    a model there are no names to know a norm scale by: every parameter of one dimension then counts as a bias.
+    """
+
+    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.5, eta: float = 0.01, m_sharpness: bool = False) -> None:
+        self.eta = check_number("eta", eta, low=0)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        T2_g, Tg = adapted(self, g, self.eta)
+        return L.grad(at=self.epsilon(T2_g, "rho", length=Tg.norm()))
+
+
+def adapted(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:
+    """``T^2 g`` and ``T g``, in the metric of the weights."""
+    named = optimizer.model.named_parameters() if optimizer.model is not None else ()
+    scales = {p for name, p in named if name.rpartition(".")[-1] == "weight"}
+    sized = [p.dim() >= 2 or p in scales for p in optimizer.params]
+    T = optimizer.vector(optimizer.params).map(lambda i, w: w.abs().add_(eta) if sized[i] else torch.ones_like(w))
+    Tg = T.times(g)
+    return T.times(Tg), Tg

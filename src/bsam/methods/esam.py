@@ -1,0 +1,70 @@
+"""ESAM."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_count, check_number
+from ..core.coins import coins
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+from .ksam import hardest
+
+
+class ESAM(SharpnessAware):
+    r"""Efficient SAM: the perturbation from some of the weights, the gradient there from the samples that it hurts most.
+
+    .. math::
+        \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|, \qquad d = \nabla L_B(w + \epsilon)
+
+    A coin per parameter tensor puts it into S; B are the samples whose losses rise most from ``w`` to ``w + e``.
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius.
+        beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the first pass.
+        gamma: the share of the samples that the second pass sees.
+        seed: of the coins, which depend on it and on the step alone.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        >>> x = torch.randn(8, 3)
+        >>> y = x.sum(1)
+        >>> def closure(indices=slice(None)):
+        ...     return (model(x[indices]).squeeze(1) - y[indices]) ** 2
+        >>> losses = [optimizer.step(closure) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of Neural Networks", ICLR 2022. Each rank
+    of DDP chooses among its own samples. Sharded (FSDP) and compiled models compute all gradients in the first pass, and the others are dropped.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | None,
+        *,
+        rho: float = 0.05,
+        beta: float = 0.6,
+        gamma: float = 0.5,
+        seed: int = 0,
+        m_sharpness: bool = False,
+    ) -> None:
+        self.beta, self.gamma = check_number("beta", beta, low=1e-3, high=1), check_number("gamma", gamma, low=0, high=1)
+        self.seed = check_count("seed", seed, low=0)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g_S = L.grad(wrt=coins(self.seed, self.t, len(self.params), self.beta))
+        before = L.samples
+        e = self.epsilon(g_S, "rho") / self.beta
+        rise = L.losses(at=e) - before
+        return L.grad(at=e, subset=hardest(rise, int(self.gamma * len(rise))))

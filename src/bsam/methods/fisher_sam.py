@@ -1,0 +1,46 @@
+"""FisherSAM."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+
+
+class FisherSAM(SharpnessAware):
+    r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information, where steep entries move less.
+
+    .. math::  d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad F^{-1} = 1 / (1 + \eta\, g^2)
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius.
+        eta: how much the Fisher information counts; with 0 this is SAM.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.FisherSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022. No official code was found.
+    """
+
+    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.1, eta: float = 0.2, m_sharpness: bool = False) -> None:
+        self.eta = check_number("eta", eta, low=0)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        natural = g.map(lambda _, g: g / (1 + self.eta * g * g))  # F^-1 g
+        return L.grad(at=self.epsilon(natural, "rho", length=g.dot(natural).sqrt()))

@@ -1,0 +1,57 @@
+"""FriendlySAM."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+
+
+class FriendlySAM(SharpnessAware):
+    r"""Friendly SAM (F-SAM): perturb along what is particular to this batch, without the running mean of the gradients.
+
+    .. math::  d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad m \leftarrow \lambda m + (1 - \lambda) g
+
+    The first step has no mean yet and perturbs along ``g``.
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius. The paper's for CIFAR-100: 0.2.
+        sigma: how much of the mean is taken off.
+        decay: of the mean. The paper's for CIFAR-100: 0.6.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024. The paper moves the mean before it takes it off: the same
+    direction for ``sigma = 1``.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
+
+    def __init__(
+        self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.05, sigma: float = 1.0, decay: float = 0.9, m_sharpness: bool = False
+    ) -> None:
+        self.sigma, self.decay = check_number("sigma", sigma), check_number("decay", decay, low=0, high=1)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        m = self.kept("gradient_mean")
+        self.keep("gradient_mean", g if m is None else self.decay * m + (1 - self.decay) * g)
+        return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"))

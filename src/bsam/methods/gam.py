@@ -1,0 +1,88 @@
+"""GAM."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.refusal import Refusal
+from ..core.vector import TINY, Vector
+
+
+class GAM(SharpnessAware):
+    r"""Gradient norm Aware Minimization: flat to first order, where the gradient stays small all around.
+
+    The released form, without second derivatives, with :math:`h = g_1 - g` and :math:`\epsilon = \rho_n h / |h|`:
+
+    .. math::
+        g_1 = \nabla L(w + \rho\, g / |g|), \quad g_2 = \nabla L(w + \epsilon), \quad g_3 = \nabla L(w + \epsilon + \rho\, g_2 / |g_2|)
+
+        d = n - \gamma\, (p - \mathrm{proj}_n p), \qquad n = \beta_1 g_1 + \beta_3 g_3, \qquad p = g + \beta_2 g_2
+
+    The paper's form, by Hessian-vector products: :math:`d = g + \gamma \rho_n H(w')\, g(w') / |g(w')|` at :math:`w' = w + \rho_n f / |f|`,
+    :math:`f = H g / |g|`.
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius of the differences (released form only).
+        rho_norm: the radius within which the gradient should stay small.
+        beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
+        gamma: the weight of the orthogonal part; in the paper's form its alpha, the weight of the flatness term.
+        form: ``"released"`` or ``"paper"``; neither is a special case of the other.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.GAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho_norm=0.05)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves Generalization", CVPR 2023.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | None,
+        *,
+        rho: float = 0.02,
+        rho_norm: float = 0.2,
+        beta: tuple[float, float, float] = (1, 1, 1),
+        gamma: float = 0.03,
+        form: str = "released",
+        m_sharpness: bool = False,
+    ) -> None:
+        if form not in ("released", "paper"):
+            raise Refusal(f'form must be "released" or "paper", got {form!r}')
+        if not isinstance(beta, (tuple, list)) or len(beta) != 3:
+            raise Refusal(f"beta must be three numbers, the weights of g1, g2 and g3; got {beta!r}")
+        self.beta = tuple(check_number("beta", b) for b in beta)
+        self.gamma, self.form = check_number("gamma", gamma), form
+        super().__init__(base, model, {"rho": rho, "rho_norm": rho_norm}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        return self.released(L) if self.form == "released" else self.paper(L)
+
+    def released(self, L: Objective) -> Vector:
+        b1, b2, b3 = self.beta
+        g = L.grad()
+        g1 = L.grad(at=self.epsilon(g, "rho"))
+        e = self.epsilon(g1 - g, "rho_norm")
+        g2 = L.grad(at=e)
+        g3 = L.grad(at=e + self.epsilon(g2, "rho"))
+        n, p = b1 * g1 + b3 * g3, g + b2 * g2
+        return n - self.gamma * p.reject(n)
+
+    def paper(self, L: Objective) -> Vector:
+        g = L.grad()
+        e = self.epsilon(L.curvature(g / (g.norm() + TINY)), "rho_norm")
+        g_e = L.grad(at=e)
+        return g + L.curvature(g_e / (g_e.norm() + TINY), at=e) * self.radii("rho_norm") * self.gamma

@@ -1,0 +1,65 @@
+"""GSAM."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+
+
+class GSAM(SharpnessAware):
+    r"""Surrogate-Gap Guided SAM: SAM's gradient, and down along the part of the gradient that it does not see.
+
+    .. math::  d = g_p - \alpha\, (g - \mathrm{proj}_{g_p} g), \qquad g_p = \nabla L(w + \rho_t\, g / |g|)
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius, at its largest.
+        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at ``rho``.
+        lr_max: the learning rate at which the radius is largest; None takes each group's when the optimizer is built.
+        lr_min: the learning rate at which it is smallest.
+        alpha: the weight of the orthogonal part.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.GSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022.
+    The projection is over all parameters at once.
+    """
+
+    follows: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | None,
+        *,
+        rho: float = 0.05,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
+        alpha: float = 0.4,
+        m_sharpness: bool = False,
+    ) -> None:
+        self.alpha = check_number("alpha", alpha)
+        super().__init__(base, model, {"rho": rho, "rho_floor": rho_floor, "lr_max": lr_max, "lr_min": lr_min}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        g_p = L.grad(at=self.epsilon(g, "rho"))
+        return g_p - self.alpha * (g - g_p).reject(g_p)  # what g and g - g_p leave beside g_p is the same; of the small one it keeps its digits

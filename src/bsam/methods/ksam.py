@@ -1,0 +1,56 @@
+"""KSAM."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_count
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+
+
+class KSAM(SharpnessAware):
+    r"""K-SAM: both gradients of SAM on the k samples with the largest losses.
+
+    .. math::  d = \nabla L_K(w + \rho\, g / |g|), \qquad g = \nabla L_K(w)
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius.
+        k: how many samples; a smaller batch is used whole.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.KSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, k=4)
+        >>> x = torch.randn(8, 3)
+        >>> y = x.sum(1)
+        >>> def closure(indices=slice(None)):
+        ...     return (model(x[indices]).squeeze(1) - y[indices]) ** 2
+        >>> losses = [optimizer.step(closure) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein, "K-SAM: Sharpness-Aware Minimization at the Speed of SGD", 2022. Each rank of DDP chooses
+    among its own samples. Statistics of batch norm move in the forward pass that finds the samples, the only one that sees the whole batch.
+    """
+
+    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.05, k: int = 64, m_sharpness: bool = False) -> None:
+        self.k = check_count("k", k)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        K = hardest(L.losses(), self.k)
+        g = L.grad(subset=K)
+        return L.grad(at=self.epsilon(g, "rho"), subset=K)
+
+
+def hardest(losses: Tensor, n: int) -> Tensor:
+    """The indices of the ``n`` largest (at least one, at most all; of equals the first), in ascending order."""
+    order = losses.sort(descending=True, stable=True).indices
+    return order[: max(1, n)].sort().values

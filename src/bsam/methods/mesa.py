@@ -1,0 +1,90 @@
+"""MESA."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.distillation import Distillation
+from ..core.refusal import Refusal
+
+
+class MESA(Distillation):
+    r"""Memory-Efficient Sharpness-Aware training: a loss that holds the logits near those of a running average of the model, for any optimizer.
+
+    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(\bar z / \tau)\, \|\, \mathrm{softmax}(z / \tau))
+
+    The average moves after each step of ``optimizer`` and is part of ``state_dict``; it is evaluated in eval mode, without gradients. In eval mode the loss is
+    the cross-entropy. In DDP every rank averages the same weights, so the averages are the same; buffers (statistics of batch norm) are the rank's own.
+
+    Args:
+        model: the network in training (or its DDP or compiled wrapper).
+        optimizer: whose steps move the average.
+        decay: of the average.
+        lam: the weight of the second term.
+        tau: the temperature.
+        start_epoch: the number of epochs (counted from 0) without the second term.
+        label_smoothing: of the cross-entropy.
+        reduction: ``"mean"``, or ``"none"`` for one loss per sample.
+
+    Example:
+        >>> model = nn.Linear(2, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loss = MESA(model, optimizer, start_epoch=0)
+        >>> x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
+        >>> loss(model(x), y, x).backward()
+        >>> optimizer.step()
+        >>> bool(loss(model(x), y, x) > nn.functional.cross_entropy(model(x), y))
+        True
+
+    Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        decay: float = 0.9998,
+        lam: float = 0.8,
+        tau: float = 5.0,
+        start_epoch: int = 5,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+    ) -> None:
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise Refusal(f"MESA needs the model and the optimizer that trains it, got {type(model).__name__} and {type(optimizer).__name__}")
+        super().__init__(lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction)
+        self.decay = check_number("decay", decay, low=0, high=1)
+        self._model = [bare(model)]  # in a list: its parameters are not this module's
+        self.average = copy.deepcopy(self._model[0]).requires_grad_(False)
+        optimizer.register_step_post_hook(self.update)
+
+    @torch.no_grad()
+    def update(self, *_: Any) -> None:
+        """Move the average towards the model; the optimizer calls it after each step."""
+        for own, new in zip(self.average.state_dict().values(), self._model[0].state_dict().values(), strict=True):
+            if own.is_floating_point() or own.is_complex():
+                own.lerp_(new, 1 - self.decay)
+            else:
+                own.copy_(new)
+
+    def forward(self, logits: Tensor, target: Tensor, inputs: Tensor) -> Tensor:
+        return self.loss(logits, target, inputs)
+
+    @torch.no_grad()
+    def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
+        return self.average.eval()(sample), torch.tensor(True, device=sample.device)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The network inside the wrappers of DDP and ``torch.compile``."""
+    for inside in ("module", "_orig_mod"):
+        if isinstance(getattr(model, inside, None), nn.Module):
+            return bare(getattr(model, inside))
+    return model

@@ -1,0 +1,46 @@
+"""PGN."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_number
+from ..core.objective import Objective
+from ..core.optimizer import SharpnessAware
+from ..core.vector import Vector
+
+
+class PGN(SharpnessAware):
+    r"""Penalising the gradient norm: between the gradient and SAM's.
+
+    .. math::  d = (1 - \alpha)\, g + \alpha\, \nabla L(w + \rho\, g / |g|)
+
+    Args:
+        base: the optimizer that takes the step.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        rho: the radius.
+        alpha: the share of SAM's gradient; 1 is SAM.
+        m_sharpness: each rank of DDP perturbs along its own gradient.
+
+    Example:
+        >>> import torch, bsam
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = bsam.PGN(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05)
+        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
+        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> bool(losses[-1] < losses[0] / 10)
+        True
+
+    Reference: Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning", ICML 2022. The released code puts
+    ``g / |g|`` in place of the first ``g``; this is the paper's.
+    """
+
+    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.1, alpha: float = 0.8, m_sharpness: bool = False) -> None:
+        self.alpha = check_number("alpha", alpha)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        return (1 - self.alpha) * g + self.alpha * L.grad(at=self.epsilon(g, "rho"))
