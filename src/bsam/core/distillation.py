@@ -36,9 +36,10 @@ class Distillation(nn.Module):
 
     def loss(self, logits: Tensor, target: Tensor, sample: Tensor) -> Tensor:
         """Both terms; ``sample`` is what :meth:`recall` knows a sample by."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # or the divergence of near logits would drown in the rounding of half precision
         losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=self.label_smoothing)
         if self.training and self.epoch >= self.start_epoch:
-            past, known = self.recall(sample)
+            past, known = (t.to(logits.device) for t in self.recall(sample))
             losses = losses + self.lam * torch.where(known, divergence(past, logits, self.tau), 0.0)
         return losses.mean() if self.reduction == "mean" else losses
 

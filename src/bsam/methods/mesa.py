@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
@@ -61,14 +62,19 @@ class MESA(Distillation):
             raise Refusal(f"MESA needs the model and the optimizer that trains it, got {type(model).__name__} and {type(optimizer).__name__}")
         super().__init__(lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction)
         self.decay = check_number("decay", decay, low=0, high=1)
-        self._model = [bare(model)]  # in a list: its parameters are not this module's
-        self.average = copy.deepcopy(self._model[0]).requires_grad_(False)
+        self._followed = bare(model), optimizer  # in a tuple: the model's parameters are not this module's
+        self.average = copy.deepcopy(self._followed[0]).requires_grad_(False)
         optimizer.register_step_post_hook(self.update)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._followed[1].register_step_post_hook(self.update)  # copies of optimizers come without hooks
 
     @torch.no_grad()
     def update(self, *_: Any) -> None:
         """Move the average towards the model; the optimizer calls it after each step."""
-        for own, new in zip(self.average.state_dict().values(), self._model[0].state_dict().values(), strict=True):
+        networks = ([*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0]))  # tied weights once
+        for own, new in zip(*networks, strict=True):
             if own.is_floating_point() or own.is_complex():
                 own.lerp_(new, 1 - self.decay)
             else:
@@ -79,12 +85,13 @@ class MESA(Distillation):
 
     @torch.no_grad()
     def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        return self.average.eval()(sample), torch.tensor(True, device=sample.device)
+        past = self.average.eval()(sample)
+        return past, torch.ones_like(past[:, 0], dtype=torch.bool)
 
 
 def bare(model: nn.Module) -> nn.Module:
     """The network inside the wrappers of DDP and ``torch.compile``."""
-    for inside in ("module", "_orig_mod"):
-        if isinstance(getattr(model, inside, None), nn.Module):
-            return bare(getattr(model, inside))
-    return model
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
+        return bare(model.module)
+    inside = getattr(model, "_orig_mod", None)
+    return bare(inside) if isinstance(inside, nn.Module) else model

@@ -19,8 +19,9 @@ class SAF(Distillation):
     .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))
 
     In train mode the logits of a sample are noted once an epoch, the first time it is seen: further passes of a sharpness-aware optimizer find what they
-    need and change nothing. In eval mode it is the cross-entropy. The table is part of ``state_dict``. In DDP each rank notes the samples that it sees: they
-    add no loss on a rank that did not see them ``epochs_back`` epochs ago, so let the sampler give a rank the same samples in every epoch.
+    need and change nothing. Logits that are not finite are not noted. In eval mode it is the cross-entropy. The table is part of ``state_dict``. In DDP each
+    rank notes the samples that it sees: they add no loss on a rank that did not see them ``epochs_back`` epochs ago, so let the sampler give a rank the same
+    samples in every epoch, and keep one ``state_dict`` per rank.
 
     Args:
         samples: how many the training set has.
@@ -68,7 +69,7 @@ class SAF(Distillation):
     def forward(self, logits: Tensor, target: Tensor, index: Tensor) -> Tensor:
         if not self.training:
             return self.loss(logits, target, index)
-        index = self.checked(index).to(self.table.device)
+        index = self.checked(index, logits).to(self.table.device, torch.long)
         loss = self.loss(logits, target, index)
         self.note(index, logits.detach())
         return loss
@@ -81,15 +82,20 @@ class SAF(Distillation):
     def note(self, index: Tensor, logits: Tensor) -> None:
         """Keep the logits of samples that this epoch has not seen yet."""
         slot = self.epoch % len(self.table)
-        new = (self.stamp[slot, index] != self.epoch).unsqueeze(1)
-        self.table[slot, index] = torch.where(new, logits.clamp(-HALF, HALF).to(self.table), self.table[slot, index])
-        self.stamp[slot, index] = self.epoch
+        new = (self.stamp[slot, index] != self.epoch) & logits.isfinite().all(1).to(index.device)
+        self.table[slot, index] = torch.where(new.unsqueeze(1), logits.to(self.table).clamp(-HALF, HALF), self.table[slot, index])
+        self.stamp[slot, index] = torch.where(new, self.epoch, self.stamp[slot, index])
 
-    def checked(self, index: Tensor) -> Tensor:
-        """The sample ids, if the table has them all."""
-        samples = self.table.shape[1]
-        if index.is_floating_point() or index.dim() != 1:
-            raise Refusal(f"index must hold one whole number per sample, got {index.dtype} of the shape {tuple(index.shape)}")
+    def checked(self, index: Tensor, logits: Tensor) -> Tensor:
+        """The sample ids, if the table has room for these logits under each of them."""
+        _, samples, classes = self.table.shape
+        if logits.shape[1:] != (classes,):
+            raise Refusal(f"logits must be one row of {classes} per sample, got the shape {tuple(logits.shape)}: does classes= count them?")
+        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != logits.shape[:1]:
+            raise Refusal(
+                f"index must hold one whole number for each of the {len(logits)} samples, got {index.dtype} of the shape {tuple(index.shape)}: "
+                "pass the third value of bsam.data.indexed.Indexed"
+            )
         if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < samples):
             raise Refusal(
                 f"index must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: does samples= count the whole training set?"

@@ -1,0 +1,737 @@
+"""SAF and MESA: equality with transcriptions of ALGORITHMS.md, what they keep between steps and over a checkpoint, and what each rank of DDP sees."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import io
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bsam
+
+SCRIPT = Path(__file__).with_name("two_ranks_losses.py")
+spec = importlib.util.spec_from_file_location("two_ranks_losses", SCRIPT)
+two_ranks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(two_ranks)
+
+SAMPLES, BATCH, EPOCHS = 37, 8, 9  # four batches an epoch, and five samples left over
+LR, MOMENTUM, DECAY = 0.2, 0.9, 1e-2
+SETTINGS = {"lam": 0.9, "tau": 2.0, "start_epoch": 2, "label_smoothing": 0.1}
+BACK, AVERAGE = 3, 0.9
+
+OPTIMIZERS = {
+    "sgd": lambda base, _: base,
+    "sam": lambda base, model: bsam.SAM(base, model, rho=0.1),
+    "bsam": lambda base, model: bsam.BSAM(base, model, rho_max=0.1, rho_min=0.08),
+}
+
+
+def build(name: str, model: nn.Module):
+    return OPTIMIZERS[name](torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY), model)
+
+
+def saf(**changes):
+    return bsam.SAF(**{"samples": SAMPLES, "classes": 3, **SETTINGS, "epochs_back": BACK, **changes})
+
+
+@pytest.fixture
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
+
+
+def shuffled(epoch: int) -> list[list[int]]:
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(100 + epoch)).tolist()
+    return [order[i : i + BATCH] for i in range(0, SAMPLES - BATCH + 1, BATCH)]
+
+
+SCHEDULE = [(epoch, batch) for epoch in range(EPOCHS) for batch in shuffled(epoch)]
+
+
+def step(optimizer, loss_of) -> None:
+    """One step by torch's usual closure, which bsam's optimizers take, too."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def train(model, optimizer, loss, data, schedule=SCHEDULE) -> None:
+    for epoch, batch in schedule:
+        if epoch != loss.epoch:  # a resumed epoch is known from the checkpoint
+            loss.set_epoch(epoch)
+        x, y, index = data[0][batch], data[1][batch], torch.tensor(batch)
+        step(optimizer, lambda: loss(model(x), y, index if isinstance(loss, bsam.SAF) else x))
+
+
+def assert_close(ours, expected, atol=1e-11) -> None:
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def apart(ours, others) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, others, strict=True))
+
+
+# The equations, in plain loops.
+
+
+def forward(w: list[Tensor], x: Tensor, statistics=None) -> tuple[Tensor, list[Tensor]]:
+    """The logits of conftest's network, with the statistics of this batch or the given ones, and what batch norm would add to its running statistics."""
+    h = x @ w[0].T + w[1]
+    mean, var = (h.mean(0), h.var(0, correction=0)) if statistics is None else statistics
+    z = torch.tanh((h - mean) / torch.sqrt(var + 1e-5) * w[2] + w[3])
+    return torch.tanh(z @ w[4].T + w[5]) @ w[6].T + w[7], [h.mean(0).detach(), h.var(0, correction=1).detach()]
+
+
+def log_softmax(z: Tensor) -> Tensor:
+    return z - z.exp().sum().log()
+
+
+def cross_entropy(z: Tensor, y: int, smoothing: float) -> Tensor:
+    log_q = log_softmax(z)
+    return -(1 - smoothing) * log_q[y] - smoothing * log_q.mean()
+
+
+def divergence(past: Tensor, z: Tensor, tau: float) -> Tensor:
+    log_p, log_q = log_softmax(past.to(z.dtype) / tau), log_softmax(z / tau)
+    return tau**2 * sum(log_p[k].exp() * (log_p[k] - log_q[k]) for k in range(len(z)))
+
+
+def descend(w, v, loss_at, rho):
+    """SGD with momentum on the gradient, or with rho on SAM's. ``loss_at`` is called at w first."""
+    g = torch.autograd.grad(loss_at(w), w)
+    if rho:
+        length = sum(float((t * t).sum()) for t in g) ** 0.5
+        moved = [(p + rho * t / length).detach().requires_grad_() for p, t in zip(w, g, strict=True)]
+        g = torch.autograd.grad(loss_at(moved), moved)
+    v = [MOMENTUM * m + t + DECAY * p.detach() for m, t, p in zip(v, g, w, strict=True)]
+    return [(p.detach() - LR * m).requires_grad_() for p, m in zip(w, v, strict=True)], v
+
+
+def saf_by_hand(model, x, y, rho=0.0, lam=0.9, tau=2.0, start_epoch=2, label_smoothing=0.1):
+    w = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    v = [torch.zeros_like(p) for p in w]
+    past: dict[tuple[int, int], Tensor] = {}
+    seen_then = missed_then = 0
+    for epoch, batch in SCHEDULE:
+
+        def loss_at(w):
+            z, _ = forward(w, x[batch])
+            total = 0.0
+            for row, i in enumerate(batch):
+                total = total + cross_entropy(z[row], int(y[i]), label_smoothing)
+                if epoch >= start_epoch and (i, epoch - BACK) in past:
+                    total = total + lam * divergence(past[i, epoch - BACK], z[row], tau)
+                if (i, epoch) not in past:
+                    past[i, epoch] = z[row].detach().half()
+            return total / len(batch)
+
+        if epoch >= start_epoch:
+            known = sum((i, epoch - BACK) in past for i in batch)
+            seen_then, missed_then = seen_then + known, missed_then + len(batch) - known
+        w, v = descend(w, v, loss_at, rho)
+    return [p.detach() for p in w], past, (seen_then, missed_then)
+
+
+def mesa_by_hand(model, x, y, rho=0.0, lam=0.9, tau=2.0, start_epoch=2, label_smoothing=0.1):
+    w = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    v = [torch.zeros_like(p) for p in w]
+    running = [torch.zeros(12, dtype=torch.float64), torch.ones(12, dtype=torch.float64)]
+    average_w, average_running = [p.detach().clone() for p in w], list(running)
+    for epoch, batch in SCHEDULE:
+        past, _ = forward(average_w, x[batch], average_running)
+
+        def loss_at(w):
+            z, _ = forward(w, x[batch])
+            total = 0.0
+            for row, i in enumerate(batch):
+                total = total + cross_entropy(z[row], int(y[i]), label_smoothing)
+                if epoch >= start_epoch:
+                    total = total + lam * divergence(past[row], z[row], tau)
+            return total / len(batch)
+
+        _, fresh = forward(w, x[batch])
+        running = [0.9 * a + 0.1 * b for a, b in zip(running, fresh, strict=True)]
+        w, v = descend(w, v, loss_at, rho)
+        average_w = [AVERAGE * a + (1 - AVERAGE) * p.detach() for a, p in zip(average_w, w, strict=True)]
+        average_running = [AVERAGE * a + (1 - AVERAGE) * b for a, b in zip(average_running, running, strict=True)]
+    return [p.detach() for p in w], average_w, average_running
+
+
+@pytest.mark.parametrize(("name", "rho"), [("sgd", 0.0), ("sam", 0.1)])
+def test_saf_equals_its_transcription(problem, data, name, rho):
+    expected, past, (seen_then, missed_then) = saf_by_hand(problem.model, *data, rho)
+    assert min(seen_then, missed_then) >= 30  # both happen often
+    without = copy.deepcopy(problem.model)
+    train(without, build(name, without), saf(lam=0.0), data)
+    loss = saf()
+    train(problem.model, build(name, problem.model), loss, data)
+    assert_close(problem.weights(), expected)
+    assert apart(problem.weights(), [p.detach() for p in without.parameters()]) > 1e-3
+    assert loss.table.dtype == torch.half
+    for (i, epoch), logits in past.items():  # the last epochs' logits, as the first pass gave them
+        if epoch >= EPOCHS - BACK - 1:
+            slots = [s for s in range(BACK + 1) if loss.stamp[s, i] == epoch]
+            assert len(slots) == 1
+            assert torch.equal(loss.table[slots[0], i], logits)
+
+
+@pytest.mark.parametrize(("name", "rho"), [("sgd", 0.0), ("sam", 0.1)])
+def test_mesa_equals_its_transcription(problem, data, name, rho):
+    expected, average, running = mesa_by_hand(problem.model, *data, rho)
+    without = copy.deepcopy(problem.model)
+    train(without, build(name, without), saf(lam=0.0), data)
+    optimizer = build(name, problem.model)
+    loss = bsam.MESA(problem.model, optimizer, decay=AVERAGE, **SETTINGS)
+    train(problem.model, optimizer, loss, data)
+    assert_close(problem.weights(), expected)
+    assert apart(problem.weights(), [p.detach() for p in without.parameters()]) > 1e-3
+    assert_close(loss.average.parameters(), average)
+    mean, var, batches = loss.average.buffers()
+    assert_close([mean, var], running)
+    assert int(batches) == len(SCHEDULE)
+
+
+def test_defaults_are_the_papers(plain):
+    table = bsam.SAF(1, 1)
+    average = bsam.MESA(plain.model, build("sgd", plain.model))
+    assert (table.lam, table.tau, table.start_epoch, table.epochs_back) == (0.3, 5.0, 5, 3)
+    assert (average.lam, average.tau, average.start_epoch, average.decay) == (0.8, 5.0, 5, 0.9998)
+    assert (table.label_smoothing, average.label_smoothing, table.reduction, average.reduction) == (0.0, 0.0, "mean", "mean")
+
+
+# SAF: what the table knows.
+
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def logits(seed: int, rows: int = 6, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def small(**changes):
+    return saf(**{"samples": 6, "start_epoch": 0, "label_smoothing": 0.0, "reduction": "none", **changes})
+
+
+def visit(loss, epoch: int, ids: list[int], z: Tensor) -> list[float]:
+    """Show a batch in an epoch; what the second term adds to each sample."""
+    loss.set_epoch(epoch)
+    return (loss(z, Y[ids], torch.tensor(ids)) - F.cross_entropy(z, Y[ids], reduction="none")).tolist()
+
+
+def test_only_logits_of_that_very_epoch_count():
+    loss = small()
+    seen = {0: [0, 1], 1: [2, 3], 2: [5, 3]}
+    for epoch, ids in seen.items():
+        assert visit(loss, epoch, ids, logits(epoch, 2)) == [0.0, 0.0]  # nobody was seen before epoch 0
+    for epoch in range(BACK, 12):
+        added = visit(copy.deepcopy(loss), epoch, list(range(6)), logits(20 + epoch))
+        expected = [i in seen.get(epoch - BACK, []) for i in range(6)]
+        assert [a > 1e-4 for a in added] == expected
+        assert [a != 0.0 for a in added] == expected
+
+
+@pytest.mark.parametrize("start_epoch", [0, 1, 4])
+def test_there_are_exactly_start_epoch_epochs_without_the_second_term(start_epoch, plain):
+    loss, optimizer = small(start_epoch=start_epoch, epochs_back=1), build("sgd", plain.model)
+    average = bsam.MESA(plain.model, optimizer, start_epoch=start_epoch, reduction="none")
+    optimizer.zero_grad()
+    step(optimizer, plain.loss)  # the average is another network now
+    x = plain.x[:6]
+    with torch.no_grad():
+        z = plain.model(x)
+    for epoch in range(7):
+        added = visit(loss, epoch, list(range(6)), logits(epoch))
+        assert all(a > 1e-4 for a in added) if epoch >= max(start_epoch, 1) else added == [0.0] * 6
+        average.set_epoch(epoch)
+        added = (average(z, Y, x) - F.cross_entropy(z, Y, reduction="none")).tolist()
+        assert all(a > 0 for a in added) if epoch >= start_epoch else added == [0.0] * 6
+
+
+def test_reductions_and_label_smoothing():
+    means, rows = (small(reduction=reduction, label_smoothing=0.2, epochs_back=1) for reduction in ("mean", "none"))
+    for epoch in range(2):
+        for loss in (means, rows):
+            loss.set_epoch(epoch)
+        ids, z = torch.tensor([4, 1, 0]), logits(epoch, 3).requires_grad_()
+        expected = [cross_entropy(z[row], int(Y[i]), 0.2) for row, i in enumerate(ids)]
+        if epoch == 1:
+            expected = [e + 0.9 * divergence(logits(0, 3)[row].half(), z[row], 2.0) for row, e in enumerate(expected)]
+        mean, row = means(z, Y[ids], ids), rows(z, Y[ids], ids)
+        assert mean.dim() == 0
+        torch.testing.assert_close(row, torch.stack(expected), rtol=0, atol=1e-13)
+        torch.testing.assert_close(mean, row.mean(), rtol=0, atol=1e-13)
+        for got in (mean, row.mean()):
+            (gradient,) = torch.autograd.grad(got, z, retain_graph=True)
+            torch.testing.assert_close(gradient, torch.autograd.grad(sum(expected) / 3, z, retain_graph=True)[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (torch.tensor([0, 1, -1]), "between 0 and 5, got -1 to 1.*samples="),
+        (torch.tensor([6, 1, 2]), "between 0 and 5, got 1 to 6.*samples="),
+        (torch.tensor([0.0, 1.0, 2.0]), "whole number.*float32.*Indexed"),
+        (torch.tensor([True, False, True]), "whole number.*bool.*Indexed"),
+        (torch.tensor([0j, 1, 2]), "whole number.*complex64.*Indexed"),
+        (torch.tensor([[0, 1, 2]]), r"each of the 3 samples.*\(1, 3\).*Indexed"),
+        (torch.tensor([0]), r"each of the 3 samples.*\(1,\).*Indexed"),
+        (torch.tensor(0), r"each of the 3 samples.*\(\).*Indexed"),
+    ],
+    ids=str,
+)
+def test_refuses_an_index_that_the_table_has_not(index, words):
+    loss = small()
+    with pytest.raises(bsam.Refusal, match=f"index must.*{words}"):
+        loss(logits(0, 3), Y[:3], index)
+    assert not loss.table.any()
+    assert (loss.stamp < 0).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 4), (3, 3, 2), (3,)])
+def test_refuses_logits_that_the_table_has_no_room_for(shape):
+    with pytest.raises(bsam.Refusal, match=r"logits must be one row of 3 per sample.*classes="):
+        small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), torch.arange(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_whole_numbers_of_any_kind_are_an_index(dtype):
+    loss, other = small(), small()
+    ids = torch.tensor([1, 0, 1 + 2])
+    loss(logits(0, 3), Y[:3], ids.to(dtype))
+    other(logits(0, 3), Y[:3], ids)
+    assert torch.equal(loss.table, other.table)
+    assert torch.equal(loss.stamp, other.stamp)
+
+
+def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
+    loss, optimizer = small(epochs_back=1), build("sgd", plain.model)
+    average = bsam.MESA(plain.model, optimizer, start_epoch=0)
+    step(optimizer, plain.loss)
+    visit(loss, 0, [0, 1], logits(0, 2))
+    kept, moved = loss.table.clone(), copy.deepcopy(average.average.state_dict())
+    loss.set_epoch(1)
+    loss.eval()
+    average.eval()
+    z = logits(1, 2)
+    assert torch.equal(loss(z, Y[:2], torch.tensor([0, 10_000])), F.cross_entropy(z, Y[:2], reduction="none"))  # of another data set
+    assert torch.equal(average(z, Y[:2], plain.x[:2]), F.cross_entropy(z, Y[:2]))
+    assert torch.equal(loss.table, kept)
+    assert (loss.stamp < 1).all()
+    assert all(torch.equal(a, b) for a, b in zip(average.average.state_dict().values(), moved.values(), strict=True))
+    loss.train()
+    assert min(visit(loss, 1, [0, 1], z)) > 0
+
+
+@pytest.mark.parametrize(("name", "passes"), [("sam", 2), ("bsam", 3)])
+def test_all_passes_see_the_second_term_and_the_first_ones_logits_are_kept(problem, name, passes):
+    ids, loss, optimizer = list(range(24)), saf(samples=24, start_epoch=0, epochs_back=1, label_smoothing=0.0), build(name, problem.model)
+    before: list[Tensor] = []
+    for epoch in range(3):
+        loss.set_epoch(epoch)
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def closure():
+            z = problem.model(problem.x)
+            seen.append((z.detach(), loss(z, problem.y, torch.tensor(ids))))
+            return seen[-1][1]
+
+        optimizer.step(closure)
+        assert len(seen) == passes
+        for z, value in seen:
+            second = sum(0.9 * divergence(before[i], z[i], 2.0) for i in ids) / 24 if before else 0.0
+            torch.testing.assert_close(value.detach(), F.cross_entropy(z, problem.y) + second, rtol=0, atol=1e-13)
+        before = list(seen[0][0].half())
+        assert torch.equal(loss.table[epoch % 2], torch.stack(before))
+        assert not torch.equal(seen[1][0].half(), torch.stack(before))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_logits_beyond_halfs_range_give_no_nan(dtype):
+    loss = small(epochs_back=1)
+    z = torch.tensor([[1e6, 0.0, -1e6], [-1e6, 3e5, 0.0]], dtype=dtype)
+    visit(loss, 0, [0, 1], z)
+    assert loss.table[0, :2].tolist() == [[65504.0, 0.0, -65504.0], [-65504.0, 65504.0, 0.0]]
+    loss.set_epoch(1)
+    again = z.clone().requires_grad_()
+    value = loss(again, Y[:2], torch.arange(2))
+    value.sum().backward()
+    assert torch.isfinite(value).all()
+    assert torch.isfinite(again.grad).all()
+
+
+def test_logits_that_are_not_finite_are_not_noted():
+    """A step that overflowed is skipped, and must not come back epochs later; nor must a class that was masked out make a NaN of 0 times infinity."""
+    loss = small(epochs_back=1)
+    z = logits(0)
+    for row, value in enumerate([float("nan"), float("inf"), -float("inf")]):
+        z[row, row - 1] = value
+    loss(z, Y, torch.arange(6))
+    z = logits(1)
+    z[5, 0] = -float("inf")
+    z.requires_grad_()
+    loss.set_epoch(1)
+    value = loss(z, Y, torch.arange(6))
+    assert torch.equal(value[:3], F.cross_entropy(z[:3], Y[:3], reduction="none"))
+    assert (value[3:5] > F.cross_entropy(z[3:5], Y[3:5], reduction="none")).all()
+    value[:5].sum().backward()
+    assert torch.isfinite(z.grad).all()
+
+
+def test_a_row_that_was_not_finite_may_be_noted_later_in_the_epoch():
+    loss, z = small(epochs_back=1), logits(0)
+    visit(loss, 0, [2], torch.full((1, 3), float("nan"), dtype=torch.float64))
+    visit(loss, 0, [2], z[:1])
+    visit(loss, 0, [2], z[1:2])
+    assert torch.equal(loss.table[0, 2], z[0].half())
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("kind", ["saf", "mesa"])
+def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
+    """The divergence of near logits is far below what bfloat16 can hold of their logarithms."""
+    near, far = logits(0, dtype=torch.bfloat16), (logits(0) + 0.05 * logits(1)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        if kind == "saf":
+            loss = small(epochs_back=1)
+            loss(near, Y, torch.arange(6))
+            loss.set_epoch(1)
+            value = loss(far.requires_grad_(), Y, torch.arange(6))
+        else:
+            model = nn.Linear(1, 1)
+            loss = bsam.MESA(model, build("sgd", model), lam=0.9, tau=2.0, start_epoch=0, reduction="none")
+            loss.average.forward = lambda _: near
+            value = loss(far.requires_grad_(), Y, near)
+    assert value.dtype == torch.float32
+    exact = [cross_entropy(z, int(y), 0.0) + 0.9 * divergence(past, z, 2.0) for past, z, y in zip(near, far.detach().double(), Y, strict=True)]
+    torch.testing.assert_close(value.detach().double(), torch.stack(exact), rtol=0, atol=2e-6)
+    (gradient,) = torch.autograd.grad(value.sum(), far)
+    assert gradient.dtype == torch.bfloat16
+
+
+# What is kept over a checkpoint and in a copy.
+
+
+def losses(kind: str, model, optimizer):
+    return saf() if kind == "saf" else bsam.MESA(model, optimizer, decay=AVERAGE, **SETTINGS)
+
+
+def assert_same(ours: dict, others: dict) -> None:
+    assert ours.keys() == others.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, others[name]) if isinstance(value, Tensor) else value == others[name], name
+
+
+@pytest.mark.parametrize("kind", ["saf", "mesa"])
+@pytest.mark.parametrize("name", ["sgd", "bsam"])
+def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name):
+    fresh = problem.clone().model
+    optimizer = build(name, problem.model)
+    loss = losses(kind, problem.model, optimizer)
+    middle = len(SCHEDULE) // 2
+    assert SCHEDULE[middle][0] == SCHEDULE[middle - 1][0] >= BACK + 1
+    train(problem.model, optimizer, loss, data, SCHEDULE[:middle])
+    file = io.BytesIO()
+    torch.save({"model": problem.model.state_dict(), "optimizer": optimizer.state_dict(), "loss": loss.state_dict()}, file)
+    train(problem.model, optimizer, loss, data, SCHEDULE[middle:])
+
+    file.seek(0)
+    checkpoint = torch.load(file, weights_only=True)
+    optimizer = build(name, fresh)
+    resumed = losses(kind, fresh, optimizer)
+    for part, state in ((fresh, "model"), (optimizer, "optimizer"), (resumed, "loss")):
+        part.load_state_dict(checkpoint[state])
+    assert resumed.epoch == SCHEDULE[middle][0]
+    train(fresh, optimizer, resumed, data, SCHEDULE[middle:])
+    assert_same(fresh.state_dict(), problem.model.state_dict())
+    assert_same(resumed.state_dict(), loss.state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("kind", ["saf", "mesa"])
+@pytest.mark.parametrize("name", ["sgd", "bsam"])
+def test_copies_go_on_by_themselves(problem, data, kind, name, copied):
+    optimizer = build(name, problem.model)
+    parts = problem.model, optimizer, losses(kind, problem.model, optimizer)
+    middle = len(SCHEDULE) // 2
+    train(*parts, data, SCHEDULE[:middle])
+    theirs = copied(parts)
+    again = copied(theirs)
+    here = copy.deepcopy(parts[2].state_dict())
+    train(*theirs, data, SCHEDULE[middle:])
+    assert_same(parts[2].state_dict(), here)
+    train(*parts, data, SCHEDULE[middle:])
+    train(*again, data, SCHEDULE[middle:])
+    for model, _, loss in (theirs, again):
+        assert_same(model.state_dict(), parts[0].state_dict())
+        assert_same(loss.state_dict(), parts[2].state_dict())
+    if kind == "mesa":
+        assert apart(theirs[2].average.parameters(), here_weights(here)) > 1e-3  # it did move
+
+
+def here_weights(state: dict) -> list[Tensor]:
+    return [t for name, t in state.items() if name.startswith("average.") and t.is_floating_point() and "running" not in name]
+
+
+# MESA: what the average follows.
+
+
+def by_closure(optimizer, problem):
+    step(optimizer, problem.loss)
+
+
+def by_backward(optimizer, problem):
+    optimizer.zero_grad()
+    if isinstance(optimizer, bsam.SharpnessAware):
+        optimizer.backward(problem.loss)
+    else:
+        problem.loss().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("stepped", [by_closure, by_backward])
+@pytest.mark.parametrize("name", ["sgd", "sam", "bsam"])
+@pytest.mark.parametrize("given", ["optimizer", "its base"])
+def test_the_average_follows_each_step_once(problem, name, given, stepped):
+    optimizer = build(name, problem.model)
+    loss = bsam.MESA(problem.model, getattr(optimizer, "base", optimizer) if given == "its base" else optimizer, decay=0.75)
+    average = [t.clone() for t in (*problem.weights(), *problem.buffers())]
+    for _ in range(4):
+        stepped(optimizer, problem)
+        new = [*problem.weights(), *problem.buffers()]
+        average = [0.75 * a + 0.25 * b if a.is_floating_point() else b for a, b in zip(average, new, strict=True)]
+        assert_close([*loss.average.parameters(), *loss.average.buffers()], average, atol=1e-14)
+    assert apart(average, new) > 1e-3
+
+
+def test_the_average_is_not_trained(problem):
+    optimizer = build("sgd", problem.model)
+    loss = bsam.MESA(problem.model, optimizer, start_epoch=0)
+    step(optimizer, problem.loss)
+    assert [p for p in loss.parameters() if p.requires_grad] == []
+    assert not {id(p) for p in loss.parameters()} & {id(p) for p in problem.model.parameters()}
+    assert not {p.data_ptr() for p in loss.parameters()} & {p.data_ptr() for p in problem.model.parameters()}
+    assert all(p.requires_grad for p in problem.model.parameters())
+    assert {name.partition(".")[0] for name in loss.state_dict()} == {"average", "_extra_state"}
+    z, x = problem.model(problem.x).detach(), problem.x.clone().requires_grad_()
+    assert not loss(z, problem.y, x).requires_grad  # no gradient passes through the average
+
+
+def test_the_average_is_evaluated_as_in_testing():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    optimizer = build("sgd", model)
+    loss = bsam.MESA(model, optimizer, decay=0.5, start_epoch=0, lam=1.0, tau=3.0, reduction="none")
+    x = torch.randn(6, 6, dtype=torch.float64)
+    for _ in range(3):
+        loss.train()  # as a training loop does with all that it has
+        step(optimizer, lambda: loss(model(x), Y, x).mean())
+    running = copy.deepcopy(list(loss.average.buffers()))
+    z = logits(0)
+    added = loss(z, Y, x) - F.cross_entropy(z, Y, reduction="none")
+    past = loss.average.eval()(x)
+    assert_close(added, [divergence(p, q, 3.0) for p, q in zip(past, z, strict=True)], atol=1e-13)
+    assert all(torch.equal(a, b) for a, b in zip(running, loss.average.buffers(), strict=True))
+    assert model.training
+
+
+class Tied(nn.Module):
+    """Weights that are shared, a buffer that checkpoints leave out, and extra state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+        self.two.weight = self.one.weight
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + 1
+        return self.two(self.one(x))
+
+    def get_extra_state(self) -> str:
+        return "not a tensor"
+
+    def set_extra_state(self, state: str) -> None:
+        assert state == "not a tensor"
+
+
+def test_tied_weights_are_averaged_once_and_everything_else_is_averaged_too():
+    model = Tied()
+    optimizer = build("sgd", model)
+    loss = bsam.MESA(model, optimizer, decay=0.75)
+    start = model.one.weight.detach().clone()
+    step(optimizer, lambda: model(logits(0)).square().mean())
+    assert_close([loss.average.one.weight], [0.75 * start + 0.25 * model.one.weight.detach()], atol=1e-15)
+    assert loss.average.two.weight is loss.average.one.weight
+    assert loss.average.seen.tolist() == [0.25] * 3
+    loss.load_state_dict(loss.state_dict())
+
+
+class Normalised(nn.Module):
+    """No wrapper, though its network goes by the name that wrappers use."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x / 2)
+
+
+def test_wrappers_come_off_and_only_wrappers(plain):
+    compiled = torch.compile(plain.model, backend="eager")
+    for wrapped in (compiled, nn.DataParallel(plain.model), torch.compile(nn.DataParallel(plain.model), backend="eager")):
+        average = bsam.MESA(wrapped, build("sgd", plain.model)).average
+        assert type(average) is nn.Sequential
+        assert list(average.state_dict()) == list(plain.model.state_dict())
+    own = Normalised(plain.model)
+    average = bsam.MESA(own, build("sgd", plain.model)).average
+    assert torch.equal(average(plain.x), own(plain.x))
+
+
+@pytest.mark.parametrize("name", ["sgd", "bsam"])
+def test_a_step_that_the_scaler_skips_does_not_move_the_average(plain, name):
+    optimizer, scaler = build(name, plain.model), torch.amp.GradScaler("cpu", init_scale=8.0)
+    loss = bsam.MESA(plain.model, optimizer, decay=0.5)
+    before = plain.weights()
+    for factor in (float("inf"), 1.0):
+        optimizer.zero_grad()
+        if name == "bsam":
+            optimizer.backward(lambda: plain.loss() * factor, scaler=scaler)
+        else:
+            scaler.scale(plain.loss() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        middle = [(a + b) / 2 for a, b in zip(before, plain.weights(), strict=True)]  # nothing moves if it is skipped
+        assert_close(loss.average.parameters(), middle, atol=1e-15)
+        assert (apart(loss.average.parameters(), before) == 0) == (factor != 1.0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"lam": v} for v in (-0.1, float("nan"), "1", None)),
+        *({"tau": v} for v in (0.0, -1.0, float("inf"))),
+        *({"start_epoch": v} for v in (-1, 1.5, True)),
+        *({"label_smoothing": v} for v in (-0.1, 1.1)),
+        *({"reduction": v} for v in ("sum", None)),
+        *({"epochs_back": v} for v in (0, -1, 1.0)),
+        *({"samples": v} for v in (0, 2.0)),
+        *({"classes": v} for v in (0, "3")),
+        *({"decay": v} for v in (-0.1, 1.1, float("nan"))),
+    ],
+    ids=str,
+)
+def test_refuses_arguments_that_cannot_be_right(bad, plain):
+    (name,) = bad
+    optimizer = build("sgd", plain.model)
+    if name != "decay":
+        with pytest.raises(bsam.Refusal, match=name):
+            saf(**bad)
+    if name not in ("epochs_back", "samples", "classes"):
+        with pytest.raises(bsam.Refusal, match=name):
+            bsam.MESA(plain.model, optimizer, **bad)
+        step(optimizer, plain.loss)  # and has left no hook behind
+
+
+def test_refuses_epochs_and_networks_that_cannot_be_right(plain):
+    optimizer = build("sgd", plain.model)
+    for epoch in (-1, 1.0, None):
+        for loss in (saf(), bsam.MESA(plain.model, optimizer)):
+            with pytest.raises(bsam.Refusal, match="epoch"):
+                loss.set_epoch(epoch)
+            assert loss.epoch == 0
+    for model, trainer in ((None, optimizer), (plain.model, None), (plain.model, plain.model), (optimizer, plain.model)):
+        with pytest.raises(bsam.Refusal, match="the model and the optimizer that trains it"):
+            bsam.MESA(model, trainer)
+
+
+# Two processes.
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What both ranks saw, case by case: all cases share one start of two processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "error::UserWarning", str(SCRIPT)]
+    processes = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def whole_batches(*, reshuffle: bool):
+    """Epoch and batch of one process: what the ranks see, one after the other."""
+    for epoch in range(two_ranks.EPOCHS):
+        for ours, theirs in zip(*(two_ranks.batches(rank, epoch, reshuffle=reshuffle) for rank in range(2)), strict=True):
+            yield epoch, *(torch.cat(pair) for pair in zip(ours, theirs, strict=True))
+
+
+def saf_in_one_process(name: str, *, reshuffle: bool, tables: int):
+    """With one table for all, or with one for each half of a batch."""
+    model = two_ranks.network()
+    optimizer, losses = two_ranks.optimizer_of(name, model), [bsam.SAF(**two_ranks.SAF) for _ in range(tables)]
+    for epoch, x, y, index in whole_batches(reshuffle=reshuffle):
+        for loss in losses:
+            loss.set_epoch(epoch)
+        step(optimizer, lambda: sum(loss(*half) for loss, *half in zip(losses, *(t.chunk(tables) for t in (model(x), y, index)), strict=True)) / tables)
+    return [p.detach() for p in model.parameters()], losses
+
+
+@pytest.mark.parametrize("name", ["sgd", "bsam"])
+def test_saf_on_ranks_that_keep_their_samples_equals_one_process(ranks, name):
+    first, second = (rank[f"saf-{name}"] for rank in ranks)
+    expected, (loss,) = saf_in_one_process(name, reshuffle=False, tables=1)
+    assert_close(first["weights"], expected, atol=1e-12)
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert torch.equal(torch.maximum(first["stamp"], second["stamp"]), loss.stamp)  # each rank has its half ...
+    assert ((first["stamp"] < 0) != (second["stamp"] < 0)).all()  # ... and nothing of the other
+
+
+def test_saf_on_ranks_that_swap_samples_forgets_those_of_the_other(ranks):
+    first, second = (rank["saf-sgd-reshuffled"] for rank in ranks)
+    expected, losses = saf_in_one_process("sgd", reshuffle=True, tables=2)
+    assert_close(first["weights"], expected, atol=1e-12)
+    assert_close(first["weights"], second["weights"], atol=0)
+    for rank, loss in zip((first, second), losses, strict=True):
+        assert torch.equal(rank["stamp"], loss.stamp)
+    last = two_ranks.EPOCHS - 1
+    seen, then = (set((first["stamp"][epoch % 3] == epoch).nonzero().flatten().tolist()) for epoch in (last, last - two_ranks.SAF["epochs_back"]))
+    assert seen & then
+    assert seen - then
+    shared, _ = saf_in_one_process("sgd", reshuffle=True, tables=1)
+    assert apart(first["weights"], shared) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["sgd", "bsam"])
+def test_mesa_averages_the_same_on_both_ranks_and_in_one_process(ranks, name):
+    first, second = (rank[f"mesa-{name}"] for rank in ranks)
+    model = two_ranks.network()
+    optimizer = two_ranks.optimizer_of(name, model)
+    loss = bsam.MESA(model, optimizer, **two_ranks.MESA)
+    for epoch, x, y, _ in whole_batches(reshuffle=True):
+        loss.set_epoch(epoch)
+        step(optimizer, lambda: loss(model(x), y, x))
+    assert_close(first["weights"], [p.detach() for p in model.parameters()], atol=1e-12)
+    assert list(first["average"]) == list(model.state_dict())
+    assert_close(first["average"].values(), loss.average.state_dict().values(), atol=1e-12)
+    assert_close(first["average"].values(), second["average"].values(), atol=0)
+    assert apart(first["average"].values(), first["weights"]) > 1e-3
