@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,40 +12,56 @@ from torch import Tensor
 from .vector import Vector
 from .weights import Weights
 
+Kept: TypeAlias = dict[Tensor, Tensor] | float  # one tensor per parameter, or a number
+
 
 class Memory:
     """Vectors by name, one tensor per parameter, and numbers by name, which live in the parameter groups.
 
-    What :meth:`keep` is given counts only after :meth:`commit`: a backward that raises leaves no trace.
+    What :meth:`keep` is given counts once the step is taken: a backward that raises leaves no trace, and a step that is skipped (because a scaled gradient
+    overflowed, or by the user) is not remembered.
     """
 
     def __init__(self, vectors: Sequence[str], numbers: Sequence[str]) -> None:
         self.vectors, self.numbers = vectors, numbers
         self._tensors: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
-        self._pending: dict[str, list[Tensor] | float] = {}
+        self._noted: dict[str, Kept] = {}  # by the backward that is under way
+        self._pending: dict[str, Kept] = {}  # by the backwards since the last step
 
     def begin(self) -> None:
-        """Forget what was kept and not committed."""
-        self._pending = {}
+        """A backward begins: forget what one that raised has left."""
+        self._noted = {}
 
     def keep(self, name: str, value: Vector | float, weights: Weights) -> None:
-        """Note a vector or a number of this step."""
-        self._pending[name] = value.tensors(weights.params) if isinstance(value, Vector) else value
+        """Note a vector or a number."""
+        self._noted[name] = dict(zip(weights.params, value.tensors(weights.params), strict=True)) if isinstance(value, Vector) else value
 
-    def commit(self, weights: Weights, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Let what was kept count."""
+    def settle(self) -> None:
+        """The backward succeeded: let later ones see what it noted."""
+        self._pending.update(self._noted)
+
+    def forget(self) -> None:
+        """Drop what does not count yet."""
+        self._noted, self._pending = {}, {}
+
+    def commit(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """The step is taken: let it count."""
         for name, value in self._pending.items():
-            if isinstance(value, list):
-                for p, t in zip(weights.params, value, strict=True):
+            if isinstance(value, dict):
+                for p, t in value.items():
                     self._tensors[p][name] = t
             else:
                 for group in param_groups:
                     group[name] = value
-        self.begin()
+
+    def number(self, name: str, param_groups: Sequence[dict[str, Any]]) -> Any:
+        """The number under ``name``; None if there is none."""
+        return self._pending.get(name, param_groups[0][name])
 
     def vector(self, name: str, weights: Weights) -> Vector | None:
         """The vector under ``name``, with zeros for parameters that came later; None if there is none."""
-        found = [self._tensors[p].get(name) for p in weights.params]
+        pending: Any = self._pending.get(name, {})
+        found = [pending.get(p, self._tensors[p].get(name)) for p in weights.params]
         if all(t is None for t in found):
             return None
         tensors = (torch.zeros_like(p, requires_grad=False) if t is None else t for t, p in zip(found, weights.params, strict=True))

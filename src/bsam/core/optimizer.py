@@ -120,12 +120,16 @@ class SharpnessAware(Optimizer):
         self._offset = offset
 
     def keep(self, name: str, value: Vector | float) -> None:
-        """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once this backward has succeeded."""
-        self._memory.keep(name, value, self._weights)
+        """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once the step is taken.
+
+        Not under DDP's ``no_sync``: what one rank saw alone must not decide what it does beside the others.
+        """
+        if self._ranks.in_step:
+            self._memory.keep(name, value, self._weights)
 
     def kept(self, name: str) -> Any:
         """What an earlier backward remembered; None if none did."""
-        return self.param_groups[0][name] if name in self.numbers else self._memory.vector(name, self._weights)
+        return self._memory.number(name, self.param_groups) if name in self.numbers else self._memory.vector(name, self._weights)
 
     # What a user calls.
 
@@ -169,7 +173,7 @@ class SharpnessAware(Optimizer):
             self._fill(d, held, L.reached)
             if offset is not None:
                 self._offsets.append(offset)
-            self._memory.commit(self._weights, self.param_groups)
+            self._memory.settle()
             self._phase = "ready"
         except BaseException:
             self._phase = "stale"
@@ -214,6 +218,7 @@ class SharpnessAware(Optimizer):
             self._weights.restore()
             raise
         self._weights.stay()
+        self._memory.commit(self.param_groups)
         self._reset()
         for group in self.param_groups:
             group["steps_taken"] += 1
@@ -230,7 +235,8 @@ class SharpnessAware(Optimizer):
         check_names(param_group, self.settings, self.base.defaults)
         self.base.add_param_group(param_group)
         group = self.param_groups.pop()
-        self.param_groups.append(self.completed({**self.settings, **group, "steps_taken": self.t, **{name: self.kept(name) for name in self.numbers}}))
+        known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
+        self.param_groups.append(self.completed({**self.settings, **group, **known}))
 
     @property
     def t(self) -> int:
@@ -286,4 +292,5 @@ class SharpnessAware(Optimizer):
 
     def _reset(self) -> None:
         self._phase, self._offsets = "idle", []
+        self._memory.forget()
         self._ranks.owing = False

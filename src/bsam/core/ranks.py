@@ -35,6 +35,11 @@ class Ranks:
         """What a pass runs under: no reduction if every rank perturbs on its own, or if the pass is one that DDP's reducer cannot follow."""
         return self.ddp.no_sync() if self.ddp is not None and (self.m_sharpness or alone) else contextlib.nullcontext()
 
+    @property
+    def in_step(self) -> bool:
+        """Whether this backward sees what the others see, or is meant not to: not so under the user's ``no_sync``."""
+        return self.ddp is None or self.m_sharpness or self.ddp.require_backward_grad_sync
+
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
         if self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync:
