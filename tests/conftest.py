@@ -24,6 +24,10 @@ class Problem:
     def loss(self) -> Tensor:
         return F.cross_entropy(self.model(self.x), self.y)
 
+    def losses(self, indices: Any = slice(None)) -> Tensor:
+        """One per sample, of the samples asked for: what methods that choose samples need."""
+        return F.cross_entropy(self.model(self.x[indices]), self.y[indices], reduction="none")
+
     def clone(self) -> Problem:
         return copy.deepcopy(self)
 
