@@ -34,15 +34,36 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 def one_process(method: str):
-    """The same steps on the whole batch."""
+    """The same steps on the whole batch: the weights, and how many gradients they took."""
     model = two_ranks.network()
     optimizer = two_ranks.build(method, model)
-    x, y = two_ranks.batch()
+    losses = two_ranks.closure(method, model, *two_ranks.batch())
+    gradients = 0
+
+    def closure(*indices):
+        nonlocal gradients
+        gradients += torch.is_grad_enabled()
+        return losses(*indices)
+
     for _ in range(two_ranks.STEPS):
-        optimizer.zero_grad()
-        optimizer.backward(lambda: F.cross_entropy(model(x), y))
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]
+        optimizer.step(closure)
+    return [p.detach() for p in model.parameters()], gradients
+
+
+def by_hand(method: str):
+    """m-sharpness with one optimizer per rank, each with its own part of the batch and its own memory: the mean of their directions, one step."""
+    models = [two_ranks.network(), two_ranks.network()]
+    optimizers = [two_ranks.build(method, model) for model in models]
+    parts = list(zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True))
+    for _ in range(two_ranks.STEPS):
+        for optimizer, model, (x, y) in zip(optimizers, models, parts, strict=True):
+            optimizer.zero_grad()
+            optimizer.backward(two_ranks.closure(method, model, x, y))
+        for p, q in zip(*(model.parameters() for model in models), strict=True):
+            p.grad = q.grad = (p.grad + q.grad) / 2
+        for optimizer in optimizers:
+            optimizer.step()
+    return [p.detach() for p in models[0].parameters()]
 
 
 def each_rank_on_its_own(method: str, micro_batches: int = 1):
@@ -63,15 +84,52 @@ def assert_close(ours, expected, atol=1e-12):
         torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("case", ["ddp-sam", "ddp-bsam", "ddp-bsam2", "ddp-released", "ddp-bucket-view"])
+CHOOSING_LESS = ["esam-half", "ksam-5"]  # each rank chooses among its own samples, which one process does not
+
+
+@pytest.mark.parametrize("case", [f"ddp-{method}" for method in (*two_ranks.ALL, "bucket-view", "bucket-view-esam") if method not in CHOOSING_LESS])
 def test_ddp_equals_one_process_on_the_whole_batch(case, ranks):
     first, second = (rank[case] for rank in ranks)
-    method = case.removeprefix("ddp-")
-    assert_close(first["weights"], one_process({"bucket-view": "bsam"}.get(method, method)))
+    method = case.removeprefix("ddp-").replace("bucket-view-esam", "esam").replace("bucket-view", "bsam")
+    weights, gradients = one_process(method)
+    assert_close(first["weights"], weights)
     assert_close(first["weights"], second["weights"], atol=0)
-    passes = 2 if method in ("sam", "bsam2") else 3
-    assert first["buckets"] == two_ranks.STEPS * passes  # one reduction a pass: the network fits into one bucket
-    assert len(first["reductions"]) == first["buckets"]  # and no other
+    by_ourselves = {"esam": 1, "gam-paper": 2}.get(method, 0) * two_ranks.STEPS  # passes that DDP's reducer cannot follow
+    assert first["buckets"] == gradients - by_ourselves  # one reduction a pass: the network fits into one bucket
+    assert len(first["reductions"]) == gradients  # and no other
+
+
+@pytest.mark.parametrize("method", CHOOSING_LESS)
+def test_ranks_that_choose_their_own_samples_stay_together(method, ranks):
+    first, second = (rank[f"ddp-{method}"] for rank in ranks)
+    assert_close(first["weights"], second["weights"], atol=0)
+    whole, _ = one_process(method)
+    assert max(float((a - b).abs().max()) for a, b in zip(first["weights"], whole, strict=True)) > 1e-4
+
+
+def test_ksam_on_two_ranks_is_sam_on_the_hardest_samples_of_each(ranks):
+    model = two_ranks.network()
+    optimizer = two_ranks.build("sam", model)
+    x, y = two_ranks.batch()
+    for _ in range(two_ranks.STEPS):
+        losses = F.cross_entropy(model(x), y, reduction="none").detach()
+        hard = torch.cat([losses[:12].topk(5).indices, 12 + losses[12:].topk(5).indices])
+        optimizer.step(lambda: F.cross_entropy(model(x[hard]), y[hard]))
+    assert_close(ranks[0]["ddp-ksam-5"]["weights"], [p.detach() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("method", two_ranks.REMEMBERING)
+def test_memory_is_the_same_on_both_ranks_and_with_no_sync_before_it(method, ranks):
+    """What a rank saw alone under no_sync is not remembered: AE-SAM's ranks would else come to different decisions, and wait for each other for ever."""
+    for case in (f"ddp-{method}", f"ddp-accumulate-{method}"):
+        first, second = (rank[case] for rank in ranks)
+        assert_close(first["weights"], second["weights"], atol=0)
+        assert first["memory"]["numbers"] == second["memory"]["numbers"]
+        for a, b in zip(first["memory"]["vectors"], second["memory"]["vectors"], strict=True):
+            assert a.keys() == b.keys()
+            assert all(torch.equal(a[k], b[k]) for k in a)
+        assert any(first["memory"]["vectors"]) is (method != "aesam")
+        assert (None in first["memory"]["numbers"]) is False
 
 
 def two_ranks_size() -> int:
@@ -84,13 +142,23 @@ def test_m_sharpness_perturbs_on_each_rank_and_reduces_once(ranks):
     assert_close(first["weights"], second["weights"], atol=0)
     assert first["buckets"] == 0
     assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
-    whole = one_process("bsam")
+    whole, _ = one_process("bsam")
     assert max(float((a - b).abs().max()) for a, b in zip(first["weights"], whole, strict=True)) > 1e-4  # it is another method
+
+
+@pytest.mark.parametrize("method", two_ranks.ALONE)
+def test_m_sharpness_of_each_kind_of_method(method, ranks):
+    """A metric, chosen samples, memory, and a decision that differs between the ranks: each stays on its rank."""
+    first, second = (rank[f"m-sharpness-{method}"] for rank in ranks)
+    assert_close(first["weights"], by_hand(method))
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert first["buckets"] == 0
+    assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
 
 
 def test_what_was_abandoned_under_no_sync_is_not_averaged_later(ranks):
     first, second = (rank["ddp-abandoned"] for rank in ranks)
-    assert_close(first["weights"], one_process("bsam"))
+    assert_close(first["weights"], one_process("bsam")[0])
     assert_close(first["weights"], second["weights"], atol=0)
     assert len(first["reductions"]) == first["buckets"] == two_ranks.STEPS * 3
 
@@ -136,8 +204,29 @@ def test_m_sharpness_with_parameters_that_one_rank_or_none_reaches(ranks):
     assert_close(second["grads"][-2:], [partial_weight, partial_bias], atol=0)
 
 
-@pytest.mark.parametrize("case", ["fsdp-sam", "fsdp-bsam", "fsdp-bsam2"])
-def test_fsdp_equals_one_process_on_the_whole_batch(case, ranks):
-    first = ranks[0][case]
+@pytest.mark.parametrize("method", [method for method in two_ranks.ALL if method not in ("gam-paper", *CHOOSING_LESS)])
+def test_fsdp_equals_one_process_on_the_whole_batch(method, ranks):
+    first = ranks[0][f"fsdp-{method}"]
     assert first["exact"]
-    assert_close(first["weights"], one_process(case.removeprefix("fsdp-")))
+    assert_close(first["weights"], one_process(method)[0])
+
+
+@pytest.mark.parametrize("method", CHOOSING_LESS)
+def test_fsdp_equals_ddp_where_ranks_choose_their_own_samples(method, ranks):
+    assert ranks[0][f"fsdp-{method}"]["exact"]
+    assert_close(ranks[0][f"fsdp-{method}"]["weights"], ranks[0][f"ddp-{method}"]["weights"])
+
+
+@pytest.mark.parametrize("method", [method for method in two_ranks.ALL if method != "gam-paper"])
+def test_fsdp_resumes_bit_for_bit_with_memory_sharded_as_the_parameters_are(method, ranks):
+    for rank in ranks:
+        result = rank[f"fsdp-{method}"]
+        assert result["as_parameters"]
+        assert result["goes_on"]
+        assert any(result["memory"]["vectors"]) is (method in two_ranks.REMEMBERING and method != "aesam")
+
+
+def test_a_second_derivative_is_refused_under_fsdp(ranks):
+    for rank in ranks:
+        assert "second derivative, which FSDP does not give" in rank["fsdp-refusal"]["said"]
+        assert rank["fsdp-refusal"]["exact"]

@@ -6,7 +6,9 @@ python two_ranks.py RANK FOLDER
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
+from bsam.core.parts import local
 
 STEPS = 5
 
@@ -31,11 +34,39 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 METHODS = {
-    "sam": lambda base, model, **own: bsam.SAM(base, model, rho=0.1, **own),
-    "bsam": lambda base, model, **own: bsam.BSAM(base, model, rho_max=0.1, rho_min=0.08, **own),
-    "bsam2": lambda base, model, **own: bsam.BSAM(base, model, rho_max=0.1, rho_min=0.08, passes=2, **own),
-    "released": lambda base, model, **own: bsam.BSAM(base, model, rho_max=0.1, rho_min=0.08, start_from_min=True, **own),
+    "sam": partial(bsam.SAM, rho=0.1),
+    "bsam": partial(bsam.BSAM, rho_max=0.1, rho_min=0.08),
+    "bsam2": partial(bsam.BSAM, rho_max=0.1, rho_min=0.08, passes=2),
+    "released": partial(bsam.BSAM, rho_max=0.1, rho_min=0.08, start_from_min=True),
+    "adaptive": partial(bsam.BSAM, rho_max=0.5, rho_min=0.4, adaptive=True),
+    "asam": bsam.ASAM,
+    "gsam": partial(bsam.GSAM, rho=0.1),
+    "fisher": partial(bsam.FisherSAM, eta=10.0),
+    "friendly": partial(bsam.FriendlySAM, rho=0.1),
+    "pgn": bsam.PGN,
+    "gam": bsam.GAM,
+    "gam-paper": partial(bsam.GAM, form="paper"),
+    "looksam": partial(bsam.LookSAM, k=3, rho=0.1),
+    "msam": partial(bsam.MSAM, rho=0.3),
+    "aesam": partial(bsam.AESAM, total_steps=STEPS, rho=0.1),
+    "aesam-reuse": partial(bsam.AESAM, total_steps=STEPS, rho=0.1, alpha=0.2),
+    "rst": partial(bsam.RST, rho=0.1),
+    "esam": partial(bsam.ESAM, gamma=1.0, rho=0.1),  # all samples: each rank chooses among its own, which one process on the whole batch does not
+    "ksam": partial(bsam.KSAM, k=64, rho=0.1),
+    "esam-half": partial(bsam.ESAM, rho=0.1),
+    "ksam-5": partial(bsam.KSAM, k=5, rho=0.1),
 }
+
+
+def closure(method: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, factor: float = 1.0):
+    """The mean loss times a factor; one loss per sample of those asked for, where a method chooses samples."""
+    choosing = method.startswith(("esam", "ksam"))
+
+    def losses(indices=slice(None)):
+        found = F.cross_entropy(model(x[indices]), y[indices], reduction="none")
+        return factor * (found if choosing else found.mean())
+
+    return losses
 
 
 def build(method: str, model: nn.Module, **own):
@@ -77,27 +108,30 @@ def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=0, bucket_view=
     optimizer = build(method, model, m_sharpness=m_sharpness)
     x, y = (t.chunk(2)[rank] for t in batch())
 
-    def loss(x, y):
-        return F.cross_entropy(model(x), y)
-
     for _ in range(STEPS):
         if abandon:  # what was left on its rank is thrown away, and must not be averaged later
             with model.no_sync():
-                optimizer.backward(lambda: loss(x, y))
+                optimizer.backward(closure(method, model, x, y))
             optimizer.zero_grad()
-            optimizer.backward(lambda: loss(x, y))
+            optimizer.backward(closure(method, model, x, y))
             optimizer.step()
         elif accumulate:
             optimizer.zero_grad()
             for i, (a, b) in enumerate(zip(x.chunk(accumulate), y.chunk(accumulate), strict=True)):
                 with model.no_sync() if i == 0 else contextlib.nullcontext():
-                    optimizer.backward(lambda: loss(a, b) / accumulate)
+                    optimizer.backward(closure(method, model, a, b, 1 / accumulate))
             optimizer.step()
         else:
-            optimizer.step(lambda: loss(x, y))
+            optimizer.step(closure(method, model, x, y))
     restore()
     weights, grads = [p.detach() for p in module.parameters()], [p.grad for p in module.parameters()]
-    return {"weights": weights, "grads": grads, "buckets": len(reduced), "reductions": calls}
+    return {"weights": weights, "grads": grads, "buckets": len(reduced), "reductions": calls, "memory": memory(optimizer)}
+
+
+def memory(optimizer) -> dict:
+    """What the method keeps: vectors as tensors of this rank, and numbers."""
+    vectors = [{k: local(t) for k, t in entry.items() if k in optimizer.vectors} for entry in optimizer.state_dict()["state"].values()]
+    return {"vectors": vectors, "numbers": [optimizer.param_groups[0][name] for name in optimizer.numbers]}
 
 
 def bucket_average(bucket):
@@ -105,46 +139,82 @@ def bucket_average(bucket):
     return dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0])
 
 
-def fsdp(method: str, rank: int) -> dict:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+def sharded() -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     model = network()
     for layer in (model[0], model[2]):
         fully_shard(layer)
-    fully_shard(model)
+    return fully_shard(model)
+
+
+def fsdp(method: str, rank: int) -> dict:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    model = sharded()
     optimizer = build(method, model)
     x, y = (t.chunk(2)[rank] for t in batch())
     before = [p.to_local().clone() for p in model.parameters()]
-    optimizer.backward(lambda: F.cross_entropy(model(x), y))
+    optimizer.backward(closure(method, model, x, y))
     exact = all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))
     optimizer.zero_grad()
     for _ in range(STEPS):
-        optimizer.step(lambda: F.cross_entropy(model(x), y))
+        optimizer.step(closure(method, model, x, y))
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {"weights": list(full.values()), "exact": exact}
+    return {"weights": list(full.values()), "exact": exact, "memory": memory(optimizer), **resumed(method, model, optimizer, x, y)}
 
 
+def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.Tensor) -> dict:
+    """Whether memory is sharded as the parameters are, and whether a resumed run goes on bit for bit."""
+    saved = copy.deepcopy(optimizer.state_dict())  # a file would hold tensors of its own, too
+    pairs = [(saved["state"][i].get(name), p) for name in optimizer.vectors for i, p in enumerate(model.parameters())]
+    as_parameters = all(t is None or (t.placements, t.shape, t.to_local().shape) == (p.placements, p.shape, p.to_local().shape) for t, p in pairs)
+    twin = sharded()
+    twin.load_state_dict(model.state_dict())
+    other = build(method, twin)
+    other.load_state_dict(saved)
+    for _ in range(STEPS):
+        optimizer.step(closure(method, model, x, y))
+        other.step(closure(method, twin, x, y))
+    goes_on = all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    return {"as_parameters": as_parameters, "goes_on": goes_on}
+
+
+def fsdp_refusal(rank: int) -> dict:
+    model = sharded()
+    optimizer = build("gam-paper", model)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    before = [p.to_local().clone() for p in model.parameters()]
+    try:
+        optimizer.step(closure("gam-paper", model, x, y))
+        said = "nothing"
+    except bsam.Refusal as refusal:
+        said = str(refusal)
+    return {"said": said, "exact": all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))}
+
+
+ALL = sorted(METHODS)
+REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
+ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
 CASES = {
-    "ddp-sam": lambda rank: ddp("sam", rank),
-    "ddp-bsam": lambda rank: ddp("bsam", rank),
-    "ddp-bsam2": lambda rank: ddp("bsam2", rank),
-    "ddp-released": lambda rank: ddp("released", rank),
-    "ddp-bucket-view": lambda rank: ddp("bsam", rank, bucket_view=True),
-    "ddp-accumulate": lambda rank: ddp("bsam", rank, accumulate=2),
-    "ddp-bucket-view-accumulate": lambda rank: ddp("bsam", rank, accumulate=3, bucket_view=True),
-    "ddp-abandoned": lambda rank: ddp("bsam", rank, abandon=True),
-    "m-sharpness": lambda rank: ddp("bsam", rank, m_sharpness=True),
-    "m-sharpness-accumulate": lambda rank: ddp("bsam", rank, m_sharpness=True, accumulate=2),
-    "m-sharpness-unused": lambda rank: ddp("sam", rank, m_sharpness=True, unused=True),
-    "fsdp-sam": lambda rank: fsdp("sam", rank),
-    "fsdp-bsam": lambda rank: fsdp("bsam", rank),
-    "fsdp-bsam2": lambda rank: fsdp("bsam2", rank),
+    **{f"ddp-{method}": partial(ddp, method) for method in ALL},
+    "ddp-bucket-view": partial(ddp, "bsam", bucket_view=True),
+    "ddp-bucket-view-esam": partial(ddp, "esam", bucket_view=True),
+    "ddp-accumulate": partial(ddp, "bsam", accumulate=2),
+    "ddp-bucket-view-accumulate": partial(ddp, "bsam", accumulate=3, bucket_view=True),
+    **{f"ddp-accumulate-{method}": partial(ddp, method, accumulate=2) for method in REMEMBERING},
+    "ddp-abandoned": partial(ddp, "bsam", abandon=True),
+    "m-sharpness": partial(ddp, "bsam", m_sharpness=True),
+    **{f"m-sharpness-{method}": partial(ddp, method, m_sharpness=True) for method in ALONE},
+    "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
+    "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
+    **{f"fsdp-{method}": partial(fsdp, method) for method in ALL if method != "gam-paper"},
+    "fsdp-refusal": fsdp_refusal,
 }
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
+    torch.save({case: run(rank=rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
     dist.destroy_process_group()
