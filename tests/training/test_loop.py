@@ -10,9 +10,10 @@ import bsam
 from bsam.data.digits import digits
 from bsam.flatness.sharpness import sharpness
 from bsam.models.digits_net import DigitsNet
+from bsam.recipes.demo import TITLES, contenders
 from bsam.training import loop
 from bsam.training.config import Run
-from bsam.training.loop import accuracy, fit, optimizer_of
+from bsam.training.loop import accuracy, fit, learner_of
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +91,12 @@ def test_no_radius_no_sharpness(data):
     assert 0 < result.seconds_per_step < 1
 
 
-def test_step_time_is_the_median_of_the_steps_alone(data, monkeypatch):
-    ticks = iter([0.0, 1.0] * 8 + [0.0, 50.0] * 2 + [10.0] * 10)
+def test_step_time_is_the_mean_of_an_epochs_steps_alone_and_the_median_of_epochs(data, monkeypatch):
+    """Steps may differ (LookSAM's, RST's), and an epoch may be disturbed."""
+    first, disturbed, last = [0.0, 1.0] * 8 + [0.0, 2.0] * 2, [0.0, 1.0] * 9 + [0.0, 50.0], [0.0, 1.0] * 10
+    ticks = iter(first + disturbed + last)
     monkeypatch.setattr(loop.time, "perf_counter", lambda: next(ticks))
-    assert fit(Run("sgd", epochs=1), data).seconds_per_step == 1.0
+    assert fit(Run("sgd", epochs=3), data).seconds_per_step == 1.2
 
 
 def test_each_epoch_is_told_and_may_end_the_run(data):
@@ -119,7 +122,8 @@ def test_accuracy_counts_each_example_once(data):
 
 def test_optimizer_gets_every_setting():
     model = DigitsNet()
-    optimizer = optimizer_of(Run("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, lr=0.3, momentum=0.7, weight_decay=0.01), model)
+    run = Run("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, lr=0.3, momentum=0.7, weight_decay=0.01)
+    optimizer = learner_of(run, model, 640, 100).optimizer
     assert isinstance(optimizer, bsam.BSAM)
     assert optimizer.passes == 2
     assert optimizer.model is model
@@ -128,8 +132,34 @@ def test_optimizer_gets_every_setting():
     assert len(group["params"]) == len(list(model.parameters()))
 
 
+def test_methods_learn_what_the_run_knows(data, monkeypatch):
+    """Coins from the run's seed, AE-SAM's whole length, SAF's table for all samples and its epochs."""
+    made = []
+    monkeypatch.setattr(loop, "learner_of", lambda *known: made.append(learner_of(*known)) or made[-1])
+    fit(Run("rst", epochs=1, seed=9), data)
+    fit(Run("aesam", epochs=2, batch=60), data)
+    fit(Run("saf", {"start_epoch": 1, "epochs_back": 1}, epochs=3), data)
+    rst, aesam, saf = made
+    assert rst.optimizer.seed == 9
+    assert aesam.optimizer.total_steps == aesam.optimizer.t == 20
+    assert saf.loss.stamp.shape == (2, 640)
+    assert sorted(set(saf.loss.stamp.flatten().tolist())) == [1, 2]  # every sample was noted in the last two epochs
+    changed = fit(Run("saf", {"start_epoch": 1, "epochs_back": 1, "lam": 3.0}, epochs=3, radius=0.05), data)
+    assert numbers(changed)[0] == numbers(fit(Run("sgd", epochs=3, radius=0.05), data))[0]  # no second term yet
+    assert numbers(changed)[1] != numbers(fit(Run("sgd", epochs=3, radius=0.05), data))[1]
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_any_method_of_the_demo_learns_and_repeats_itself(name, data):
+    (contender,) = contenders([name])
+    run = replace(contender.candidates[-1], weight_decay=5e-4, epochs=4, seed=3, radius=0.05)
+    first = fit(run, data)
+    assert first.last.accuracy > 0.8
+    assert numbers(fit(run, data)) == numbers(first)
+
+
 def test_run_refuses_what_cannot_be():
-    with pytest.raises(bsam.Refusal, match="method must be one of sgd, sam, bsam"):
+    with pytest.raises(bsam.Refusal, match=r"method must be one of sgd, sam, .*bsam"):
         Run("adam")
     with pytest.raises(bsam.Refusal, match="sgd takes no arguments"):
         Run("sgd", {"rho": 0.1})

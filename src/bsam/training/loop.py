@@ -9,17 +9,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import nn
+from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from ..core.optimizer import SharpnessAware
 from ..data.digits import Digits, Examples
 from ..data.label_noise import flip_labels
 from ..flatness.sharpness import Sharpness, sharpness
-from ..methods import METHODS
 from ..models.digits_net import DigitsNet
 from .config import Run
+from .learner import Learner, equip
 
 CLASSES = 10
 EVALUATION_BATCH = 320  # larger ones leave the cache of one core and are slower
@@ -39,7 +38,7 @@ class Result:
 
     run: Run
     epochs: tuple[Epoch, ...]
-    seconds_per_step: float  # the median
+    seconds_per_step: float  # the mean over an epoch, whose steps may differ; of these the median
 
     @property
     def last(self) -> Epoch:
@@ -67,20 +66,22 @@ def fit(run: Run, data: Digits, each_epoch: Callable[[int], None] | None = None)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
         torch.manual_seed(run.seed)
         model = DigitsNet(CLASSES)
-    optimizer = optimizer_of(run, model)
+    steps = len(train) // run.batch
+    learner = learner_of(run, model, len(train), run.epochs * steps)
     order = torch.Generator().manual_seed(run.seed)
-    schedule = CosineAnnealingLR(optimizer, T_max=run.epochs * (len(train) // run.batch))
+    schedule = CosineAnnealingLR(learner.optimizer, T_max=run.epochs * steps)
     seconds: list[float] = []
     epochs: list[Epoch] = []
     for epoch in range(run.epochs):
         model.train()
-        for batch in torch.randperm(len(train), generator=order).split(run.batch):
-            if len(batch) < run.batch:
-                continue
+        learner.begin_epoch(epoch)
+        spent = 0.0
+        for batch in torch.randperm(len(train), generator=order).split(run.batch)[:steps]:
             start = time.perf_counter()
-            step(optimizer, model, train.x[batch], train.y[batch])
-            seconds.append(time.perf_counter() - start)
+            learner.step(train.x[batch], train.y[batch], batch)
+            spent += time.perf_counter() - start
             schedule.step()
+        seconds.append(spent / steps)
         measured = None
         if run.radius is not None:
             measured = sharpness(model, F.cross_entropy, train.batches(EVALUATION_BATCH), rho_max=run.radius, rho_min=run.radius)
@@ -90,26 +91,10 @@ def fit(run: Run, data: Digits, each_epoch: Callable[[int], None] | None = None)
     return Result(run, tuple(epochs), statistics.median(seconds))
 
 
-def optimizer_of(run: Run, model: nn.Module) -> Optimizer:
-    """The optimizer that the settings name, on all parameters of ``model``."""
+def learner_of(run: Run, model: nn.Module, samples: int, steps: int) -> Learner:
+    """The network with what the settings name to train it, on ``samples`` samples for ``steps`` steps."""
     base = SGD(model.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
-    if run.method == "sgd":
-        return base
-    cls = METHODS[run.method].cls
-    assert issubclass(cls, SharpnessAware)
-    return cls(base, model, **run.arguments)
-
-
-def step(optimizer: Optimizer, model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """One step on one batch, with the closure that every optimizer of torch understands."""
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)  # type: ignore[arg-type]  # torch's stubs want a float; its optimizers take the tensor
+    return equip(run.method, run.arguments, base, model, seed=run.seed, total_steps=steps, samples=samples, classes=CLASSES)
 
 
 @torch.no_grad()
