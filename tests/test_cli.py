@@ -13,6 +13,7 @@ import bsam
 from bsam import cli
 from bsam.data.digits import digits
 from bsam.flatness.sharpness import Sharpness
+from bsam.methods import METHODS
 from bsam.training.config import Run
 from bsam.training.loop import fit
 
@@ -64,6 +65,34 @@ def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys
     assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'bsam[" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_methods_are_listed_by_torch_and_numpy_alone():
+    """In a process of its own, where nothing else can be imported."""
+    code = "import sys; sys.modules.update(dict.fromkeys(('rich', 'sklearn', 'matplotlib'))); from bsam.cli import main; sys.exit(main(['methods']))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    lines = found.stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:] if line and not line.startswith((" ", "Passes"))] == list(METHODS)
+    assert max(map(len, lines)) <= 120
+
+
+def test_an_unknown_method_is_refused_with_the_list(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path / "out"), "--methods", "sgd", "adam"]) == 2
+    error = capsys.readouterr().err
+    assert "'adam'" in error
+    assert all(name in error for name in ("sgd", "bsam-2", *METHODS))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_demo_takes_any_methods_and_a_folder_gathers_them(tmp_path, capsys):
+    folder = tmp_path / "demo"
+    for methods, title, runs in (("esam", "ESAM", 18), ("saf", "SAF", 36)):
+        assert cli.main(["demo", "--out", str(folder), "--seeds", "1", "--epochs", "1", "--methods", methods]) == 0
+        assert (folder / "runs.jsonl").read_text().count("\n") == 1 + runs
+        assert [row["method"] for row in json.loads((folder / "results.json").read_text())] == [methods] * 2
+        assert f"{title} on digits" in capsys.readouterr().out
 
 
 def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread):

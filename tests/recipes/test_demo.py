@@ -4,8 +4,9 @@ from typing import ClassVar
 import pytest
 
 import bsam
+from bsam.methods import METHODS
 from bsam.recipes import demo as recipe
-from bsam.recipes.demo import NOISE_RATES, Plan, best, contenders, demo
+from bsam.recipes.demo import DEFAULT, NOISE_RATES, TITLES, Plan, best, contenders, demo
 from bsam.training.config import Run
 from bsam.training.loop import Epoch, Result
 from bsam.training.record import Record
@@ -54,13 +55,46 @@ def quiet(stage, runs):
 
 
 def test_budget_is_equal_for_all_methods():
-    budgets = {len(contender.candidates) for contender in contenders()}
-    assert len(budgets) == 1
-    for contender in contenders():
+    assert list(TITLES) == ["sgd", *METHODS, "bsam-2"]
+    for contender in contenders(TITLES):
+        assert len(contender.candidates) == 8
         assert len({repr(c) for c in contender.candidates}) == len(contender.candidates)
         assert {c.method for c in contender.candidates} == {contender.name.removesuffix("-2")}
         assert {c.weight_decay for c in contender.candidates} == {5e-4, 5e-2}  # no method gets a decay that another does not
         assert {c.arguments.get("passes", 3) for c in contender.candidates} == {2 if contender.name == "bsam-2" else 3}
+
+
+def test_the_default_is_what_it_was():
+    """Every setting of it, in the order that decides ties."""
+    family = [(decay, lr, rho) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1) for rho in (0.03, 0.1)]
+    expected = {
+        "sgd": [Run("sgd", lr=lr, weight_decay=decay) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1, 0.3, 0.6)],
+        "sam": [Run("sam", {"rho": rho}, lr=lr, weight_decay=decay) for decay, lr, rho in family],
+        "bsam": [Run("bsam", {"rho_max": rho, "rho_min": rho}, lr=lr, weight_decay=decay) for decay, lr, rho in family],
+        "bsam-2": [Run("bsam", {"rho_max": rho, "rho_min": rho, "passes": 2}, lr=lr, weight_decay=decay) for decay, lr, rho in family],
+    }
+    assert {c.name: list(c.candidates) for c in Plan().contenders} == expected
+    assert tuple(expected) == DEFAULT
+
+
+def test_methods_are_those_asked_for_each_once():
+    assert [c.name for c in contenders(["msam", "sgd", "msam"])] == ["msam", "sgd"]
+    with pytest.raises(bsam.Refusal, match=r"no method 'adam': choose from sgd, sam, .*saf, mesa, bsam, bsam-2"):
+        contenders(["sgd", "adam"])
+    with pytest.raises(bsam.Refusal, match="at least one method"):
+        Plan(contenders=contenders([]))
+
+
+def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):
+    first = Plan(seeds=1, epochs=1)
+    before = demo(first, Record(tmp_path, first.settings()), quiet)
+    asked.asked.clear()
+    other = Plan(seeds=1, epochs=1, contenders=contenders(["saf", "sgd"]))
+    cells = demo(other, Record(tmp_path, other.settings()), quiet)
+    assert {run.method for run in asked.asked} == {"saf"}
+    assert len(asked.asked) == 18
+    assert [cell.contender.name for cell in cells] == ["saf", "sgd"] * 2
+    assert [cell for cell in cells if cell.contender.name == "sgd"] == [cell for cell in before if cell.contender.name == "sgd"]
 
 
 def test_choice_is_by_the_last_epoch_and_ties_go_to_the_first():

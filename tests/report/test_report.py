@@ -10,20 +10,22 @@ from rich.console import Console
 
 import bsam
 from bsam.flatness.sharpness import Sharpness
-from bsam.recipes.demo import Cell, Plan, contenders
+from bsam.methods import METHODS
+from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, contenders
+from bsam.report.catalogue import HEADER, methods_info, methods_table
 from bsam.report.extras import need
-from bsam.report.figures import curves_info, plot_curves
+from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
 from bsam.report.progress import progress
 from bsam.report.results import rows_info, write_results
 from bsam.report.tables import summary_info, summary_tables
 from bsam.training.loop import Epoch, Result
 
 
-def made_up(seeds=3, epochs=2, loss=1.0):
+def made_up(seeds=3, epochs=2, loss=1.0, methods=DEFAULT):
     """Numbers that say where they come from: the hundreds are the method, the tens the noise rate, the ones the seed."""
-    plan, cells = Plan(seeds=seeds, epochs=epochs), []
+    plan, cells = Plan(seeds=seeds, epochs=epochs, contenders=contenders(methods)), []
     for n, noise in enumerate((0.0, 0.4)):
-        for m, contender in enumerate(contenders()):
+        for m, contender in enumerate(plan.contenders):
             tuning = tuple(Result(run, (Epoch(0.2, None), Epoch(0.5 + 0.01 * i, None)), 1.0) for i, run in enumerate(plan.tuning_runs(contender, noise)))
             results = []
             for seed, run in enumerate(plan.final_runs(tuning[-1].run)):
@@ -54,16 +56,32 @@ def test_summary_is_mean_sample_deviation_and_time_against_sgd_of_the_same_seed(
     assert entry["relative_time"] == 2.0
 
 
-def test_tables_show_the_numbers_in_80_columns():
-    _, cells = made_up()
+def test_without_sgd_there_is_no_relative_time():
+    _, cells = made_up(methods=["sam", "saf"])
+    summary = summary_info(rows_info(cells))
+    assert {entry["relative_time"] for entry in summary} == {None}
+    out = io.StringIO()
+    Console(file=out, width=80).print(summary_tables(summary)[0])
+    assert next(line for line in out.getvalue().splitlines() if line.startswith("SAF")).split()[-4:] == ["-", "0.1", "λ1", "0.05"]
+
+
+@pytest.mark.parametrize("methods", [DEFAULT, TITLES])
+def test_tables_show_the_numbers_in_80_columns(methods):
+    _, cells = made_up(methods=methods)
     out = io.StringIO()
     for table in summary_tables(summary_info(rows_info(cells))):
         Console(file=out, width=80).print(table)
     text = out.getvalue()
     assert "…" not in text
     assert "40% of the training labels flipped" in text
-    line = next(line for line in text.splitlines() if line.startswith("BSAM (2 passes)"))
-    assert line.split("passes)")[1].split() == ["30.1", "±", "0.1", "(3)", "1.000", "1.3010", "2.3010", "3.6020", "4.00", "0.1", "0.1", "0.05"]
+    line = [line for line in text.splitlines() if line.startswith("BSAM (2 passes)")][1]
+    m = list(methods).index("bsam-2")
+    base = m / 10 + 0.011
+    assert line.split("passes)")[1].split() == [
+        *(f"{100 * (base + 1e-4):.1f}", "±", "0.1", "(3)", "1.000"),
+        *(f"{value:.4f}" for value in (base + 1, base + 2, 2 * base + 3)),
+        *(f"{m + 1:.2f}", "0.1", "0.1", "0.05"),
+    ]
     assert len([line for line in text.splitlines() if line.startswith("SGD")]) == 2
 
 
@@ -86,6 +104,7 @@ def test_results_are_strict_json_with_environment_and_tuning(tmp_path):
     tuning = about["tuning"]
     assert tuning["runs_per_method_and_noise_rate"] == 8
     assert "clean" in tuning["chosen_by"]
+    assert about["settings"]["methods"] == list(DEFAULT)
     assert [len(choice["tried"]) for choice in tuning["choices"]] == [8] * 8
     for choice in tuning["choices"]:
         assert choice["validation_accuracy"] == max(tried["validation_accuracy"] for tried in choice["tried"])
@@ -98,14 +117,37 @@ def test_curves_are_means_over_seeds_epoch_by_epoch():
     assert [s.std for s in curve.bilateral] == pytest.approx([0.002, 0.002])
 
 
-@pytest.mark.parametrize(("seeds", "epochs"), [(3, 4), (1, 1)])
-def test_figure_is_drawn(tmp_path, seeds, epochs):
-    _, cells = made_up(seeds, epochs)
+@pytest.mark.parametrize(("seeds", "epochs", "methods"), [(3, 4, DEFAULT), (1, 1, DEFAULT), (2, 3, ["saf"]), (2, 3, TITLES)])
+def test_figure_is_drawn(tmp_path, seeds, epochs, methods):
+    _, cells = made_up(seeds, epochs, methods=methods)
     plot_curves(curves_info(cells), tmp_path / "figure.png")
     image = imread(tmp_path / "figure.png")
     assert image.shape[0] > 600
     assert image.shape[1] > 900
     assert len({tuple(pixel) for pixel in image.reshape(-1, image.shape[2]).round(1)}) > 10
+
+
+def test_no_two_methods_are_drawn_alike():
+    assert len({(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(TITLES))}) == len(TITLES)
+
+
+@pytest.mark.parametrize("width", [20, 100, 120, 160, 400])
+def test_the_list_of_methods_fits_and_loses_no_word(width):
+    lines = methods_table(width).splitlines()
+    assert max(map(len, lines)) <= min(max(width, 100), 160)
+    starts = [lines[0].index(name) for name in HEADER]
+    ends = [start - 2 for start in starts[1:]] + [None]
+    columns = list(zip(starts, ends, strict=True))
+    cells = [[line[start:end].strip() for start, end in columns] for line in lines[2:]]
+    rows = []
+    for line in cells:
+        if line[0]:
+            rows.append(line)
+        else:
+            rows[-1] = [f"{so_far} {more}".strip() for so_far, more in zip(rows[-1], line, strict=True)]
+    assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == methods_info()
+    assert [row[0] for row in rows] == list(METHODS)
+    assert [float(row[2]) for row in rows] == [method.passes for method in METHODS.values()]
 
 
 @pytest.mark.parametrize(("module", "extra"), [("matplotlib", "plot"), ("rich", "demo"), ("sklearn", "demo")])

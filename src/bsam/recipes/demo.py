@@ -1,4 +1,4 @@
-"""The demo: SGD, SAM, BSAM and two-pass BSAM on digits, with clean labels and with 40 % of the training labels flipped.
+"""The demo: SGD, SAM, BSAM and two-pass BSAM, or whichever methods one asks for, on digits, with clean labels and with 40 % of the training labels flipped.
 
 Every method gets the same number of tuning runs for each noise rate. A tuning run trains on the training set, labels flipped at that rate, and is judged
 by its accuracy on the validation set after the last epoch. The labels of the validation set are clean, also where those of the training set are not:
@@ -8,11 +8,12 @@ this favours nobody, but it is more than one has when all labels are noisy. The 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.refusal import Refusal
+from ..methods import METHODS
 from ..training.config import Run
 from ..training.loop import Result
 from ..training.record import Record
@@ -21,10 +22,29 @@ from ..training.workers import Workers
 NOISE_RATES = (0.0, 0.4)
 WEIGHT_DECAYS = (5e-4, 5e-2)  # for all methods alike: against flipped labels a large one helps each of them, and SGD most
 LEARNING_RATES = (0.03, 0.1)
-RADII = (0.03, 0.1)
-SGD_LEARNING_RATES = (0.03, 0.1, 0.3, 0.6)  # no radius to tune: as many runs go to the learning rate
+SGD_LEARNING_RATES = (0.03, 0.1, 0.3, 0.6)  # nothing else to tune: as many runs go to the learning rate
 SHARPNESS_RADIUS = 0.05  # of what is measured, the same for all methods
 TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
+
+
+def _choices(*names: str, values: tuple[float, float] = (0.03, 0.1), **fixed: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple({**dict.fromkeys(names, value), **fixed} for value in values)
+
+
+USUAL = _choices("rho")
+ARGUMENTS: dict[str, tuple[Mapping[str, Any], ...]] = {  # what a method may choose from, where that is not the usual; the rest keeps its defaults
+    "sgd": ({},),
+    "asam": _choices("rho", values=(0.3, 1.0)),
+    "gam": _choices("rho_norm", values=(0.1, 0.3)),
+    "ksam": _choices("rho", k=32),  # half of a batch
+    "msam": _choices("rho", values=(0.3, 1.0)),
+    "saf": _choices("lam", values=(0.3, 1.0), start_epoch=2, epochs_back=2),  # for ten epochs, not for two hundred
+    "mesa": _choices("lam", values=(0.3, 0.8), start_epoch=2, decay=0.95),
+    "bsam": _choices("rho_max", "rho_min"),
+    "bsam-2": _choices("rho_max", "rho_min", passes=2),
+}
+TITLES = {"sgd": "SGD", **{name: method.title for name, method in METHODS.items()}, "bsam-2": "BSAM (2 passes)"}
+DEFAULT = ("sgd", "sam", "bsam", "bsam-2")
 
 
 @dataclass(frozen=True)
@@ -36,24 +56,26 @@ class Contender:
     candidates: tuple[Run, ...]
 
 
-def contenders() -> tuple[Contender, ...]:
-    """The four methods, with as many candidates each.
+def contenders(names: Iterable[str] = DEFAULT) -> tuple[Contender, ...]:
+    """The methods of these names, each once, with as many candidates each.
 
     Example:
         >>> [(c.title, len(c.candidates)) for c in contenders()]
         [('SGD', 8), ('SAM', 8), ('BSAM', 8), ('BSAM (2 passes)', 8)]
+        >>> contenders(["sma"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        bsam.core.refusal.Refusal: there is no method 'sma': choose from sgd, sam, ..., bsam, bsam-2
     """
+    return tuple(_contender(name) for name in dict.fromkeys(names))
 
-    def family(method: str, radii: tuple[str, ...], **switches: int) -> tuple[Run, ...]:
-        grid = itertools.product(WEIGHT_DECAYS, LEARNING_RATES, RADII)
-        return tuple(Run(method, {**dict.fromkeys(radii, rho), **switches}, lr=lr, weight_decay=decay) for decay, lr, rho in grid)
 
-    return (
-        Contender("sgd", "SGD", tuple(Run("sgd", lr=lr, weight_decay=decay) for decay in WEIGHT_DECAYS for lr in SGD_LEARNING_RATES)),
-        Contender("sam", "SAM", family("sam", ("rho",))),
-        Contender("bsam", "BSAM", family("bsam", ("rho_max", "rho_min"))),
-        Contender("bsam-2", "BSAM (2 passes)", family("bsam", ("rho_max", "rho_min"), passes=2)),
-    )
+def _contender(name: str) -> Contender:
+    if name not in TITLES:
+        raise Refusal(f"there is no method {name!r}: choose from {', '.join(TITLES)}")
+    rates = SGD_LEARNING_RATES if name == "sgd" else LEARNING_RATES
+    grid = itertools.product(WEIGHT_DECAYS, rates, ARGUMENTS.get(name, USUAL))
+    return Contender(name, TITLES[name], tuple(Run(name.removesuffix("-2"), own, lr=lr, weight_decay=decay) for decay, lr, own in grid))
 
 
 @dataclass(frozen=True)
@@ -68,9 +90,11 @@ class Plan:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31 or self.seeds < 1 or self.epochs < 1:
             raise Refusal(f"seed must be 0 or more, seeds and epochs 1 or more; got {self.seed}, {self.seeds} and {self.epochs}")
+        if not self.contenders:
+            raise Refusal("contenders must hold at least one method, got none")
 
     def settings(self) -> dict[str, Any]:
-        """What must agree before finished runs are used again."""
+        """What must agree before finished runs are used again. Not the methods: a folder may gather theirs one after the other."""
         return {"seed": self.seed, "seeds": self.seeds, "epochs": self.epochs}
 
     def tuning_runs(self, contender: Contender, noise: float) -> list[Run]:

@@ -15,8 +15,10 @@ from .tables import Spread, spread
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by the colour-blind, too
-DASHES = ("-", "--", "-", "-.", ":", "--")
+COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind, too
+DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 methods before a pair comes again
+BANDS = 4  # that can be told apart
+LEGEND_COLUMNS = 6
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,25 @@ def _bilateral(epoch: Epoch) -> float:
 
 
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
-    """Draw accuracy above sharpness, one column per noise rate: the mean over the seeds, in a band of one standard deviation."""
+    """Draw accuracy above sharpness, one column per noise rate: the mean over the seeds, in a band of one standard deviation.
+
+    Many bands would hide each other: there, whiskers beside the last epoch show its deviations.
+    """
     need("matplotlib", "plot")
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
     from matplotlib.ticker import LogLocator
 
     noise_rates = list(dict.fromkeys(curve.label_noise for curve in curves))
-    figure = Figure(figsize=(5.2 * len(noise_rates), 7.2), layout="constrained")
+    figure = Figure(figsize=(5.2 * len(noise_rates), 7.6), layout="constrained")
     axes = figure.subplots(2, len(noise_rates), squeeze=False, sharex=True)
+    many = len(curves) > BANDS * len(noise_rates)
     for column, noise in enumerate(noise_rates):
         upper, lower = axes[0, column], axes[1, column]
         shown = [curve for curve in curves if curve.label_noise == noise]
         for i, curve in enumerate(shown):
-            _draw(upper, [_scaled(s, 100) for s in curve.accuracy], curve.title, i)
-            _draw(lower, curve.bilateral, curve.title, i)
+            for ax, values in ((upper, [_scaled(s, 100) for s in curve.accuracy]), (lower, curve.bilateral)):
+                _draw(ax, values, curve.title, i)
+                (_whisker if many else _band)(ax, values, i)
         final = [100 * curve.accuracy[-1].mean for curve in shown]
         upper.set_title(f"{noise:.0%} of the training labels flipped" if noise else "clean labels")
         upper.set_ylim(max(0, min(final) - 12), min(100.5, max(final) + 4))  # the end is the story; the first epochs may leave below
@@ -68,9 +75,11 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
         lower.set_xlabel("epoch")
     axes[0, 0].set_ylabel("test accuracy, %")
     axes[1, 0].set_ylabel("sharpness BilS on the training data")
-    axes[0, 0].legend(loc="lower right", frameon=False)
+    handles, titles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, titles, loc="outside lower center", ncols=min(len(titles), LEGEND_COLUMNS), frameon=False, handlelength=3)
     seeds = curves[0].accuracy[0].n
-    figure.suptitle(f"Digits: mean of {seeds} seeds" + (", band of one standard deviation" if seeds > 1 else ""))
+    deviation = f", {'at the end a whisker' if many else 'band'} of one standard deviation" if seeds > 1 else ""
+    figure.suptitle(f"Digits: mean of {seeds} seeds{deviation}")
     figure.savefig(path, dpi=150)
 
 
@@ -81,12 +90,28 @@ def _scaled(s: Spread, factor: float) -> Spread:
 def _draw(ax: Axes, values: Sequence[Spread], title: str, i: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    epochs = range(1, len(values) + 1)
-    means, deviations = [v.mean for v in values], [v.std or 0.0 for v in values]
-    colour = COLOURS[i % len(COLOURS)]
-    ax.plot(epochs, means, color=colour, linestyle=DASHES[i % len(DASHES)], label=title, linewidth=1.8, marker="o" if len(values) == 1 else "")
-    low = [max(m - d, m / 10) for m, d in zip(means, deviations, strict=True)]  # a band that reaches 0 would have no end on a log axis
-    ax.fill_between(epochs, low, [m + d for m, d in zip(means, deviations, strict=True)], color=colour, alpha=0.13, linewidth=0)
+    epochs, means = range(1, len(values) + 1), [v.mean for v in values]
+    ax.plot(epochs, means, color=_colour(i), linestyle=DASHES[i % len(DASHES)], label=title, linewidth=1.8, marker="o" if len(values) == 1 else "")
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _band(ax: Axes, values: Sequence[Spread], i: int) -> None:
+    low, high = zip(*map(_ends, values), strict=True)
+    ax.fill_between(range(1, len(values) + 1), low, high, color=_colour(i), alpha=0.13, linewidth=0)
+
+
+def _whisker(ax: Axes, values: Sequence[Spread], i: int) -> None:
+    x = len(values) * (1.02 + 0.012 * i)  # side by side
+    ax.vlines(x, *_ends(values[-1]), color=_colour(i), linewidth=1.5)
+    ax.plot(x, values[-1].mean, color=_colour(i), marker="o", markersize=3.5)
+
+
+def _ends(v: Spread) -> tuple[float, float]:
+    deviation = v.std or 0.0
+    return max(v.mean - deviation, v.mean / 10), v.mean + deviation  # one that reaches 0 would have no end on a log axis
+
+
+def _colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]

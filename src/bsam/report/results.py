@@ -86,7 +86,13 @@ def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]
     """Write ``results.json``, the rows, and ``about.json``, how they came about. A number that is not finite becomes null."""
     about = {
         "environment": environment_info(),
-        "settings": {**plan.settings(), "sharpness_radius": SHARPNESS_RADIUS, "workers": 2, "threads_per_worker": 1},
+        "settings": {
+            **plan.settings(),
+            "methods": [contender.name for contender in plan.contenders],
+            "sharpness_radius": SHARPNESS_RADIUS,
+            "workers": 2,
+            "threads_per_worker": 1,
+        },
         "tuning": tuning_info(cells),
     }
     paths = [folder / "results.json", folder / "about.json"]

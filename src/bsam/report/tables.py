@@ -40,7 +40,8 @@ def spread(values: Sequence[float]) -> Spread:
 def summary_info(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One entry per noise rate and method: a :class:`Spread` of every measure over the seeds, and ``relative_time``, the time of a step over SGD's.
 
-    Each run is compared with SGD's run at the same noise rate and seed, which ran at about the same time; the median of these is taken.
+    Each run is compared with SGD's run at the same noise rate and seed, which ran at about the same time; the median of these is taken. Without SGD
+    there is no relative time: None.
     """
     sgd = {(row["label_noise"], row["seed"]): row["seconds_per_step"] for row in rows if row["method"] == "sgd"}
     groups: dict[tuple[float, str], list[Row]] = {}
@@ -50,7 +51,7 @@ def summary_info(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {
             **{name: group[0][name] for name in ("method", "title", "label_noise", "lr", "weight_decay", "arguments")},
             **{name: spread([row[name] for row in group]) for name in MEASURES},
-            "relative_time": statistics.median(row["seconds_per_step"] / sgd[row["label_noise"], row["seed"]] for row in group),
+            "relative_time": statistics.median(row["seconds_per_step"] / sgd[row["label_noise"], row["seed"]] for row in group) if sgd else None,
         }
         for group in groups.values()
     ]
@@ -79,7 +80,7 @@ def _table(noise: float, entries: Sequence[dict[str, Any]]) -> Table:
             f"{100 * accuracy.mean:.1f}{deviation} ({accuracy.n})",
             f"{entry['train_loss'].mean:.3f}",
             *(f"{entry[name].mean:.4f}" for name in MEASURES[2:]),
-            f"{entry['relative_time']:.2f}",
+            "-" if entry["relative_time"] is None else f"{entry['relative_time']:.2f}",
             f"{entry['lr']:g}",
             radius(entry["arguments"]),
             f"{entry['weight_decay']:g}",
@@ -88,10 +89,12 @@ def _table(noise: float, entries: Sequence[dict[str, Any]]) -> Table:
 
 
 def radius(arguments: dict[str, float]) -> str:
-    """The radius for the table: one where all are equal, a dash where there is none.
+    """The radius for the table: one where all are equal, the weight of the loss for SAF and MESA, a dash where there is neither.
 
     Example:
-        >>> radius({"rho_max": 0.1, "rho_min": 0.1, "passes": 2}), radius({"rho_max": 0.1, "rho_min": 0.05}), radius({})
-        ('0.1', '0.1/0.05', '-')
+        >>> radius({"rho_max": 0.1, "rho_min": 0.1, "passes": 2}), radius({"rho_max": 0.1, "rho_min": 0.05}), radius({"lam": 0.3}), radius({})
+        ('0.1', '0.1/0.05', 'λ0.3', '-')
     """
+    if "lam" in arguments:
+        return f"λ{arguments['lam']:g}"
     return "/".join(dict.fromkeys(f"{value:g}" for name, value in arguments.items() if name.startswith("rho"))) or "-"
