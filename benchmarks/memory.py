@@ -1,7 +1,8 @@
-"""How much memory a step takes at its peak, over the base optimizer's own peak, in units of the parameters' size.
+"""How much memory a step of every method takes at its peak, over the base optimizer's own peak, in units of the parameters' size.
 
-The model is nearly all weights (batch 1, wide layers), so that what is counted are buffers in weight space: the backup of the weights and the gradients
-that a method holds while it asks for the next one. Counted once the optimizers are warm, with SGD and momentum.
+The model is nearly all weights (batch 1, wide layers), so that what is counted are buffers in weight space: the backup of the weights, the gradients
+that a method holds while it asks for the next one, and what it keeps between steps. Counted once the optimizers are warm, with SGD and momentum; where
+steps differ, over steps of each kind.
 
     python benchmarks/memory.py
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,16 +21,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-import bsam
 import machine
+from bsam.training.learner import Learner
+from cases import CASES, LABELS, Case
 
 WIDTH, LAYERS = 2048, 4
+WARM_UP = 2  # steps
 BARS = {"SAM": 2.0, "BSAM3": 3.0}  # parameter-size buffers that a backward may take beyond the base optimizer's peak
-METHODS: dict[str, Callable[[torch.optim.Optimizer, nn.Module], bsam.core.optimizer.SharpnessAware]] = {
-    "SAM": bsam.SAM,
-    "BSAM3": bsam.BSAM,
-    "BSAM2": lambda base, model: bsam.BSAM(base, model, passes=2),
-}
 
 
 class Counter(Protocol):
@@ -104,32 +102,24 @@ def counting(device: torch.device) -> Iterator[Counter]:
             yield counter
 
 
-def peaks(device: torch.device, method: str | None, width: int = WIDTH, layers: int = LAYERS) -> dict[str, int]:
-    """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step; ``method`` None is the base alone."""
+def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: int = LAYERS) -> dict[str, int]:
+    """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step; ``case`` None is the base alone."""
     with counting(device) as counter:
         model = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(layers)))
-        x = torch.ones(1, width, device=device)
+        batch = torch.ones(1, width, device=device), torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         base = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-        optimizer = base if method is None else METHODS[method](base, model)
-
-        def loss() -> Tensor:
-            return model(x).square().mean()
-
-        def backward() -> None:
-            optimizer.zero_grad()
-            if method is None:
-                loss().backward()
-            else:
-                optimizer.backward(loss)
-
-        for _ in range(2):  # buffers that are kept between steps are there from now on
-            backward()
-            optimizer.step()
-        counter.reset()
-        backward()
-        in_backward = counter.peak()
-        optimizer.step()
-        return {"parameters": sum(p.numel() * p.element_size() for p in model.parameters()), "backward": in_backward, "step": counter.peak()}
+        learner = Learner(model, base) if case is None else case.learner(base, model, batch=1, samples=1, classes=width)
+        in_backward = in_step = 0
+        cycle = 1 if case is None else case.cycle
+        for t in range(WARM_UP + cycle):
+            counter.reset()
+            learner.optimizer.zero_grad()
+            learner.backward(*batch)
+            backward = counter.peak()
+            learner.optimizer.step()
+            if t >= WARM_UP:  # buffers that are kept between steps are there
+                in_backward, in_step = max(in_backward, backward), max(in_step, counter.peak())
+        return {"parameters": sum(p.numel() * p.element_size() for p in model.parameters()), "backward": in_backward, "step": in_step}
 
 
 def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> dict[str, Any]:
@@ -137,9 +127,9 @@ def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> d
     base = peaks(device, None, width, layers)
     unit = base["parameters"]
     methods = {}
-    for name in METHODS:
-        own = peaks(device, name, width, layers)
-        methods[name] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
+    for name, case in CASES.items():
+        own = peaks(device, case, width, layers)
+        methods[LABELS[name]] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
     return {"parameter_bytes": unit, "base": {when: base[when] / unit for when in ("backward", "step")}, "methods": methods}
 
 

@@ -1,73 +1,127 @@
 """How long a step takes, against the gradient passes that it cannot do without.
 
-In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, and whole SAM and BSAM steps.
-Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``, ``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1.
+In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, both together, and whole steps of the methods.
+Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``, ``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Beside
+that stands what a user pays: a step of the method over a whole step of the base optimizer, and how many forward passes of the network it really took.
 
     python benchmarks/step_time.py                                          # CPU: two or three minutes
+    python benchmarks/step_time.py --models resnet8 --methods all
     python benchmarks/step_time.py --device cuda --precision bf16 --captured
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-import bsam
+import cases as contestants
 import machine
+from bsam.training.learner import Learner
+from cases import CASES, LABELS
 from workloads import CLASSES, DEFAULT, WORKLOADS, Workload
 
 Cases: TypeAlias = dict[str, Callable[[], object]]
+Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
-PASS, BASE, RIVAL = "forward+backward", "base step", "pytorch_optimizer SAM"
-PASSES = {"SAM": 2, "BSAM3": 3, "BSAM2": 2, RIVAL: 2}
+PASS, BASE, WHOLE, RIVAL = "forward+backward", "base step", "base, whole step", "pytorch_optimizer SAM"
+BATCHES = 10  # in turn, as in training: AE-SAM compares the gradients of different ones
 WARM_UP = 1  # rounds, of two calls each: they allocate and choose kernels
 SAMPLE = {"cpu": 2e-3, "cuda": 3e-2}  # seconds that one sample should take at least: shorter ones show launches and clocks
 
 
-def build_cases(workload: Workload, device: torch.device, precision: str, *, capturable: bool = False) -> Cases:
-    """What is timed, on one model and one batch that all of it shares: each optimizer brings only its own state."""
+class Steps:
+    """A learner at work: each call is one step on the next batch.
+
+    After ``cycle`` steps the optimizer's own count starts again from 0: any ``cycle`` calls in a row then hold the same kinds of steps.
+    """
+
+    def __init__(self, learner: Learner, batches: Sequence[Batch], cycle: int = 1) -> None:
+        self.cycle = cycle
+        self._model = learner.model
+        self._learner = dataclasses.replace(learner, model=self._forward)
+        self._batches = itertools.cycle(batches)
+        self._forwards, self._taken, self._in_whole_cycles = 0, 0, (0, 1)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        self._forwards += 1
+        return self._model(x)
+
+    def __call__(self) -> None:
+        """One step."""
+        if self.cycle > 1 and self._taken % self.cycle == 0:
+            for group in self._learner.optimizer.param_groups:
+                group["steps_taken"] = 0
+        self._learner.step(*next(self._batches))
+        self._taken += 1
+        if self._taken % self.cycle == 0:
+            self._in_whole_cycles = self._forwards, self._taken
+
+    @property
+    def forwards(self) -> float:
+        """Forward passes of the network in a step, over all whole cycles so far."""
+        forwards, taken = self._in_whole_cycles
+        return forwards / taken
+
+
+class Autocast(nn.Module):
+    """A network under autocast to bfloat16."""
+
+    def __init__(self, network: nn.Module, device: torch.device, cache: bool) -> None:
+        super().__init__()
+        self.network, self.device, self.cache = network, device, cache
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits in float32."""
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=self.cache):
+            return self.network(x).float()
+
+
+def build_cases(workload: Workload, device: torch.device, precision: str, methods: Sequence[str] = contestants.DEFAULT, *, capturable: bool = False) -> Cases:
+    """What is timed, on one model and some batches that all of it shares: each optimizer brings only its own state. What cannot be captured is left out."""
     torch.manual_seed(0)
-    model = workload.model().to(device)
-    x, y = torch.randn(workload.batch, device=device), torch.randint(CLASSES, workload.batch[:1], device=device)
-    if precision == "bf16" and device.type == "cuda" and x.dim() == 4:
-        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    model, size = workload.model().to(device), workload.batch[0]
+    batches = [
+        (torch.randn(workload.batch, device=device), torch.randint(CLASSES, (size,), device=device), torch.arange(i * size, (i + 1) * size, device=device))
+        for i in range(1 if capturable else BATCHES)
+    ]
+    if precision == "bf16":
+        if device.type == "cuda" and len(workload.batch) == 4:
+            model, batches = model.to(memory_format=torch.channels_last), [(x.to(memory_format=torch.channels_last), y, index) for x, y, index in batches]
+        model = Autocast(model, device, cache=not capturable)  # a cache of casts outlives the capture that filled it, and would hand its replay to the next one
     settings = {**workload.settings, "capturable": True} if capturable and workload.base is torch.optim.AdamW else workload.settings
 
     def new_base() -> torch.optim.Optimizer:
         return workload.base(model.parameters(), **settings)
 
-    def loss() -> Tensor:
-        # a cache of casts outlives the capture that filled it, and would hand its replay to the next one
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=not capturable):
-            return F.cross_entropy(model(x), y)
+    def stepping(case: contestants.Case) -> Steps:
+        learner = case.learner(new_base(), model, batch=size, samples=size * len(batches), classes=CLASSES)
+        if learner.loss is not None:  # from its second epoch on it remembers the first
+            with torch.no_grad():
+                for batch in batches:
+                    learner.losses(*batch)
+            learner.begin_epoch(1)
+        return Steps(learner, batches, case.cycle)
 
     def forward_backward() -> None:
-        base.zero_grad(set_to_none=True)
-        loss().backward()
+        plain.optimizer.zero_grad()
+        plain.backward(*next(feed))
 
-    def stepping(optimizer: bsam.core.optimizer.SharpnessAware) -> Callable[[], object]:
-        return lambda: optimizer.step(loss)
-
-    base = new_base()
-    cases: Cases = {
-        PASS: forward_backward,
-        BASE: base.step,  # every other case leaves gradients for it
-        "SAM": stepping(bsam.SAM(new_base(), model)),
-        "BSAM3": stepping(bsam.BSAM(new_base(), model)),
-        "BSAM2": stepping(bsam.BSAM(new_base(), model, passes=2)),
-    }
+    plain, feed = Learner(model, new_base()), itertools.cycle(batches)
+    cases: Cases = {PASS: forward_backward, BASE: plain.optimizer.step, WHOLE: Steps(Learner(model, new_base()), batches)}  # gradients for BASE: all others
+    cases |= {LABELS[name]: stepping(CASES[name]) for name in methods if CASES[name].capturable or not capturable}
     if workload.rival and not capturable and machine.version_of("pytorch_optimizer"):
-        cases[RIVAL] = rival_case(workload, model, loss)
+        cases[RIVAL] = rival_case(workload, model, lambda: plain.losses(*batches[0]).mean())
     return cases
 
 
@@ -101,8 +155,8 @@ def captured(cases: Cases) -> Cases:
     return replays
 
 
-def sample(cases: Cases, repeats: int, inner: int, synchronize: Callable[[], object]) -> dict[str, list[float]]:
-    """Seconds per call, ``repeats`` samples for each case: round robin, and each round starts one case further on.
+def sample(cases: Cases, repeats: int, steps: Mapping[str, int], synchronize: Callable[[], object]) -> dict[str, list[float]]:
+    """Seconds per call, ``repeats`` samples of ``steps`` calls for each case: round robin, and each round starts one case further on.
 
     One call before each sample is not timed: caches and heap are then as this case leaves them, as they are in training, and not as the case before it did
     (malloc hands gradients back to the system, and whoever comes next pays for the page faults).
@@ -115,10 +169,10 @@ def sample(cases: Cases, repeats: int, inner: int, synchronize: Callable[[], obj
             run()
             synchronize()
             start = time.perf_counter()
-            for _ in range(inner):
+            for _ in range(steps[name]):
                 run()
             synchronize()
-            seconds[name].append((time.perf_counter() - start) / inner)
+            seconds[name].append((time.perf_counter() - start) / steps[name])
     return seconds
 
 
@@ -128,15 +182,24 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": median, "q1": q1, "q3": q3}
 
 
-def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+def ratios(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Each method over its passes and the base step: round by round (a machine that drifts slows both sides of a round), and of the medians."""
     a, b = seconds[PASS], seconds[BASE]
     out = {}
-    for name, passes in PASSES.items():
-        if name in seconds:
-            each_round = [s / (passes * a_r + b_r) for s, a_r, b_r in zip(seconds[name], a, b, strict=True)]
-            of_medians = statistics.median(seconds[name]) / (passes * statistics.median(a) + statistics.median(b))
-            out[name] = {"passes": passes, **spread(each_round), "of_medians": of_medians}
+    for name, n in passes.items():
+        each_round = [s / (n * a_r + b_r) for s, a_r, b_r in zip(seconds[name], a, b, strict=True)]
+        of_medians = statistics.median(seconds[name]) / (n * statistics.median(a) + statistics.median(b))
+        out[name] = {"passes": n, **spread(each_round), "of_medians": of_medians}
+    return out
+
+
+def costs(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Each method over a whole step of the base optimizer, in the same way, beside the passes that were promised."""
+    whole = seconds[WHOLE]
+    out = {}
+    for name, n in passes.items():
+        each_round = [s / w for s, w in zip(seconds[name], whole, strict=True)]
+        out[name] = {"promised": n, **spread(each_round), "of_medians": statistics.median(seconds[name]) / statistics.median(whole)}
     return out
 
 
@@ -151,21 +214,24 @@ def cpu_threads(n: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def time_steps(workload: Workload, device: torch.device, precision: str, mode: str, repeats: int | None, threads: int | None) -> dict[str, Any]:
+def time_steps(
+    workload: Workload, device: torch.device, precision: str, mode: str, repeats: int | None, threads: int | None, methods: Sequence[str] = contestants.DEFAULT
+) -> dict[str, Any]:
     """One model, eager or captured: all medians, quartiles and ratios, as they go into the JSON file."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     repeats = repeats or workload.repeats[device.type]
     with cpu_threads(workload.threads or threads) as used:
         if mode == "captured":
             with torch.cuda.stream(torch.cuda.Stream()):
-                eager = build_cases(workload, device, precision, capturable=True)
-                sample(eager, WARM_UP, 1, synchronize)
+                eager = build_cases(workload, device, precision, methods, capturable=True)
+                sample(eager, WARM_UP, dict.fromkeys(eager, 1), synchronize)
                 cases = captured(eager)
         else:
-            cases = build_cases(workload, device, precision)
-        warm = sample(cases, WARM_UP, 1, synchronize)
+            cases = build_cases(workload, device, precision, methods)
+        warm = sample(cases, WARM_UP, dict.fromkeys(cases, 1), synchronize)
         inner = math.ceil(SAMPLE[device.type] / min(warm[PASS]))
-        seconds = sample(cases, repeats, inner, synchronize)
+        seconds = sample(cases, repeats, {name: whole_cycles(run, inner) for name, run in cases.items()}, synchronize)
+    passes = {LABELS[name]: CASES[name].passes for name in methods if LABELS[name] in cases}
     note = None
     if workload.rival and RIVAL not in cases:
         note = "not timed when captured" if mode == "captured" else "not installed: pip install 'bsam[bench]'"
@@ -180,22 +246,35 @@ def time_steps(workload: Workload, device: torch.device, precision: str, mode: s
         "n": repeats,
         "inner": inner,
         "seconds": {name: spread(values) for name, values in seconds.items()},
-        "ratios": ratios(seconds),
+        "ratios": ratios(seconds, passes | ({RIVAL: 2} if RIVAL in cases else {})),
+        "costs": costs(seconds, passes),
+        "forwards": {name: run.forwards for name, run in cases.items() if isinstance(run, Steps)},
         "rival": note,
     }
+
+
+def whole_cycles(run: Callable[[], object], steps: int) -> int:
+    """``steps``, or as many more as the next whole cycle takes."""
+    cycle = run.cycle if isinstance(run, Steps) else 1
+    return cycle * math.ceil(steps / cycle)
 
 
 def table(result: dict[str, Any]) -> str:
     """A result, to read."""
     lines = [
         "{model}: {parameters:,} parameters, batch {batch[0]}, {base}, {precision}, {mode}, {threads} CPU thread(s), n = {n} x {inner}".format(**result),
-        f"  {'median [quartiles]':<24}{'ms':<32}{'over a = forward+backward, b = base step':<41}of medians",
+        f"  {'median [quartiles]':<24}{'ms':<32}{'over a = forward+backward, b = base step':<43}{'of medians':<13}over the base's whole step",
     ]
     for name, s in result["seconds"].items():
         line = f"  {name:<24}" + _interval({q: 1e3 * value for q, value in s.items()})
         if name in result["ratios"]:
             r = result["ratios"][name]
-            line = f"{line:<58}/ ({r['passes']}a + b) = {_interval(r):<27}{r['of_medians']:.3f}"
+            line = f"{line:<58}/ ({r['passes']:g}a + b) = {_interval(r):<{29 - len(format(r['passes'], 'g'))}}{r['of_medians']:<13.3f}"
+        if name in result["costs"]:
+            c = result["costs"][name]
+            line += f"{_interval(c)}, promised {c['promised']:g}"
+        if name in result["forwards"]:
+            line = f"{line:<148}{result['forwards'][name]:.2f} forwards a step"
         lines.append(line)
     if result["rival"]:
         lines.append(f"  {RIVAL:<24}{result['rival']}")
@@ -213,6 +292,14 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: under autocast, on CUDA in channels_last too")
     chosen = f"some of: {', '.join(WORKLOADS)} (default: on CUDA all, on the CPU {', '.join(DEFAULT['cpu'])})"
     parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), metavar="MODEL", help=chosen)
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[*CASES, "all"],
+        default=list(contestants.DEFAULT),
+        metavar="METHOD",
+        help=f"some of: {', '.join(CASES)}; or all (default: {', '.join(contestants.DEFAULT)})",
+    )
     parser.add_argument("--repeats", type=int, help="samples of each case (default: per model, to end in time)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice); tiny and deep-linear always have one")
     parser.add_argument("--captured", action="store_true", help="CUDA: time each case as a CUDA graph, too")
@@ -224,6 +311,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
     if args.captured and device.type != "cuda":
         parser.error("--captured needs a CUDA device: a CUDA graph cannot be captured on the CPU")
     args.models = args.models or DEFAULT[device.type]
+    args.methods = list(CASES) if "all" in args.methods else list(dict.fromkeys(args.methods))
     return args, device
 
 
@@ -235,7 +323,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in args.models:
         for mode in ("eager", "captured") if args.captured else ("eager",):
             print(f"{name}, {mode} ...", file=sys.stderr, flush=True)
-            results.append(time_steps(WORKLOADS[name], device, args.precision, mode, args.repeats, args.threads))
+            results.append(time_steps(WORKLOADS[name], device, args.precision, mode, args.repeats, args.threads, args.methods))
             print(table(results[-1]) + "\n", flush=True)
     content = {"benchmark": "step_time", **machine.description(device), "precision": args.precision, "results": results}
     print(f"written to {machine.write(content, args.out, 'step_time')}", file=sys.stderr)

@@ -1,7 +1,10 @@
 import json
+import re
 
 import pytest
 import torch
+
+from bsam.methods import METHODS
 
 CPU = torch.device("cpu")
 
@@ -48,6 +51,13 @@ def test_extra_memory_stays_within_the_bars(memory):
     assert methods["BSAM3"]["extra_backward"] > 2
 
 
+def test_the_list_of_methods_states_what_is_measured(memory):
+    """To the nearest whole buffer: what is below a half are temporaries of one layer."""
+    found = memory.measure(CPU, width=256, layers=4)["methods"]
+    stated = {memory.LABELS[name]: float(re.match(r"\d+", method.memory).group()) for name, method in METHODS.items()}
+    assert stated == {name: round(found[name]["extra_step"]) for name in stated}
+
+
 def test_the_script_writes_what_it_printed(memory, monkeypatch, tmp_path, capsys):
     counted = memory.measure(CPU, width=16, layers=2)
     monkeypatch.setattr(memory, "measure", lambda device: counted)
@@ -56,4 +66,4 @@ def test_the_script_writes_what_it_printed(memory, monkeypatch, tmp_path, capsys
     assert {"date", "device", "machine", "versions", "model", "parameter_bytes", "base", "methods"} <= set(content)
     assert content["methods"] == counted["methods"]
     printed = capsys.readouterr().out
-    assert all(name in printed for name in memory.METHODS)
+    assert all(name in printed for name in memory.LABELS.values())

@@ -36,7 +36,7 @@ class Method:
         reference: authors, place and year.
         passes: forward+backward passes a step, with the default arguments (on average, where steps differ).
         purpose: what it is for.
-        memory: extra memory while a step is under way, in units of the parameters' size.
+        memory: extra memory while a step is under way, in units of the parameters' size, and what of it is kept between steps (``benchmarks/memory.py``).
         needs: what it asks of the closure, the data or the base optimizer; empty if nothing.
     """
 
@@ -61,7 +61,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("sam", SAM, "SAM", "Foret et al., ICLR 2021", 2, "Flat minima at twice the price: the method to start with.", "2"),
-        Method("asam", ASAM, "ASAM", "Kwon et al., ICML 2021", 2, "SAM with radii that do not change when a layer is rescaled.", "4"),
+        Method("asam", ASAM, "ASAM", "Kwon et al., ICML 2021", 2, "SAM with radii that do not change when a layer is rescaled.", "5"),
         Method("gsam", GSAM, "GSAM", "Zhuang et al., ICLR 2022", 2, "SAM that also closes the gap between the loss and the worst loss nearby.", "3"),
         Method("fisher_sam", FisherSAM, "Fisher SAM", "Kim et al., ICML 2022", 2, "SAM that moves less where the loss is already steep.", "3"),
         Method(
@@ -71,12 +71,12 @@ METHODS: dict[str, Method] = {
             "Li et al., CVPR 2024",
             2,
             "SAM that perturbs along the noise of the batch, not along the full gradient.",
-            "3 + 1 kept",
+            "5, 1 kept",
         ),
-        Method("pgn", PGN, "PGN", "Zhao et al., ICML 2022", 2, "A penalty on the gradient norm: a mix of SAM's and the plain gradient.", "3"),
-        Method("gam", GAM, "GAM", "Zhang et al., CVPR 2023", 4, "First-order flatness: small gradients all around, where four passes are affordable.", "5"),
+        Method("pgn", PGN, "PGN", "Zhao et al., ICML 2022", 2, "A penalty on the gradient norm: a mix of SAM's and the plain gradient.", "2"),
+        Method("gam", GAM, "GAM", "Zhang et al., CVPR 2023", 4, "First-order flatness: small gradients all around, where four passes are affordable.", "6"),
         Method(
-            "looksam", LookSAM, "LookSAM", "Liu et al., CVPR 2022", 1.2, "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps.", "3 + 1 kept"
+            "looksam", LookSAM, "LookSAM", "Liu et al., CVPR 2022", 1.2, "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps.", "4, 1 kept"
         ),
         Method(
             "esam",
@@ -110,7 +110,7 @@ METHODS: dict[str, Method] = {
             "Du et al., NeurIPS 2022",
             1,
             "Flatness from the losses of earlier epochs, at the price of a table of logits.",
-            "a table of logits",
+            "0, logits kept",
             "sample ids, set_epoch",
         ),
         Method(
@@ -120,7 +120,7 @@ METHODS: dict[str, Method] = {
             "Du et al., NeurIPS 2022",
             1,
             "SAF where that table would not fit: logits of an average of the model.",
-            "1 kept",
+            "1, kept",
             "the inputs, set_epoch; a forward pass more",
         ),
         Method("bsam", BSAM, "BSAM", "Deng, Pang, Zhang, Huang", 3, "Flat on both sides, up the gradient and down; with passes=2 at SAM's price.", "3"),
