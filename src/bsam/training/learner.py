@@ -93,4 +93,4 @@ def equip(method: str, arguments: Mapping[str, Any], base: Optimizer, model: nn.
     cls: Any = METHODS[method].cls
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
     own = cls(**{**{name: known[name] for name in inspect.signature(cls).parameters if name in known}, **arguments})
-    return Learner(model, base, own) if METHODS[method].is_loss else Learner(model, own)
+    return Learner(model, base, own.to(next(model.parameters()).device)) if METHODS[method].is_loss else Learner(model, own)
