@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -30,7 +32,7 @@ def test_yields_the_index_after_what_the_data_set_yields():
         x, y, index = indexed[i]
         assert torch.equal(x, X[i])
         assert (int(y), index) == (i % 3, i)
-    assert list(Indexed(Counted())) == [(0, 0, 0), (10, 1, 1), (20, 0, 2), (30, 1, 3)]
+    assert list(itertools.islice(Indexed(Counted()), 5)) == [(0, 0, 0), (10, 1, 1), (20, 0, 2), (30, 1, 3)]
 
 
 def test_a_negative_index_counts_from_the_end_and_is_reported_from_the_start():

@@ -71,12 +71,14 @@ class MESA(Distillation):
         self._followed[1].register_step_post_hook(self.update)  # copies of optimizers come without hooks
 
     @torch.no_grad()
-    def update(self, *_: Any) -> None:
+    def update(self, optimizer: Optimizer | None = None, *_: Any) -> None:
         """Move the average towards the model; the optimizer calls it after each step."""
+        skipped = getattr(optimizer, "found_inf", None)  # from the GradScaler, to a fused optimizer that skips by itself
+        share = 1 - self.decay if skipped is None else (1 - self.decay) * (skipped == 0)
         networks = ([*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0]))  # tied weights once
         for own, new in zip(*networks, strict=True):
             if own.is_floating_point() or own.is_complex():
-                own.lerp_(new, 1 - self.decay)
+                own.add_((new - own) * share)
             else:
                 own.copy_(new)
 
