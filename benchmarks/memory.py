@@ -10,6 +10,7 @@ steps differ, over steps of each kind.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import weakref
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ class CudaCounter:
 @contextmanager
 def counting(device: torch.device) -> Iterator[Counter]:
     """A counter of what is made inside."""
+    gc.collect()  # what an earlier case left in circles of references
     if device.type == "cuda":
         yield CudaCounter()
     else:
@@ -106,7 +108,8 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
     """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step; ``case`` None is the base alone."""
     with counting(device) as counter:
         model = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(layers)))
-        batch = torch.ones(1, width, device=device), torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        first = torch.zeros(1, dtype=torch.int64, device=device)  # the only class, and the only sample
+        inputs = torch.ones(1, width, device=device), torch.full((1, width), 2.0, device=device)  # small gradients and large ones, for AE-SAM
         base = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
         learner = Learner(model, base) if case is None else case.learner(base, model, batch=1, samples=1, classes=width)
         in_backward = in_step = 0
@@ -114,7 +117,7 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
         for t in range(WARM_UP + cycle):
             counter.reset()
             learner.optimizer.zero_grad()
-            learner.backward(*batch)
+            learner.backward(inputs[t % 2], first, first)
             backward = counter.peak()
             learner.optimizer.step()
             if t >= WARM_UP:  # buffers that are kept between steps are there

@@ -1,5 +1,6 @@
 import json
 import re
+import weakref
 
 import pytest
 import torch
@@ -51,9 +52,37 @@ def test_extra_memory_stays_within_the_bars(memory):
     assert methods["BSAM3"]["extra_backward"] > 2
 
 
+@pytest.mark.parametrize("name", ["looksam", "rst", "aesam"])
+def test_steps_of_one_pass_and_of_two_are_weighed(memory, monkeypatch, name):
+    """By their number, their coins, or the data, which differ for that."""
+    passes, learner = [0], memory.Case.learner
+
+    def watched(case, base, model, **known):
+        def count(*_):
+            passes[-1] += 1
+
+        model.register_forward_hook(count)
+        base.register_step_post_hook(lambda *_: passes.append(0))
+        return learner(case, base, model, **known)
+
+    monkeypatch.setattr(memory.Case, "learner", watched)
+    memory.peaks(CPU, memory.CASES[name], width=8, layers=2)
+    assert set(passes[memory.WARM_UP : -1]) == {1, 2}
+
+
+def test_nothing_is_left_of_a_case(memory):
+    """On CUDA it would count for the next one."""
+    model = torch.nn.Linear(1, 1)
+    learner = memory.CASES["mesa"].learner(torch.optim.SGD(model.parameters(), lr=0.1), model, batch=1, samples=1, classes=1)
+    loss = weakref.ref(learner.loss)
+    del learner, model
+    with memory.counting(CPU):
+        assert loss() is None
+
+
 def test_the_list_of_methods_states_what_is_measured(memory):
-    """To the nearest whole buffer: what is below a half are temporaries of one layer."""
-    found = memory.measure(CPU, width=256, layers=4)["methods"]
+    """To the nearest whole buffer: the rest are temporaries of one layer."""
+    found = memory.measure(CPU, width=128, layers=16)["methods"]
     stated = {memory.LABELS[name]: float(re.match(r"\d+", method.memory).group()) for name, method in METHODS.items()}
     assert stated == {name: round(found[name]["extra_step"]) for name in stated}
 
