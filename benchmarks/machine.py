@@ -40,7 +40,7 @@ def description(device: torch.device) -> dict[str, Any]:
             "cpu": _cpu_name(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": {
             "python": platform.python_version(),

@@ -101,8 +101,9 @@ def test_lr_zero_leaves_the_weights_bit_identical(problem, method, make_base):
     assert same(before, problem.weights())
 
 
-def test_lr_zero_from_the_start(problem, method):
-    optimizer = VARIANTS[method](torch.optim.SGD(problem.model.parameters(), lr=0.0, momentum=0.9), problem.model)
+@pytest.mark.parametrize("base", [lambda params: torch.optim.SGD(params, lr=0.0, momentum=0.9), lambda params: torch.optim.AdamW(params, lr=0.0)])
+def test_lr_zero_from_the_start(problem, method, base):
+    optimizer = VARIANTS[method](base(problem.model.parameters()), problem.model)
     before = problem.weights()
     for _ in range(2):
         optimizer.step(closure_of(method, problem))
@@ -208,7 +209,8 @@ def promised_passes(method, t, s, memory):
     return [24] * passes, passes
 
 
-def test_passes_are_as_promised(problem, method):
+@pytest.mark.parametrize("base", [lambda params: torch.optim.SGD(params, lr=0.3, momentum=0.5), lambda params: torch.optim.AdamW(params, lr=0.03)])
+def test_passes_are_as_promised(problem, method, base):
     forwards, backwards, calls = [], [], []
 
     def watch(_module, _args, out):
@@ -218,7 +220,7 @@ def test_passes_are_as_promised(problem, method):
 
     problem.model.register_forward_hook(watch)
     found = squares(problem)
-    optimizer = build(method, problem, lambda params: torch.optim.SGD(params, lr=0.3, momentum=0.5))
+    optimizer = build(method, problem, base)
     closure = closure_of(method, problem)
     memory, total = {}, 0
     for t in range(20):
@@ -498,9 +500,10 @@ def test_frozen_parameters_stay(problem, method, make_base):
     assert not same(before, [p.detach() for p in frozen.parameters()])
 
 
-def test_zero_gradient_moves_nothing_by_nan(problem, method):
+@pytest.mark.parametrize("base", [lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), lambda params: torch.optim.AdamW(params, weight_decay=0.0)])
+def test_zero_gradient_moves_nothing_by_nan(problem, method, base):
     """Nor with a memory and a momentum of zeros; and what comes after is finite."""
-    optimizer = VARIANTS[method](torch.optim.SGD(problem.model.parameters(), lr=0.1, momentum=0.9), problem.model)
+    optimizer = VARIANTS[method](base(problem.model.parameters()), problem.model)
     before = problem.weights()
     for _ in range(6):
         optimizer.step(lambda *indices: closure_of(method, problem)(*indices) * 0.0)

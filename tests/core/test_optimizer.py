@@ -781,7 +781,7 @@ def test_bad_closures_are_refused(problem):
         (lambda: problem.loss().detach(), "without a graph"),
         (lambda: problem.loss().item(), "without a graph"),
         (lambda: problem.model(problem.x), "shape"),
-        (lambda: problem.loss().expand(0), "shape"),
+        (lambda: problem.loss().expand(0), "batch empty"),
         (lambda: iter(()), "yielded no loss"),
         (lambda: torch.ones((), requires_grad=True) * 2, "reaches no parameter"),
         (lambda: iter([problem.loss(), None]), "None"),

@@ -230,3 +230,14 @@ def test_a_second_derivative_is_refused_under_fsdp(ranks):
     for rank in ranks:
         assert "second derivative, which FSDP does not give" in rank["fsdp-refusal"]["said"]
         assert rank["fsdp-refusal"]["exact"]
+
+
+def test_ranks_decide_alike_under_no_sync(ranks):
+    first, second = (rank["talking"] for rank in ranks)
+    assert first["calls"] == second["calls"]
+    assert 24 < first["calls"] < 48  # some with a second pass, some without
+    assert_close(first["weights"], second["weights"], atol=0)
+
+
+def test_a_static_graph_is_refused_where_a_pass_runs_without_the_reducer(ranks):
+    assert all("static_graph" in rank["static-refusal"]["message"] for rank in ranks)

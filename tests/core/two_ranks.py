@@ -180,6 +180,38 @@ def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.
     return {"as_parameters": as_parameters, "goes_on": goes_on}
 
 
+def talking(rank: int) -> dict:
+    """AE-SAM under no_sync, with a forward pass that waits for the other rank, as SyncBatchNorm does: the ranks must decide alike."""
+    model = DistributedDataParallel(network())
+    optimizer = bsam.AESAM(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), model, total_steps=12)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    calls = 0
+
+    def loss(chosen):
+        nonlocal calls
+        calls += 1
+        dist.all_reduce(torch.ones(calls))  # of another size if the other rank is in another pass: gloo would raise
+        return F.cross_entropy(model(x[chosen]), y[chosen])
+
+    for t in range(12):
+        with model.no_sync():
+            optimizer.backward(lambda: loss(slice(0, 3 + t % 4)) * (3.0 if rank == 0 else 0.2))  # large on one rank, small on the other
+        optimizer.backward(lambda: loss(slice(3, None)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"weights": [p.detach() for p in model.parameters()], "calls": calls}
+
+
+def static_refusal(rank: int) -> dict:
+    model = DistributedDataParallel(network(), static_graph=True)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    try:
+        build("esam", model).step(closure("esam", model, x, y))
+    except bsam.Refusal as refusal:
+        return {"message": str(refusal)}
+    return {"message": ""}
+
+
 def fsdp_refusal(rank: int) -> dict:
     model = sharded()
     optimizer = build("gam-paper", model)
@@ -210,6 +242,8 @@ CASES = {
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
     **{f"fsdp-{method}": partial(fsdp, method) for method in ALL if method != "gam-paper"},
     "fsdp-refusal": fsdp_refusal,
+    "talking": talking,
+    "static-refusal": static_refusal,
 }
 
 if __name__ == "__main__":

@@ -101,3 +101,9 @@ def test_with_saf_from_end_to_end():
             optimizer.step()
         assert now.keys() == set(range(10))
         before = now
+
+
+def test_samples_that_are_no_tuples_are_refused():
+    for sample in ({"image": 1, "label": 2}, torch.zeros(3, 2)):
+        with pytest.raises(bsam.Refusal, match="tuples"):
+            Indexed([sample])[0]

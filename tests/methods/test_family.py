@@ -485,3 +485,71 @@ def test_nesterov_with_weight_decay_by_hand(plain, name):
         by_hand.step()
         assert distance(twin.weights(), expected) < 1e-12
     assert distance(plain.weights(), twin.weights()) == 0
+
+
+@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM"])
+def test_memory_of_a_parameter_that_was_never_reached_is_not_kept(name, problem):
+    """Or the state of AdamW, which has none for it either, could not be loaded by anybody else."""
+    problem.model.append(nn.Linear(4, 4).double())
+    idle = list(problem.model[-1].parameters())
+
+    def loss():
+        return F.cross_entropy(problem.model[:-1](problem.x), problem.y)
+
+    optimizer = getattr(bsam, name)(torch.optim.AdamW(problem.model.parameters()), problem.model)
+    for _ in range(2):
+        optimizer.step(loss)
+    saved = optimizer.state_dict()
+    used = len(list(problem.model.parameters())) - len(idle)
+    assert sorted(saved["state"]) == list(range(used))
+    plain = torch.optim.AdamW(problem.model.parameters())
+    plain.load_state_dict(saved)
+    loss().backward()
+    plain.step()
+
+
+@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM"])
+def test_memory_follows_parameters_that_are_cast(name, problem):
+    optimizer = getattr(bsam, name)(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
+    optimizer.step(problem.loss)
+    problem.model.float()
+    problem.x = problem.x.float()
+    optimizer.step(problem.loss)
+    assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in problem.model.parameters())
+
+
+def test_every_backward_of_a_step_sees_what_the_step_before_left(plain):
+    """F-SAM: the first step has no mean, whatever the number of micro-batches, and the last one's mean is kept."""
+    halves = list(zip(plain.x.chunk(2), plain.y.chunk(2), strict=True))
+    other = plain.clone()
+    ours, sam = (cls(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.05) for cls, p in ((bsam.FriendlySAM, plain), (bsam.SAM, other)))
+    gradient = None
+    for x, y in halves:
+        gradient = torch.autograd.grad(F.cross_entropy(plain.model(x), y), list(plain.model.parameters()))
+        ours.backward(lambda: F.cross_entropy(plain.model(x), y))
+        sam.backward(lambda: F.cross_entropy(other.model(x), y))
+    for p, q in zip(plain.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-15)
+    ours.step()
+    kept = [entry["gradient_mean"] for entry in ours.state_dict()["state"].values()]
+    for k, g in zip(kept, gradient, strict=True):
+        torch.testing.assert_close(k, g, rtol=0, atol=1e-15)
+
+
+def test_a_micro_batch_of_which_no_sample_was_chosen_is_passed_over(plain):
+    other = plain.clone()
+
+    def halves(indices=slice(None)):
+        chosen = torch.arange(len(plain.y))[indices]
+        for part in (chosen[chosen < 12], chosen[chosen >= 12]):
+            yield F.cross_entropy(plain.model(plain.x[part]), plain.y[part], reduction="none")
+
+    for p, closure in ((plain, halves), (other, other.losses)):
+        bsam.KSAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, k=1).step(closure)
+    for a, b in zip(plain.weights(), other.weights(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+def test_eta_without_its_metric_is_refused(problem):
+    with pytest.raises(bsam.Refusal, match="adaptive=True"):
+        bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model, eta=0.1)

@@ -742,3 +742,22 @@ def test_mesa_averages_the_same_on_both_ranks_and_in_one_process(ranks, name):
     assert_close(first["average"].values(), loss.average.state_dict().values(), atol=1e-12)
     assert_close(first["average"].values(), second["average"].values(), atol=0)
     assert apart(first["average"].values(), first["weights"]) > 1e-3
+
+
+def test_the_table_of_saf_stays_in_half_precision_when_the_module_is_cast():
+    for cast in (lambda m: m.double(), lambda m: m.to(torch.bfloat16)):
+        assert cast(bsam.SAF(samples=4, classes=3)).table.dtype == torch.half
+
+
+def test_the_average_of_a_network_in_bfloat16_moves():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = bsam.MESA(model, optimizer, start_epoch=0)
+    before = [p.clone() for p in loss.average.parameters()]
+    x, y = torch.randn(8, 4).bfloat16(), torch.randint(3, (8,))
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(model(x), y, x).backward()
+        optimizer.step()
+    assert all(p.dtype == torch.float32 and not torch.equal(p, b) for p, b in zip(loss.average.parameters(), before, strict=True))

@@ -178,7 +178,7 @@ def look_sam(L: Step, rho=0.05, k=5, alpha=0.2) -> Tensors:
         L.memory["g_v"] = mix((1, g_s), (-1, projected(g_s, g)))
         return g_s
     g_v = L.memory["g_v"]
-    return mix((1, g), (alpha * ratio(norm(g), norm(g_v)), g_v))
+    return mix((1, g), (alpha * norm(g) / (norm(g_v) + TINY), g_v))
 
 
 def esam(L: Step, rho=0.05, beta=0.6, gamma=0.5, seed=0) -> Tensors:
@@ -198,7 +198,7 @@ def msam(L: Step, rho=3.0) -> Tensors:
     return L.grad(ball(-rho, L.v) if L.v else None)
 
 
-def aesam(L: Step, total_steps: int, rho=0.05, decay=0.9, lambda_1=-1.0, lambda_2=1.0) -> Tensors:
+def aesam(L: Step, total_steps: int, rho=0.05, decay=0.9, lambda_1=-1.0, lambda_2=1.0, alpha=0.0) -> Tensors:
     g = L.grad()
     s = dot(g, g)
     mu, var = s, 0.0
@@ -207,7 +207,12 @@ def aesam(L: Step, total_steps: int, rho=0.05, decay=0.9, lambda_1=-1.0, lambda_
         var = decay * L.memory["var"] + (1 - decay) * (s - mu) ** 2
     L.memory.update(mu=mu, var=var)
     c = L.t / total_steps * lambda_1 + (1 - L.t / total_steps) * lambda_2
-    return L.grad(ball(rho, g)) if s >= mu + c * math.sqrt(var) else g
+    if s >= mu + c * math.sqrt(var):
+        g_s = L.grad(ball(rho, g))
+        L.memory["g_v"] = mix((1, g_s), (-1, projected(g_s, g)))
+        return g_s
+    g_v = L.memory["g_v"]
+    return mix((1, g), (alpha * norm(g) / (norm(g_v) + TINY), g_v))
 
 
 def rst(L: Step, rho=0.05, p=0.5, gamma=1.0, seed=0) -> Tensors:
@@ -249,6 +254,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "msam": ("MSAM", msam, {"rho": 0.3}),
     "aesam": ("AESAM", aesam, {"total_steps": 30}),
     "aesam-lambda": ("AESAM", aesam, {"total_steps": 30, "rho": 0.2, "decay": 0.8, "lambda_1": -2.0, "lambda_2": 0.5}),
+    "aesam-reuse": ("AESAM", aesam, {"total_steps": 30, "alpha": 0.4}),
     "rst": ("RST", rst, {}),
     "rst-seed": ("RST", rst, {"rho": 0.2, "p": 0.3, "seed": 3}),
     "g-rst": ("RST", rst, {"gamma": 2.0}),

@@ -19,7 +19,7 @@ class Memory:
     """Vectors by name, one tensor per parameter, and numbers by name, which live in the parameter groups.
 
     What :meth:`keep` is given counts once the step is taken: a backward that raises leaves no trace, and a step that is skipped (because a scaled gradient
-    overflowed, or by the user) is not remembered.
+    overflowed, or by the user) is not remembered. Of several backwards before a step, each sees what the step before left, and the last one's counts.
     """
 
     def __init__(self, vectors: Sequence[str], numbers: Sequence[str]) -> None:
@@ -36,9 +36,10 @@ class Memory:
         """Note a vector or a number."""
         self._noted[name] = dict(zip(weights.params, value.tensors(weights.params), strict=True)) if isinstance(value, Vector) else value
 
-    def settle(self) -> None:
-        """The backward succeeded: let later ones see what it noted."""
-        self._pending.update(self._noted)
+    def settle(self, reached: Sequence[Tensor]) -> None:
+        """The backward succeeded: what it noted will count, for the parameters that it reached."""
+        for name, value in self._noted.items():
+            self._pending[name] = {p: value[p] for p in reached} if isinstance(value, dict) else value
 
     def forget(self) -> None:
         """Drop what does not count yet."""
@@ -54,17 +55,12 @@ class Memory:
                 for group in param_groups:
                     group[name] = value
 
-    def number(self, name: str, param_groups: Sequence[dict[str, Any]]) -> Any:
-        """The number under ``name``; None if there is none."""
-        return self._pending.get(name, param_groups[0][name])
-
     def vector(self, name: str, weights: Weights) -> Vector | None:
-        """The vector under ``name``, with zeros for parameters that came later; None if there is none."""
-        pending: Any = self._pending.get(name, {})
-        found = [pending.get(p, self._tensors[p].get(name)) for p in weights.params]
+        """The vector under ``name``, with zeros for parameters that it does not know; None if it knows none."""
+        found = [self._tensors[p].get(name) for p in weights.params]
         if all(t is None for t in found):
             return None
-        tensors = (torch.zeros_like(p, requires_grad=False) if t is None else t for t, p in zip(found, weights.params, strict=True))
+        tensors = (torch.zeros_like(p, requires_grad=False) if t is None else t.to(p) for t, p in zip(found, weights.params, strict=True))
         return Vector(tensors, weights.cut)
 
     def merge_into(self, state_dict: dict[str, Any], param_groups: Sequence[dict[str, Any]]) -> None:

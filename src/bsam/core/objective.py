@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,6 +20,15 @@ from .vector import Block, Vector
 from .weights import Weights
 
 Closure: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A pass over the whole batch: where, the loss there, and its gradient."""
+
+    at: Vector | None  # from w; None is w itself
+    loss: Tensor
+    gradient: Vector
 
 
 class Objective:
@@ -51,6 +61,7 @@ class Objective:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
             self.scale = self._scaler.scale(torch.ones((), dtype=weights.cut.scalar_dtype, device=weights.params[0].device))
+        self.watched, self.seen = False, list[Evaluation]()  # what the passes saw, if somebody wants to know: it keeps their gradients alive
         self._samples: Tensor | None = None  # the losses of the latest evaluation, where the closure gives one per sample
         self._latest: Block | None = None  # the gradient of the pass before
         self._kept = 0  # gradients moved out of the way
@@ -105,7 +116,10 @@ class Objective:
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
         with self._evaluation(at, alone=wrt is not None), torch.enable_grad():
             loss, batches = self._mean_loss(subset, partial(self._backward, inputs=None if self._weights.sharded else inputs))
-        return self._noted(loss), self._take_gradient(wrt, alone=wrt is not None) * (1.0 / batches)
+        gradient = self._take_gradient(wrt, alone=wrt is not None) * (1.0 / batches)
+        if self.watched and subset is None and wrt is None:
+            self.seen.append(Evaluation(at, loss, gradient))
+        return self._noted(loss), gradient
 
     def curvature(self, v: Vector, at: Vector | None = None) -> Vector:
         """The Hessian at ``w + at`` times ``v``, by a backward pass through the backward pass."""
@@ -151,8 +165,12 @@ class Objective:
         with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():  # or an error would leave it half done
             for item in answer if yields else (answer,):
                 losses = _as_losses(item)
+                if yields and losses.dim() == 1 and len(losses) == 0:
+                    continue  # a micro-batch of which no sample was chosen
                 if dim not in (None, losses.dim()):
                     raise Refusal("the closure yielded mean losses and per-sample losses in turn, and their weights are unknown: yield one kind")
+                if losses.numel() == 0:
+                    raise Refusal("the closure returned no loss at all, an empty tensor: is the batch empty?")
                 dim, size = losses.dim(), size or losses.numel()
                 share = losses.numel() / size
                 samples.append(losses.detach())
@@ -234,6 +252,6 @@ def _as_losses(answer: object) -> Tensor:
         raise Refusal("the closure returned None: return the loss (also when the closure runs backward itself)")
     if not isinstance(answer, Tensor):
         raise Refusal(f"the closure must return the loss as a tensor, or yield one per micro-batch; it gave {type(answer).__name__}")
-    if answer.dim() > 1 or answer.numel() == 0:
+    if answer.dim() > 1:
         raise Refusal(f"the loss must be a scalar, or one value per sample (1-D); it has the shape {tuple(answer.shape)}")
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,16 @@ _NOT_READY = {
     "stale": "the last backward raised, so there is no whole direction to step with: call backward(closure) again, or zero_grad()",
     "busy": "step was called from inside the closure: a closure computes the loss, and the optimizer steps after it",
 }
+
+
+class Watcher(Protocol):
+    """Somebody who wants to see what the passes of some steps saw."""
+
+    def due(self, step: int) -> bool:
+        """Whether this step is one of them."""
+
+    def watch(self, optimizer: SharpnessAware, L: Objective) -> None:
+        """Look at ``L.seen``, before the weights go back; further evaluations are allowed."""
 
 
 class SharpnessAware(Optimizer):
@@ -128,8 +138,12 @@ class SharpnessAware(Optimizer):
             self._memory.keep(name, value, self._weights)
 
     def kept(self, name: str) -> Any:
-        """What an earlier backward remembered; None if none did."""
-        return self._memory.number(name, self.param_groups) if name in self.numbers else self._memory.vector(name, self._weights)
+        """What the step before remembered; None if there is nothing."""
+        return self.param_groups[0][name] if name in self.numbers else self._memory.vector(name, self._weights)
+
+    def shared(self, number: float) -> float:
+        """A number that decides what a rank does next, the same on all ranks of DDP: their mean, where gradients were not averaged (``no_sync``)."""
+        return self._ranks.mean(number)
 
     # What a user calls.
 
@@ -165,7 +179,11 @@ class SharpnessAware(Optimizer):
             self._memory.begin()
             for p in params:
                 p.grad = None
+            watchers = [watcher for watcher in self.watchers if watcher.due(self.t)]
+            L.watched = bool(watchers)
             d = self.direction(L) * L.scale
+            for watcher in watchers:
+                watcher.watch(self, L)
             L.close()
             if not any(L.reached):
                 raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")
@@ -173,7 +191,7 @@ class SharpnessAware(Optimizer):
             self._fill(d, held, L.reached)
             if offset is not None:
                 self._offsets.append(offset)
-            self._memory.settle()
+            self._memory.settle([p for p, was in zip(params, L.reached, strict=True) if was])
             self._phase = "ready"
         except BaseException:
             self._phase = "stale"
@@ -280,7 +298,7 @@ class SharpnessAware(Optimizer):
             finish(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        passing = {"step", "_weights", "_ranks", "_phase", "_offset", "_offsets"}  # `step`: schedulers patch the instance
+        passing = {"step", "_weights", "_ranks", "_phase", "_offset", "_offsets", "watchers"}  # `step`: schedulers patch the instance
         return {k: v for k, v in self.__dict__.items() if k not in passing and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -288,6 +306,7 @@ class SharpnessAware(Optimizer):
         self._weights = Weights()
         self._ranks = Ranks(self.model, self.m_sharpness)
         self._offset = None
+        self.watchers: list[Watcher] = []
         self._reset()
 
     def _reset(self) -> None:

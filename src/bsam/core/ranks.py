@@ -33,7 +33,19 @@ class Ranks:
 
     def quiet(self, alone: bool) -> contextlib.AbstractContextManager[Any]:
         """What a pass runs under: no reduction if every rank perturbs on its own, or if the pass is one that DDP's reducer cannot follow."""
-        return self.ddp.no_sync() if self.ddp is not None and (self.m_sharpness or alone) else contextlib.nullcontext()
+        if self.ddp is None or not (self.m_sharpness or alone):
+            return contextlib.nullcontext()
+        if self.ddp.static_graph:
+            raise Refusal("this needs a pass without the reducer, which DistributedDataParallel(static_graph=True) cannot do: build it without static_graph")
+        return self.ddp.no_sync()
+
+    def mean(self, number: float) -> float:
+        """The mean over ranks under the user's ``no_sync``, where each has a number of its own; else the number: it is the same on all, or meant not to be."""
+        if self.in_step:
+            return number
+        value = torch.tensor(number, dtype=torch.float64 if self.ddp.device_type == "cpu" else torch.float32, device=self.ddp.device)
+        dist.all_reduce(value, group=self.ddp.process_group)
+        return float(value) / self.ddp.process_group.size()
 
     @property
     def in_step(self) -> bool:

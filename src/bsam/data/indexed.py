@@ -6,6 +6,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ..core.refusal import Refusal
+
 
 class Indexed(Dataset[Any]):
     """A dataset of ``(x, y)`` that gives ``(x, y, index)``: what :class:`bsam.SAF` knows a sample by.
@@ -30,4 +32,7 @@ class Indexed(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         index = range(len(self))[index]  # a negative one counts from the end, and one too far raises
-        return (*self.dataset[index], index)
+        sample = self.dataset[index]
+        if not isinstance(sample, (tuple, list)):
+            raise Refusal(f"Indexed adds the index to samples that are tuples (x, y); this dataset gives {type(sample).__name__}")
+        return (*sample, index)

@@ -95,7 +95,7 @@ METHODS: dict[str, Method] = {
             "MSAM",
             "Becker et al., 2024",
             1,
-            "A perturbation for free, along the momentum: nothing to lose but the radius to tune.",
+            "A perturbation along the momentum, without a second pass; its radius wants tuning.",
             "1",
             "a base with momentum",
         ),

@@ -47,7 +47,8 @@ class AESAM(SharpnessAware):
         True
 
     Reference: Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023. No official code was found to compare with.
-    Whether to pass again is decided on the host: a step waits for the device once, and cannot be captured in a CUDA graph.
+    Whether to pass again is decided on the host: a step waits for the device once, and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank
+    decides for itself, so its forward pass must not wait for the others (as SyncBatchNorm does), and each rank's ``state_dict`` is its own.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
@@ -73,7 +74,7 @@ class AESAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.kept("g_v")
-        if self.large(float(g.norm()) ** 2):
+        if self.large(self.shared(float(g.norm()) ** 2)):
             return looked_up(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
         return g if g_v is None else reused(g, g_v, self.alpha)
 

@@ -37,7 +37,8 @@ class ASAM(SharpnessAware):
         True
 
     Reference: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural Networks", ICML 2021. Without
-    a model there are no names to know a norm scale by: every parameter of one dimension then counts as a bias.
+    a model there are no names to know a norm scale by: every parameter of one dimension then counts as a bias. Of complex weights the real and the
+    imaginary part are sized on their own.
     """
 
     def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.5, eta: float = 0.01, m_sharpness: bool = False) -> None:

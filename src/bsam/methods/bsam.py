@@ -37,7 +37,7 @@ class BSAM(SharpnessAware):
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
         adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|`` (ours, not the paper's).
-        eta: of that metric.
+        eta: of that metric, 0.01 if not given; only with ``adaptive``.
         m_sharpness: each rank of DDP perturbs along its own gradient.
 
     Example:
@@ -69,7 +69,7 @@ class BSAM(SharpnessAware):
         passes: int = 3,
         start_from_min: bool = False,
         adaptive: bool = False,
-        eta: float = 0.01,
+        eta: float | None = None,
         m_sharpness: bool = False,
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
@@ -80,7 +80,9 @@ class BSAM(SharpnessAware):
         settings = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor, "lr_max": lr_max, "lr_min": lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         self.passes, self.start_from_min = passes, start_from_min
-        self.adaptive, self.eta = adaptive, check_number("eta", eta, low=0)
+        self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
+        if eta is not None and not adaptive:
+            raise Refusal("eta is of the adaptive metric: set adaptive=True, too, or leave it out")
         super().__init__(base, model, settings, m_sharpness=m_sharpness)
 
     def direction(self, L: Objective) -> Vector:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_count, check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
-from ..core.vector import Vector, ratio
+from ..core.vector import TINY, Vector
 
 
 class LookSAM(SharpnessAware):
@@ -62,4 +62,4 @@ def looked_up(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
 
 def reused(g: Vector, g_v: Vector, alpha: float) -> Vector:
     """The gradient, and across it what was kept, at the length that the gradient has now."""
-    return g + alpha * ratio(g.norm(), g_v.norm()) * g_v
+    return g + alpha * g.norm() / (g_v.norm() + TINY) * g_v

@@ -64,6 +64,9 @@ class MESA(Distillation):
         self.decay = check_number("decay", decay, low=0, high=1)
         self._followed = bare(model), optimizer  # in a tuple: the model's parameters are not this module's
         self.average = copy.deepcopy(self._followed[0]).requires_grad_(False)
+        self._wide = any(p.dtype in (torch.half, torch.bfloat16) for p in model.parameters())
+        if self._wide:  # in half precision so small a share of a difference is lost, and the average would never move
+            self.average.float()
         optimizer.register_step_post_hook(self.update)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,7 +90,7 @@ class MESA(Distillation):
 
     @torch.no_grad()
     def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        past = self.average.eval()(sample)
+        past = self.average.eval()(sample.float() if self._wide and sample.is_floating_point() else sample)
         return past, torch.ones_like(past[:, 0], dtype=torch.bool)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,6 @@ from ..core.checks import check_count
 from ..core.distillation import Distillation
 from ..core.refusal import Refusal
 
-HALF = torch.finfo(torch.half).max
 NEVER = torch.iinfo(torch.int32).min
 
 
@@ -74,6 +75,11 @@ class SAF(Distillation):
         self.note(index, logits.detach())
         return loss
 
+    def _apply(self, fn: Any, recurse: bool = True) -> SAF:
+        super()._apply(fn, recurse)
+        self.table = self.table.half()  # whatever the module was cast to
+        return self
+
     def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
         epoch = self.epoch - self.epochs_back
         slot = epoch % len(self.table)
@@ -83,7 +89,7 @@ class SAF(Distillation):
         """Keep the logits of samples that this epoch has not seen yet."""
         slot = self.epoch % len(self.table)
         new = (self.stamp[slot, index] != self.epoch) & logits.isfinite().all(1).to(index.device)
-        self.table[slot, index] = torch.where(new.unsqueeze(1), logits.to(self.table).clamp(-HALF, HALF), self.table[slot, index])
+        self.table[slot, index] = torch.where(new.unsqueeze(1), logits.to(self.table).nan_to_num(), self.table[slot, index])
         self.stamp[slot, index] = torch.where(new, self.epoch, self.stamp[slot, index])
 
     def checked(self, index: Tensor, logits: Tensor) -> Tensor:

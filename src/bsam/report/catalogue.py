@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from ..methods import METHODS
 
-HEADER = ("name", "class", "passes", "memory", "needs", "for", "reference")
+HEADER = ("name", "title", "class", "passes", "memory", "needs", "for", "reference")
 NARROWEST, WIDEST = 100, 160
 
 
@@ -17,9 +17,9 @@ def methods_info() -> list[tuple[str, ...]]:
 
     Example:
         >>> methods_info()[0]
-        ('sam', 'SAM', '2', '2', '-', 'Flat minima at twice the price: the method to start with.', 'Foret et al., ICLR 2021')
+        ('sam', 'SAM', 'SAM', '2', '2', '-', 'Flat minima at twice the price: the method to start with.', 'Foret et al., ICLR 2021')
     """
-    return [(m.name, m.cls.__name__, f"{m.passes:g}", m.memory, m.needs or "-", m.purpose, m.reference) for m in METHODS.values()]
+    return [(m.name, m.title, m.cls.__name__, f"{m.passes:g}", m.memory, m.needs or "-", m.purpose, m.reference) for m in METHODS.values()]
 
 
 def methods_table(width: int) -> str:
@@ -27,9 +27,9 @@ def methods_table(width: int) -> str:
 
     Example:
         >>> print("\\n".join(methods_table(160).splitlines()[:3]))  # doctest: +ELLIPSIS
-        name ...  class ...  passes  memory ...  needs ...  for ...  reference
+        name ...  title ...  class ...  passes  memory ...  needs ...  for ...  reference
         ------...
-        sam  ...  SAM   ...  2       2      ...  -     ...  Flat ...  Foret et al., ICLR 2021
+        sam  ...  SAM   ...  SAM   ...  2       2      ...  -     ...  Flat ...  Foret et al., ICLR 2021
     """
     rows = [HEADER, *methods_info()]
     widths = _widths(rows, min(max(width, NARROWEST), WIDEST) - 2 * (len(HEADER) - 1))

@@ -1,0 +1,192 @@
+"""What a Hessian product costs, and how long the top eigenvalues take, beside PyHessian and curvlinops in one run.
+
+Products: over gradient passes on the same data, interleaved. Eigenvalues: the k largest in magnitude; each tool runs with its own method (PyHessian: power
+iteration with deflation; curvlinops: scipy's eigsh on its operator; ours: thick-restart Lanczos), and the residuals of what each returns are computed
+afterwards, by the same operator for all; ours runs again with the residual of each other tool as its tolerance. With --only-ours the other tools are left
+out, for sizes at which they would take too long.
+
+    python benchmarks/hessian.py                                                       # CPU, ResNet-8
+    python benchmarks/hessian.py --device cuda --model resnet18 --cifar DIR --epochs 5   # DIR: cifar-10-batches-bin
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import machine
+from bsam.flatness import HessianOperator, top_eigenvalues
+from step_time import spread
+from workloads import CLASSES, WORKLOADS
+
+Data: TypeAlias = list[tuple[Tensor, Tensor]]
+PEERS = {"PyHessian": "PyHessian", "curvlinops": "curvlinops-for-pytorch"}
+RECORD = 3073  # bytes of a CIFAR-10 image: the label and three planes
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training images
+
+
+def images(folder: Path | None, files: list[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """CIFAR-10 from its binary layout, or noise where no folder is given."""
+    if folder is None:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(10_000, 3, 32, 32, generator=generator).to(device), torch.randint(CLASSES, (10_000,), generator=generator).to(device)
+    raw = np.concatenate([np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, RECORD) for name in files])
+    x = torch.from_numpy(raw[:, 1:]).reshape(-1, 3, 32, 32).to(device).float() / 255
+    mean, std = (torch.tensor(c, device=device).view(1, 3, 1, 1) for c in (MEAN, STD))
+    return (x - mean) / std, torch.from_numpy(raw[:, 0]).long().to(device)
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    """A few epochs of plain SGD with flips, in bf16 on CUDA: enough for a spectrum that is a trained network's."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    batch = min(128, len(y))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=max(epochs * (len(y) // batch), 1))
+    model.train()
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(y), device=x.device).split(batch):
+            if len(chosen) == batch:
+                inputs = torch.where(torch.rand(batch, 1, 1, 1, device=x.device) < 0.5, x[chosen], x[chosen].flip(3))
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+                    loss = F.cross_entropy(model(inputs), y[chosen])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    optimizer.zero_grad(set_to_none=True)
+    model.eval()
+
+
+def product_cost(H: HessianOperator, repeats: int, synchronize: Callable[[], object]) -> dict[str, Any]:
+    """Seconds of a product and of a gradient pass over the same data, and their ratio round by round."""
+    v = H.random(torch.Generator().manual_seed(1))
+
+    def gradient() -> None:
+        with H.loss.measuring():
+            H.loss.value_and_grad()
+
+    cases = {"gradient": gradient, "product": lambda: H.times(v)}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for round_ in range(repeats + 1):
+        for name, run in cases.items():
+            synchronize()
+            start = time.perf_counter()
+            run()
+            synchronize()
+            if round_:  # the first one warms up
+                seconds[name].append(time.perf_counter() - start)
+    ratio = [p / g for p, g in zip(seconds["product"], seconds["gradient"], strict=True)]
+    return {**{name: spread(values) for name, values in seconds.items()}, "ratio": spread(ratio), "n": repeats}
+
+
+def ours(model: nn.Module, data: Data, k: int, tol: float) -> tuple[list[float], list[Tensor], dict[str, Any]]:
+    """By thick-restart Lanczos."""
+    H = HessianOperator(model, F.cross_entropy, data)
+    found = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
+    assert found.vectors is not None
+    return found.values.tolist(), [H.flat(v) for v in found.vectors], {"products": found.products, "converged": bool(found.converged)}
+
+
+def pyhessian(model: nn.Module, data: Data, k: int, tol: float) -> tuple[list[float], list[Tensor], dict[str, Any]]:
+    """By power iteration with deflation; its tolerance is of the change of a value, 1e-3 by default."""
+    from pyhessian import hessian
+
+    tool = hessian(model, nn.CrossEntropyLoss(), dataloader=data, cuda=data[0][0].is_cuda)
+    values, vectors = tool.eigenvalues(top_n=k, maxIter=100, tol=tol)
+    return values, [torch.cat([t.reshape(-1) for t in v]) for v in vectors], {}
+
+
+def curvlinops(model: nn.Module, data: Data, k: int, tol: float) -> tuple[list[float], list[Tensor], dict[str, Any]]:
+    """By scipy's eigsh on its linear operator."""
+    from curvlinops import HessianLinearOperator
+    from scipy.sparse.linalg import eigsh
+
+    params = [p for p in model.parameters() if p.requires_grad]
+    operator = HessianLinearOperator(model, nn.CrossEntropyLoss(), params, data, check_deterministic=False)
+    values, vectors = eigsh(operator.to_scipy(), k=k, which="LM", tol=tol)
+    return values.tolist(), [torch.from_numpy(np.ascontiguousarray(v)).to(data[0][0]) for v in vectors.T], {}
+
+
+TOOLS = {"bsam": ours, "PyHessian": pyhessian, "curvlinops": curvlinops}
+
+
+def eigenvalues(tool: str, model: nn.Module, data: Data, k: int, tol: float, synchronize: Callable[[], object]) -> dict[str, Any]:
+    """Seconds, values, and the residuals of the pairs that came out."""
+    synchronize()
+    start = time.perf_counter()
+    values, vectors, more = TOOLS[tool](model, data, k, tol)
+    synchronize()
+    seconds = time.perf_counter() - start
+    model.zero_grad(set_to_none=True)
+    H = HessianOperator(model, F.cross_entropy, data)
+    residuals = []
+    for value, v in zip(values, vectors, strict=True):
+        unit = v / v.norm()
+        residuals.append(float((H.times(unit) - value * unit).norm()) / abs(value))
+    return {
+        "tool": tool,
+        "seconds": seconds,
+        "k": k,
+        "tol": tol,
+        "values": sorted(values, key=abs, reverse=True),
+        "worst_relative_residual": max(residuals),
+        **more,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    machine.add_arguments(parser, "hessian")
+    parser.add_argument("--model", choices=["resnet8", "resnet18"], default="resnet8")
+    parser.add_argument("--cifar", type=Path, help="the folder cifar-10-batches-bin; noise if not given")
+    parser.add_argument("--epochs", type=int, default=1, help="of training before the measurement (default 1)")
+    parser.add_argument("--images", type=int, default=512, help="test images that the Hessian is of (default 512)")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--tol", type=float, default=1e-3, help="of every tool, each in its own sense (default 1e-3)")
+    parser.add_argument("--repeats", type=int, default=10, help="rounds of products")
+    parser.add_argument("--tf32", action="store_true", help="let convolutions on CUDA use TF32")
+    parser.add_argument("--only-ours", action="store_true")
+    args = parser.parse_args(arguments)
+    device = machine.pick_device(parser, args.device)
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(0)
+    model = WORKLOADS[args.model].model().to(device)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)
+    train(model, *images(args.cifar, [f"data_batch_{i}" for i in range(1, 6)], device), args.epochs)
+    torch.backends.cudnn.allow_tf32 = args.tf32
+    x, y = (t[: args.images] for t in images(args.cifar, ["test_batch"], device))
+    x = x.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else x
+    data = list(zip(x.split(args.batch), y.split(args.batch), strict=True))
+    settings = {name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32")}
+    content: dict[str, Any] = {"benchmark": "hessian", **machine.description(device), **settings, "data": "CIFAR-10 test" if args.cifar else "noise"}
+    content["versions"] |= {name: machine.version_of(package) for name, package in PEERS.items()}
+    cost = content["product"] = product_cost(HessianOperator(model, F.cross_entropy, data), args.repeats, synchronize)
+    low, median, high = (cost["ratio"][q] for q in ("q1", "median", "q3"))
+    print(f"product {1e3 * cost['product']['median']:.0f} ms, {median:.2f} [{low:.2f}, {high:.2f}] gradient passes", flush=True)
+    content["eigenvalues"] = []
+    planned = [("bsam", args.tol)] + [(tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None]
+    for tool, tol in planned:  # grows while it is walked: what another tool reached, ours is asked for, too
+        result = eigenvalues(tool, model, data, args.k, tol, synchronize)
+        content["eigenvalues"].append(result)
+        reached = result["worst_relative_residual"]
+        print(f"{tool} (tolerance {tol:.1e}): {result['seconds']:.1f} s, worst relative residual {reached:.1e}, largest {result['values'][0]:.4g}", flush=True)
+        if tool != "bsam":
+            planned.append(("bsam", reached))
+    print(f"written to {machine.write(content, args.out, 'hessian')}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
