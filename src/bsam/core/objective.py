@@ -73,6 +73,13 @@ class Objective:
         for module in self._frozen:
             module.track_running_stats = True
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """For evaluations that are not the method's: what its own passes reached counts, and its last gradient stays where it is."""
+        reached, self._latest = self.reached, None
+        yield
+        self.reached = reached
+
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """The mean loss at ``w + at``, without gradients."""
         with self._evaluation(at), torch.no_grad():

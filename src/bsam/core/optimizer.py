@@ -182,8 +182,9 @@ class SharpnessAware(Optimizer):
             watchers = [watcher for watcher in self.watchers if watcher.due(self.t)]
             L.watched = bool(watchers)
             d = self.direction(L) * L.scale
-            for watcher in watchers:
-                watcher.watch(self, L)
+            with L.aside():
+                for watcher in watchers:
+                    watcher.watch(self, L)
             L.close()
             if not any(L.reached):
                 raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..core.checks import check_radius
-from ..core.refusal import Refusal
+from ..core.checks import check_count, check_radius
 from ..core.vector import TINY, Vector, ratio
-from ..core.weights import Weights
-
-Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+from .dataset_loss import Batches, DatasetLoss, LossFunction
 
 
 @dataclass(frozen=True)
@@ -28,10 +23,24 @@ class Sharpness:
     min_sharpness: float  # MinS: the fall downhill
     bilateral: float  # BilS = MaxS + MinS
     cosine: float  # between g and the gradient at the point downhill
+    average_sharpness: float | None = None  # the mean rise at rho_max in a random direction
+    average_error: float | None = None  # and its standard error
 
 
-def sharpness(model: nn.Module, loss_fn: LossFunction, data: Batches, rho_max: float = 0.05, rho_min: float = 0.05) -> Sharpness:
-    r"""MaxS, MinS and BilS of a network in eval mode, over all of ``data``.
+def sharpness(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    data: Batches,
+    rho_max: float = 0.05,
+    rho_min: float = 0.05,
+    *,
+    steps: int = 1,
+    random_directions: int = 0,
+    seed: int = 0,
+    micro_batch: int | None = None,
+    mode: str = "eval",
+) -> Sharpness:
+    r"""MaxS, MinS and BilS of a network, over all of ``data``.
 
     .. math::
         MaxS = L(w + \rho_{max}\, g / |g|) - L(w), \qquad MinS = L(w) - L(w - \rho_{min}\, g / |g|), \qquad BilS = MaxS + MinS
@@ -41,9 +50,14 @@ def sharpness(model: nn.Module, loss_fn: LossFunction, data: Batches, rho_max: f
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, walked three times, so no generator; batches may differ in size, and each sample counts once.
+        data: the batches ``(x, y)``, walked several times, so no generator; batches may differ in size, and each sample counts once.
         rho_max: the radius uphill.
         rho_min: the radius downhill.
+        steps: in how many steps of equal length to go there, each along the gradient where it starts; 1 is the paper's.
+        random_directions: how many random points at the distance ``rho_max`` the average-case sharpness is taken from; 0 measures none.
+        seed: of those.
+        micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
+        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -57,59 +71,39 @@ def sharpness(model: nn.Module, loss_fn: LossFunction, data: Batches, rho_max: f
     """
     check_radius("rho_max", rho_max)
     check_radius("rho_min", rho_min)
-    if isinstance(data, Iterator):
-        raise Refusal("data is walked more than once, and an iterator can be walked once only: pass a list or a DataLoader")
-    weights = Weights()
-    weights.survey([{"params": list(model.parameters())}])
-    if not weights.params:
-        raise Refusal("model has no trainable parameter, so there is no gradient to move along")
-    with _eval_mode(model):
-        try:
-            loss, g = _loss_and_gradient(model, loss_fn, data, weights)
-            direction = g / (g.norm() + TINY)
-            weights.move(direction * rho_max)
-            upper = _loss(model, loss_fn, data)
-            weights.move(direction * -rho_min)
-            lower, g_min = _loss_and_gradient(model, loss_fn, data, weights)
-        finally:
-            weights.restore()
+    check_count("steps", steps)
+    check_count("random_directions", random_directions, low=0)
+    check_count("seed", seed, low=0)
+    L = DatasetLoss(model, loss_fn, data, micro_batch, mode)
+    with L.measuring():
+        loss, g = L.value_and_grad()
+        L.weights.move(_walk(L, g, rho_max, steps))
+        upper, _ = L.value()
+        L.weights.move(_walk(L, g, -rho_min, steps))
+        lower, g_min = L.value_and_grad()
+        rises = [_rise_at(L, v, rho_max) - loss for v in _directions(L, random_directions, seed)]
     cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
-    return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine)
+    average = float(np.mean(rises)) if rises else None
+    error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None
+    return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine, average, error)
 
 
-@contextlib.contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]  # one by one: a part of the model may have been in eval mode already
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def _walk(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
+    """The displacement after ``steps`` steps of the length ``rho / steps`` each, along the gradient (against it, for a negative radius)."""
+    e = g * (rho / steps) / (g.norm() + TINY)
+    for _ in range(steps - 1):
+        L.weights.move(e)
+        _, g = L.value_and_grad()
+        e = e + g * (rho / steps) / (g.norm() + TINY)
+    return e
 
 
-@torch.no_grad()
-def _loss(model: nn.Module, loss_fn: LossFunction, data: Batches) -> float:
-    total, count = 0.0, 0
-    for x, y in data:
-        total += float(loss_fn(model(x), y)) * len(y)
-        count += len(y)
-    return total / count
+def _directions(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(n):
+        yield Vector([torch.randn(p.shape, generator=generator).to(p) for p in L.weights.params], L.weights.cut)
 
 
-@torch.enable_grad()
-def _loss_and_gradient(model: nn.Module, loss_fn: LossFunction, data: Batches, weights: Weights) -> tuple[float, Vector]:
-    """By ``autograd.grad``: whatever the user keeps in ``p.grad`` stays there."""
-    sums = [torch.zeros_like(p, requires_grad=False) for p in weights.params]
-    total, count = 0.0, 0
-    for x, y in data:
-        loss = loss_fn(model(x), y)
-        found = torch.autograd.grad(loss, weights.params, allow_unused=True)
-        for s, g in zip(sums, found, strict=True):
-            if g is not None:
-                s.add_(g, alpha=len(y))
-        total += float(loss.detach()) * len(y)
-        count += len(y)
-    if not count:
-        raise Refusal("data is empty: there is no loss to measure")
-    return total / count, Vector(sums, weights.cut) / count
+def _rise_at(L: DatasetLoss, v: Vector, rho: float) -> float:
+    L.weights.move(v * rho / v.norm())
+    return L.value()[0]

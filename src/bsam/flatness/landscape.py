@@ -1,0 +1,166 @@
+"""The loss on a line or a plane through the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..core.checks import check_count, check_number
+from ..core.refusal import Refusal
+from ..core.vector import Vector
+from .dataset_loss import Batches, DatasetLoss, LossFunction
+from .hessian import HessianOperator
+from .spectrum import Array, top_eigenvalues
+
+Directions: TypeAlias = str | Sequence[Vector]
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """``loss[i]`` or ``loss[i, j]`` at ``axes[0][i]`` times the first direction and ``axes[1][j]`` times the second; the model is at the centre."""
+
+    axes: tuple[Array, ...]
+    loss: Array
+    accuracy: Array | None = None
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Two directions of unit length, and where models lie in the plane that they span, seen from the first one."""
+
+    directions: tuple[Vector, Vector]
+    coordinates: Array  # a row per model
+    distances: Array  # of each model from the plane
+
+
+def landscape(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    data: Batches,
+    span: float = 1.0,
+    points: int = 21,
+    dims: int = 2,
+    seed: int = 0,
+    directions: Directions = "filter",
+    *,
+    accuracy: bool = False,
+    micro_batch: int | None = None,
+    mode: str = "eval",
+    progress: Callable[[int, int], None] | None = None,
+) -> Landscape:
+    """The mean loss over ``data`` on a grid around the model, which is afterwards as it was, bit for bit.
+
+    Args:
+        model: the network.
+        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
+        data: the batches ``(x, y)``, walked once per point of the grid, so no generator.
+        span: how far the grid reaches to either side, in units of the directions.
+        points: of each axis; odd, so that the model is one of them.
+        dims: 1 or 2.
+        seed: of random directions.
+        directions: ``"filter"``: random, each filter as long as the model's (a filter of zeros stays where it is, and so do biases and norm layers).
+            ``"hessian"``: the eigenvectors of the largest eigenvalues, of unit length. Or the vectors themselves, such as those of :func:`plane_through`:
+            the same ones for several models show all of them in parallel planes, on one scale.
+        accuracy: whether to take the share of right answers (the largest output), too.
+        micro_batch: the most samples to evaluate at a time; None takes batches as they come.
+        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
+        progress: called after each point with the number done and the number of all.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.constant_(model.weight, 2.0)
+        >>> data = [(torch.ones(4, 1), torch.zeros(4, 1))]  # L(w) = w**2
+        >>> landscape(model, nn.functional.mse_loss, data, points=3, dims=1, directions=[Vector([torch.ones(1, 1)])]).loss
+        array([1., 4., 9.])
+
+    Reference: Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018.
+    """
+    if dims not in (1, 2):
+        raise Refusal(f"dims must be 1 or 2, got {dims!r}")
+    if check_count("points", points, low=3) % 2 == 0:
+        raise Refusal(f"points must be odd, so that the model is at the centre of the grid; got {points}")
+    if check_number("span", span, low=0) == 0:
+        raise Refusal("span must be above 0, or the grid is one point")
+    L = DatasetLoss(model, loss_fn, data, micro_batch, mode)
+    basis = _basis(L, directions, dims, seed)
+    side = np.linspace(0.0, span, points // 2 + 1)
+    axis = np.concatenate([-side[:0:-1], side])  # symmetric to the last bit, and 0 in the middle
+    losses, hits = np.empty((points,) * dims), np.empty((points,) * dims)
+    with L.measuring():
+        for done, place in enumerate(itertools.product(range(points), repeat=dims), start=1):
+            if all(i == points // 2 for i in place):
+                L.weights.restore()
+            else:
+                steps = [float(axis[i]) * v for i, v in zip(place, basis, strict=True)]
+                L.weights.move(sum(steps[1:], steps[0]))
+            losses[place], hit = L.value(_hits if accuracy else None)
+            hits[place] = np.nan if hit is None else hit
+            if progress is not None:
+                progress(done, points**dims)
+    return Landscape((axis,) * dims, losses, hits if accuracy else None)
+
+
+def plane_through(models: Sequence[nn.Module]) -> Plane:
+    """The plane that lies best through the weights of several models (of three: that goes through them), for landscapes that show all of them.
+
+    Args:
+        models: two or more networks of one architecture; the first one is the origin.
+
+    Example:
+        >>> a, b, c = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> plane = plane_through([a, b, c])
+        >>> bool((plane.distances < 1e-6).all()), plane.coordinates[0]
+        (True, array([0., 0.]))
+    """
+    if len(models) < 2:
+        raise Refusal("a plane needs at least two models")
+    weights = [[p.detach() for p in model.parameters() if p.requires_grad] for model in models]
+    if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
+        raise Refusal("the models must have the same trainable parameters, of the same shapes")
+    flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
+    differences = flat - flat[0]
+    basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
+    if float(differences.norm()) == 0:
+        raise Refusal("the models have the same weights: they span no plane")
+    coordinates = differences @ basis.T
+    left = (differences - coordinates @ basis).norm(dim=1)
+    sizes = [p.numel() for p in weights[0]]
+    u, v = (Vector([piece.view(p.shape).to(p) for piece, p in zip(row.split(sizes), weights[0], strict=True)]) for row in basis)
+    return Plane((u, v), coordinates.cpu().numpy(), left.cpu().numpy())
+
+
+def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
+    if not isinstance(directions, str):
+        given = list(directions)
+        if len(given) < dims or any([t.shape for t in v.tensors()] != [p.shape for p in L.weights.params] for v in given):
+            raise Refusal(f"directions must be {dims} vectors with one tensor for each trainable parameter of the model")
+        return [Vector([t.to(p) for t, p in zip(v.tensors(), L.weights.params, strict=True)], L.weights.cut) for v in given[:dims]]
+    if directions == "hessian":
+        if sum(p.numel() for p in L.weights.params) < dims:
+            raise Refusal(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
+        H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode)
+        found = top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors
+        return list(found or ())
+    if directions != "filter":
+        raise Refusal(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
+    generator = torch.Generator().manual_seed(check_count("seed", seed, low=0))
+    return [Vector([_like_filters(p.detach(), generator) for p in L.weights.params], L.weights.cut) for _ in range(dims)]
+
+
+def _like_filters(w: Tensor, generator: torch.Generator) -> Tensor:
+    """A random tensor whose rows (filters) are as long as those of ``w``; zero for biases and norm layers."""
+    if w.dim() < 2:
+        return torch.zeros_like(w)
+    d = torch.randn(w.shape, generator=generator).to(w)
+    rows = tuple(range(1, w.dim()))
+    return d * (torch.linalg.vector_norm(w, dim=rows, keepdim=True) / torch.linalg.vector_norm(d, dim=rows, keepdim=True))
+
+
+def _hits(out: Any, y: Any) -> Tensor:
+    return (out.argmax(1) == y).sum()
