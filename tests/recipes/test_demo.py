@@ -115,13 +115,17 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     assert {run.seed for run in final} == {3, 4}
     assert {run.seed for run in tuning}.isdisjoint({3, 4})
     assert {run.radius for run in final} == {0.05}
+    assert {run.curvature for run in final} == {True}
+    assert {(run.seed, run.relief) for run in final} == {(3, 13), (4, None)}
+    assert {(run.radius, run.curvature, run.relief) for run in tuning} == {(None, False, None)}  # and no time for what nobody asks for
     assert [(cell.contender.name, cell.label_noise) for cell in cells] == [(n, r) for r in NOISE_RATES for n in ("sgd", "sam", "bsam", "bsam-2")]
     for cell in cells:
         assert len(cell.tuning) == 8
         assert [r.run.seed for r in cell.results] == [3, 4]
         assert cell.choice.last.accuracy == 0.9
         for r in cell.results:
-            assert replace(r.run, seed=0, held_out="test", radius=None) == replace(cell.choice.run, seed=0, held_out="test", radius=None)
+            same = {"seed": 0, "held_out": "test", "radius": None, "curvature": False, "relief": None}
+            assert replace(r.run, **same) == replace(cell.choice.run, **same)
 
 
 def test_seed_by_seed_so_that_methods_take_turns(tmp_path, asked):

@@ -15,10 +15,11 @@ from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, contenders
 from bsam.report.catalogue import HEADER, methods_info, methods_table
 from bsam.report.extras import need
 from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
+from bsam.report.landscapes import plot_contours, reliefs_info
 from bsam.report.progress import progress
 from bsam.report.results import rows_info, write_results
 from bsam.report.tables import summary_info, summary_tables
-from bsam.training.loop import Epoch, Result
+from bsam.training.loop import Epoch, Relief, Result
 
 
 def made_up(seeds=3, epochs=2, loss=1.0, methods=DEFAULT):
@@ -31,7 +32,8 @@ def made_up(seeds=3, epochs=2, loss=1.0, methods=DEFAULT):
             for seed, run in enumerate(plan.final_runs(tuning[-1].run)):
                 base = (100 * m + 10 * n + seed) / 1000
                 curve = tuple(Epoch(base + e / 10_000, Sharpness(loss, base + 1, base + 2, 2 * base + 3, 0.5)) for e in range(epochs))
-                results.append(Result(run, curve, (m + 1.0) * (1 + seed)))  # the machine slows down from seed to seed
+                relief = None if run.relief is None else Relief((-1.0, 0.0, 1.0), ((3.0,) * 3, (base, base / 2, base), (3.0,) * 3))
+                results.append(Result(run, curve, (m + 1.0) * (1 + seed), 10 + base, relief))  # the machine slows down from seed to seed
             cells.append(Cell(contender, noise, tuning, tuple(results)))
     return plan, cells
 
@@ -43,6 +45,7 @@ def test_rows_are_one_per_method_noise_rate_and_seed_of_the_last_epoch():
     row = next(row for row in rows if (row["method"], row["label_noise"], row["seed"]) == ("bsam-2", 0.4, 1))
     assert row["test_accuracy"] == pytest.approx(0.311 + 1e-4)
     assert (row["max_sharpness"], row["min_sharpness"], row["bilateral"]) == pytest.approx((1.311, 2.311, 3.622))
+    assert row["top_eigenvalue"] == pytest.approx(10.311)
     assert (row["lr"], row["weight_decay"], row["arguments"]) == (0.1, 5e-2, {"rho_max": 0.1, "rho_min": 0.1, "passes": 2})
 
 
@@ -73,14 +76,14 @@ def test_tables_show_the_numbers_in_80_columns(methods):
         Console(file=out, width=80).print(table)
     text = out.getvalue()
     assert "…" not in text
-    assert "40% of the training labels flipped" in text
+    assert "40% of the training labels flipped, n = 3" in text
     line = [line for line in text.splitlines() if line.startswith("BSAM (2 passes)")][1]
     m = list(methods).index("bsam-2")
     base = m / 10 + 0.011
     assert line.split("passes)")[1].split() == [
-        *(f"{100 * (base + 1e-4):.1f}", "±", "0.1", "(3)", "1.000"),
+        *(f"{100 * (base + 1e-4):.1f}", "±", "0.1", "1.000"),
         *(f"{value:.4f}" for value in (base + 1, base + 2, 2 * base + 3)),
-        *(f"{m + 1:.2f}", "0.1", "0.1", "0.05"),
+        *(f"{10 + base:.3g}", f"{m + 1:.2f}", "0.1", "0.1", "0.05"),
     ]
     assert len([line for line in text.splitlines() if line.startswith("SGD")]) == 2
 
@@ -101,6 +104,7 @@ def test_results_are_strict_json_with_environment_and_tuning(tmp_path):
     assert {row["train_loss"] for row in content} == {None}
     about = json.loads((tmp_path / "about.json").read_text(), parse_constant=pytest.fail)
     assert {"bsam", "torch", "python", "cores", "date"} <= set(about["environment"])
+    assert about["settings"]["curvature_samples"] == 256
     tuning = about["tuning"]
     assert tuning["runs_per_method_and_noise_rate"] == 8
     assert "clean" in tuning["chosen_by"]
@@ -127,6 +131,18 @@ def test_figure_is_drawn(tmp_path, seeds, epochs, methods):
     assert len({tuple(pixel) for pixel in image.reshape(-1, image.shape[2]).round(1)}) > 10
 
 
+def test_landscapes_are_of_the_first_seed_on_one_scale_for_each_noise_rate(tmp_path):
+    _, cells = made_up()
+    infos = reliefs_info(cells)
+    assert [(info.group, info.title) for info in infos] == [
+        (group, TITLES[name]) for group in ("Clean labels", "40% of the training labels flipped") for name in DEFAULT
+    ]
+    assert infos[6].centre == pytest.approx(0.105)  # BSAM, noisy, the first seed
+    assert (infos[6].axis, infos[6].loss[1]) == ([-1, 0, 1], pytest.approx([0.21, 0.105, 0.21]))
+    plot_contours(infos, tmp_path / "landscape.png")
+    assert imread(tmp_path / "landscape.png").shape[1] > 1500
+
+
 def test_no_two_methods_are_drawn_alike():
     assert len({(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(TITLES))}) == len(TITLES)
 
@@ -147,10 +163,10 @@ def test_the_list_of_methods_fits_and_loses_no_word(width):
             rows[-1] = [f"{so_far} {more}".strip() for so_far, more in zip(rows[-1], line, strict=True)]
     assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == methods_info()
     assert [row[0] for row in rows] == list(METHODS)
-    assert [float(row[2]) for row in rows] == [method.passes for method in METHODS.values()]
+    assert [float(row[HEADER.index("passes")]) for row in rows] == [method.passes for method in METHODS.values()]
 
 
-@pytest.mark.parametrize(("module", "extra"), [("matplotlib", "plot"), ("rich", "demo"), ("sklearn", "demo")])
+@pytest.mark.parametrize(("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")])
 def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
     need(module, extra)
     monkeypatch.setitem(sys.modules, module, None)
@@ -160,9 +176,9 @@ def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
 
 def test_bars_count():
     out = io.StringIO()
-    with progress(Console(file=out, width=100), {"tuning": 3, "training": 2}) as advance:
-        advance("tuning", 2)
-        advance("tuning", 1)
-        advance("training", 1)
+    with progress(Console(file=out, width=100), {"tuning": 3, "training": 2}) as bars:
+        bars.advance("tuning", 2)
+        bars.advance("tuning", 1)
+        bars.advance("training", 1)
     assert "3/3" in out.getvalue()
     assert "1/2" in out.getvalue()

@@ -99,6 +99,53 @@ def test_step_time_is_the_mean_of_an_epochs_steps_alone_and_the_median_of_epochs
     assert fit(Run("sgd", epochs=3), data).seconds_per_step == 1.2
 
 
+def trained(run, data, monkeypatch):
+    """The result, and the network behind it."""
+    made = []
+    monkeypatch.setattr(loop, "learner_of", lambda *known: made.append(learner_of(*known)) or made[-1])
+    return fit(run, data), made[-1].model
+
+
+def test_the_top_eigenvalue_is_that_of_the_last_network_on_the_first_samples_labels_as_trained_on(data, monkeypatch):
+    run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True)
+    result, model = trained(run, data, monkeypatch)
+    noisy, _ = loop.flip_labels(data.train.y, 0.4, 10, 3)
+    model.double().eval()
+    names, params = zip(*model.named_parameters(), strict=True)
+
+    def gradient(*weights):
+        loss = F.cross_entropy(torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.train.x[:256].double(),)), noisy[:256])
+        return torch.autograd.grad(loss, weights, create_graph=True)
+
+    v = [torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) for p in params]
+    for _ in range(60):  # power iteration: no Lanczos, no code of ours
+        length = sum((t**2).sum() for t in v).sqrt()
+        _, v = torch.autograd.functional.vjp(gradient, params, tuple(t / length for t in v))
+    assert result.top_eigenvalue == pytest.approx(sum((t**2).sum() for t in v).sqrt().item(), rel=2e-3)
+    assert numbers(fit(replace(run, curvature=False), data)) == numbers(result)
+    assert fit(replace(run, curvature=False), data).top_eigenvalue is None
+
+
+def test_the_relief_is_of_the_last_network_on_the_first_samples_labels_as_trained_on(data, monkeypatch):
+    run = Run("sgd", epochs=1, label_noise=0.4, seed=3, relief=5)
+    result, model = trained(run, data, monkeypatch)
+    noisy, _ = loop.flip_labels(data.train.y, 0.4, 10, 3)
+    model.eval()
+    centre = F.cross_entropy(model(data.train.x[:256]), noisy[:256]).item()
+    assert result.relief.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
+    assert [len(row) for row in result.relief.loss] == [5] * 5
+    assert result.relief.loss[2][2] == pytest.approx(centre, rel=1e-5)
+    assert result.relief.loss[0][0] > 1.1 * centre
+    assert result.relief == fit(run, data).relief
+    assert fit(replace(run, relief=None), data).relief is None
+
+
+def test_a_run_that_diverges_has_no_eigenvalue_and_is_a_result(data):
+    result = fit(Run("sgd", lr=1e30, epochs=1, curvature=True, relief=3), data)
+    assert math.isnan(result.top_eigenvalue)
+    assert math.isnan(result.relief.loss[1][1])
+
+
 def test_each_epoch_is_told_and_may_end_the_run(data):
     told = []
 

@@ -1,16 +1,18 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 import bsam
 from bsam.flatness.sharpness import Sharpness
 from bsam.training.config import Run
-from bsam.training.loop import Epoch, Result
+from bsam.training.loop import Epoch, Relief, Result
 from bsam.training.record import Record
 
 SETTINGS = {"seed": 0, "epochs": 2}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=0.05)
-RESULT = Result(RUN, (Epoch(0.1, Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)), Epoch(0.7, None)), 0.00123)
+RELIEF = Relief((-1.0, 0.0, 1.0), ((1.0, 1 / 3, 2.0), (0.5, 0.1, 0.5), (1.0, 0.3, 2.0)))
+RESULT = Result(RUN, (Epoch(0.1, Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)), Epoch(0.7, None)), 0.00123, 1 / 7, RELIEF)
 
 
 def test_what_was_added_is_found_again(tmp_path):
@@ -21,6 +23,16 @@ def test_what_was_added_is_found_again(tmp_path):
     assert again[RUN] == RESULT == record[RUN]
     assert Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, seed=1, radius=0.05) not in again
     assert Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=None) not in again
+
+
+def test_runs_of_an_earlier_version_are_read_and_are_not_taken_for_runs_that_measure_more(tmp_path):
+    run = {name: value for name, value in RUN.settings().items() if name not in ("curvature", "relief")}
+    line = {"run": run, "epochs": [{"accuracy": 0.5, "sharpness": None}], "seconds_per_step": 0.1}
+    (tmp_path / "runs.jsonl").write_text(f"{json.dumps(SETTINGS)}\n{json.dumps(line)}\n")
+    record = Record(tmp_path, SETTINGS)
+    assert record[RUN] == Result(RUN, (Epoch(0.5, None),), 0.1, None, None)
+    assert replace(RUN, curvature=True) not in record
+    assert replace(RUN, relief=13) not in record
 
 
 def test_half_a_line_is_dropped_and_the_next_one_is_whole(tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..recipes.demo import Cell
 from ..training.loop import Epoch
 from .extras import need
-from .tables import Spread, spread
+from .tables import Spread, heading, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
                 _draw(ax, values, curve.title, i)
                 (_whisker if many else _band)(ax, values, i)
         final = [100 * curve.accuracy[-1].mean for curve in shown]
-        upper.set_title(f"{noise:.0%} of the training labels flipped" if noise else "clean labels")
+        upper.set_title(heading(noise))
         upper.set_ylim(max(0, min(final) - 12), min(100.5, max(final) + 4))  # the end is the story; the first epochs may leave below
         lower.set_yscale("log", subs=[])
         lower.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # decades alone may leave an axis without a number

@@ -8,13 +8,13 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from .. import __version__
 from ..recipes.demo import SHARPNESS_RADIUS, Cell, Plan
-from ..training.loop import Result
+from ..training.loop import CURVATURE_SAMPLES, Result
 
 Row: TypeAlias = dict[str, Any]
 
@@ -38,6 +38,7 @@ def _row(cell: Cell, result: Result) -> Row:
         "min_sharpness": found.min_sharpness,
         "bilateral": found.bilateral,
         "cosine": found.cosine,
+        "top_eigenvalue": result.top_eigenvalue,
         "seconds_per_step": result.seconds_per_step,
         "lr": run.lr,
         "weight_decay": run.weight_decay,
@@ -71,25 +72,32 @@ def _candidate(result: Result) -> Row:
 
 def environment_info() -> dict[str, Any]:
     """Versions, machine and date: a number never travels without them."""
-    versions = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
     return {
         "bsam": __version__,
         "python": platform.python_version(),
-        **versions,
+        **{name: _version(name) for name in ("torch", "numpy", "scikit-learn")},
         "machine": platform.platform(),
         "cores": os.cpu_count(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # not everything needs all of them
+        return None
+
+
 def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]:
-    """Write ``results.json``, the rows, and ``about.json``, how they came about. A number that is not finite becomes null."""
+    """Write ``results.json``, the rows, and ``about.json``, how they came about."""
     about = {
         "environment": environment_info(),
         "settings": {
             **plan.settings(),
             "methods": [contender.name for contender in plan.contenders],
             "sharpness_radius": SHARPNESS_RADIUS,
+            "curvature_samples": CURVATURE_SAMPLES,
             "workers": 2,
             "threads_per_worker": 1,
         },
@@ -97,8 +105,15 @@ def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]
     }
     paths = [folder / "results.json", folder / "about.json"]
     for path, content in zip(paths, (rows_info(cells), about), strict=True):
-        path.write_text(json.dumps(_strict(content), indent=1, allow_nan=False) + "\n")
+        write_json(path, content)
     return paths
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON, whole or not at all. A number that is not finite becomes null."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(_strict(content), indent=1, allow_nan=False) + "\n")
+    draft.replace(path)
 
 
 def _strict(value: Any) -> Any:

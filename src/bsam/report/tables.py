@@ -13,7 +13,7 @@ from .results import Row
 if TYPE_CHECKING:
     from rich.table import Table
 
-MEASURES = ("test_accuracy", "train_loss", "max_sharpness", "min_sharpness", "bilateral")
+MEASURES = ("test_accuracy", "train_loss", "max_sharpness", "min_sharpness", "bilateral", "top_eigenvalue")
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,36 @@ def _table(noise: float, entries: Sequence[dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
-    title = f"{noise:.0%} of the training labels flipped" if noise else "Clean labels"
+    title = f"{heading(noise)}, n = {entries[0]['test_accuracy'].n}"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False, title_style="bold", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for name in ("test acc. %", "loss", "MaxS", "MinS", "BilS", "time", "lr", "rho", "decay"):
+    for name in ("acc. %", "loss", "MaxS", "MinS", "BilS", "λmax", "time", "lr", "rho", "decay"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in entries:
         accuracy = entry["test_accuracy"]
         deviation = "" if accuracy.std is None else f" ± {100 * accuracy.std:.1f}"
         table.add_row(
             entry["title"],
-            f"{100 * accuracy.mean:.1f}{deviation} ({accuracy.n})",
+            f"{100 * accuracy.mean:.1f}{deviation}",
             f"{entry['train_loss'].mean:.3f}",
-            *(f"{entry[name].mean:.4f}" for name in MEASURES[2:]),
+            *(f"{entry[name].mean:.4f}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
+            f"{entry['top_eigenvalue'].mean:.3g}",
             "-" if entry["relative_time"] is None else f"{entry['relative_time']:.2f}",
             f"{entry['lr']:g}",
             radius(entry["arguments"]),
             f"{entry['weight_decay']:g}",
         )
     return table
+
+
+def heading(noise: float) -> str:
+    """What stands above the numbers of a noise rate.
+
+    Example:
+        >>> heading(0.4), heading(0.0)
+        ('40% of the training labels flipped', 'Clean labels')
+    """
+    return f"{noise:.0%} of the training labels flipped" if noise else "Clean labels"
 
 
 def radius(arguments: dict[str, float]) -> str:

@@ -26,6 +26,8 @@ class Run:
         seed: of the initial weights, the order of the samples and the flipped labels.
         held_out: the set whose accuracy is noted; a run that helps to choose settings never sees the test set.
         radius: at which sharpness is measured after every epoch; None measures none.
+        curvature: whether the largest eigenvalue of the Hessian is taken after the last epoch.
+        relief: the points along each axis of a landscape that is taken after the last epoch; None takes none.
 
     Example:
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
@@ -47,6 +49,8 @@ class Run:
     seed: int = 0
     held_out: Literal["validation", "test"] = "test"
     radius: float | None = None
+    curvature: bool = False
+    relief: int | None = None
 
     def __post_init__(self) -> None:
         names = ("sgd", *METHODS)

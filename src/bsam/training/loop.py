@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,15 +14,20 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from ..core.refusal import Refusal
 from ..data.digits import Digits, Examples
 from ..data.label_noise import flip_labels
+from ..flatness.hessian import HessianOperator
+from ..flatness.landscape import landscape
 from ..flatness.sharpness import Sharpness, sharpness
+from ..flatness.spectrum import top_eigenvalues
 from ..models.digits_net import DigitsNet
 from .config import Run
 from .learner import Learner, equip
 
 CLASSES = 10
 EVALUATION_BATCH = 320  # larger ones leave the cache of one core and are slower
+CURVATURE_SAMPLES = 256  # of the training data, the first ones: Hessian products take their time
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,22 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class Relief:
+    """The loss on a plane through the network, as plain numbers: a row for each place along the first direction. The network is at the centre."""
+
+    axis: tuple[float, ...]
+    loss: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Result:
-    """A finished run."""
+    """A finished run. The eigenvalue and the relief are of the network after the last epoch, on some of the training data, labels as trained on."""
 
     run: Run
     epochs: tuple[Epoch, ...]
     seconds_per_step: float  # the mean over an epoch, whose steps may differ; of these the median
+    top_eigenvalue: float | None = None  # the largest of the Hessian; NaN where that is not finite
+    relief: Relief | None = None
 
     @property
     def last(self) -> Epoch:
@@ -88,7 +104,22 @@ def fit(run: Run, data: Digits, each_epoch: Callable[[int], None] | None = None)
         epochs.append(Epoch(accuracy(model, held_out), measured))
         if each_epoch is not None:
             each_epoch(epoch + 1)
-    return Result(run, tuple(epochs), statistics.median(seconds))
+    some = Examples(train.x[:CURVATURE_SAMPLES], train.y[:CURVATURE_SAMPLES])
+    top = _top_eigenvalue(model, some) if run.curvature else None
+    relief = _relief(model, some, run.relief) if run.relief is not None else None
+    return Result(run, tuple(epochs), statistics.median(seconds), top, relief)
+
+
+def _top_eigenvalue(model: nn.Module, examples: Examples) -> float:
+    try:
+        return float(top_eigenvalues(HessianOperator(model, F.cross_entropy, examples.batches(EVALUATION_BATCH)), k=1, tol=1e-3).values[0])
+    except Refusal:  # a product was not finite: a run that diverged is a result, too
+        return math.nan
+
+
+def _relief(model: nn.Module, examples: Examples, points: int) -> Relief:
+    found = landscape(model, F.cross_entropy, examples.batches(EVALUATION_BATCH), points=points)
+    return Relief(tuple(found.axes[0].tolist()), tuple(map(tuple, found.loss.tolist())))
 
 
 def learner_of(run: Run, model: nn.Module, samples: int, steps: int) -> Learner:

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
 from .config import Run
-from .loop import Epoch, Result
+from .loop import Epoch, Relief, Result
 
 
 class Record:
@@ -44,7 +44,7 @@ class Record:
         if not whole:
             self._start(settings)
             return
-        self._check(json.loads(whole[0]), settings)
+        check_settings(self.folder, json.loads(whole[0]), settings)
         if len(whole) < len(lines):
             self._file.write_bytes(b"".join(whole))
         for line in whole[1:]:
@@ -56,11 +56,6 @@ class Record:
             raise Refusal(f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
         self._file.write_text(json.dumps(dict(settings)) + "\n")
 
-    def _check(self, theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
-        differing = [f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-        if differing:
-            raise Refusal(f"{self.folder} holds runs with other settings ({'; '.join(differing)}): choose another folder, or remove that one")
-
     def __contains__(self, run: Run) -> bool:
         return _key(run) in self._results
 
@@ -71,13 +66,25 @@ class Record:
     def add(self, result: Result) -> None:
         """Remember a finished run, on disk before this returns."""
         with self._file.open("a") as file:
-            file.write(
-                json.dumps({"run": result.run.settings(), "epochs": [asdict(e) for e in result.epochs], "seconds_per_step": result.seconds_per_step}) + "\n"
-            )
+            file.write(json.dumps(asdict(result)) + "\n")
         self._remember(result)
 
     def _remember(self, result: Result) -> None:
         self._results[_key(result.run)] = result
+
+
+def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Refuse a folder whose numbers came about under other settings.
+
+    Example:
+        >>> check_settings(Path("runs/demo"), {"epochs": 2}, {"epochs": 3})
+        Traceback (most recent call last):
+        ...
+        bsam.core.refusal.Refusal: runs/demo holds results with other settings (epochs 2 there, 3 here): choose another folder, or remove that one
+    """
+    differing = [f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    if differing:
+        raise Refusal(f"{folder} holds results with other settings ({'; '.join(differing)}): choose another folder, or remove that one")
 
 
 def _key(run: Run) -> str:
@@ -86,4 +93,11 @@ def _key(run: Run) -> str:
 
 def _result(line: dict[str, Any]) -> Result:
     epochs = (Epoch(e["accuracy"], None if e["sharpness"] is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
-    return Result(Run(**line["run"]), tuple(epochs), line["seconds_per_step"])
+    relief = line.get("relief")  # runs of earlier versions have none
+    return Result(
+        Run(**line["run"]),
+        tuple(epochs),
+        line["seconds_per_step"],
+        line.get("top_eigenvalue"),
+        None if relief is None else Relief(tuple(relief["axis"]), tuple(map(tuple, relief["loss"]))),
+    )

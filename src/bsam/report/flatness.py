@@ -1,0 +1,190 @@
+"""Figures of the spectrum and of a probe: first the numbers (``*_info``), then the drawing (``plot_*``). Models that are compared share their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..flatness.probe import Reading
+from ..flatness.spectrum import Density, Eigenvalues, smoothed
+from .figures import COLOURS, DASHES
+from .panels import figure, grouped, panels, tidy
+
+BINS = 25
+POINTS = 2000  # along a density
+DECADES = 6  # below the peak of a density that are shown
+
+
+@dataclass(frozen=True)
+class SpectrumInfo:
+    """The top eigenvalues of a model, and what the paper prints beside their histogram."""
+
+    title: str
+    group: str
+    values: list[float]
+    residuals: list[float]
+    maximum: float
+    mean: float
+    variance: float
+    converged: bool
+    products: int
+
+
+@dataclass(frozen=True)
+class DensityInfo:
+    """The density of all eigenvalues of a model, and the first two moments of it."""
+
+    title: str
+    group: str
+    grid: list[float]
+    density: list[float]
+    nodes: list[float]
+    weights: list[float]
+    mean: float
+    second_moment: float
+    sigma: float
+    products: int
+
+
+def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "") -> list[SpectrumInfo]:
+    """Maximum, mean and variance of each model's top eigenvalues.
+
+    Args:
+        found: by title.
+        group: models of one group are drawn on one scale.
+
+    Example:
+        >>> found = Eigenvalues(np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9)
+        >>> info = spectrum_info({"SGD": found})[0]
+        >>> info.maximum, info.mean, info.variance
+        (3.0, 2.0, 1.0)
+    """
+    return [
+        SpectrumInfo(
+            title=title,
+            group=group,
+            values=e.values.tolist(),
+            residuals=e.residuals.tolist(),
+            maximum=float(e.values.max()),
+            mean=float(e.values.mean()),
+            variance=float(e.values.var()),
+            converged=bool(e.converged),
+            products=e.products,
+        )
+        for title, e in found.items()
+    ]
+
+
+def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityInfo]:
+    """Grid and density of each model, with the first two moments of the eigenvalues: the trace and that of the square, over the number of parameters.
+
+    Args:
+        found: by title.
+        group: models of one group are drawn on one scale.
+
+    Example:
+        >>> nodes, weights = np.array([0.0, 4.0]), np.array([0.75, 0.25])
+        >>> info = density_info({"SGD": Density(np.array([0.0, 4.0]), np.array([0.2, 0.1]), nodes, weights, sigma=0.1, products=2)})[0]
+        >>> info.mean, info.second_moment
+        (1.0, 4.0)
+    """
+    return [
+        DensityInfo(
+            title=title,
+            group=group,
+            grid=d.grid.tolist(),
+            density=d.density.tolist(),
+            nodes=d.nodes.tolist(),
+            weights=d.weights.tolist(),
+            mean=float(d.weights @ d.nodes),
+            second_moment=float(d.weights @ d.nodes**2),
+            sigma=d.sigma,
+            products=d.products,
+        )
+        for title, d in found.items()
+    ]
+
+
+def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
+    """Readings as columns, step by step.
+
+    Example:
+        >>> probe_info([Reading(0, 2.0, 0.3, 0.1, 0.4, *[1.0] * 6, 0), Reading(10, 1.0, 0.2, 0.1, 0.3, *[1.0] * 6, 0)])["bilateral"]
+        [0.4, 0.3]
+    """
+    rows = [asdict(reading) for reading in readings]
+    return {name: [row[name] for row in rows] for name in Reading.__dataclass_fields__}
+
+
+def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
+    """A histogram of the top eigenvalues for each model, those of a group on one scale, with maximum, mean and variance."""
+    drawn, groups = panels(infos, 3.6, 3.2)
+    for group in groups:
+        low = min(0.0, *(min(info.values) for info, _ in group))
+        high = max(0.0, *(info.maximum for info, _ in group))
+        bins = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+        tallest = max(int(np.histogram(info.values, bins)[0].max()) for info, _ in group)
+        for info, ax in group:
+            ax.hist(info.values, bins=list(bins), color=COLOURS[infos.index(info) % len(COLOURS)])
+            ax.yaxis.get_major_locator().set_params(integer=True)
+            ax.set_ylim(0, 1.05 * tallest)
+            ax.set_title(info.title)
+            ax.set_xlabel("eigenvalue of the Hessian")
+            lines = f"maximum {info.maximum:.3g}\nmean {info.mean:.3g}\nvariance {info.variance:.3g}" + ("" if info.converged else "\nnot converged")
+            ax.text(0.97, 0.95, lines, transform=ax.transAxes, ha="right", va="top")
+            tidy(ax)
+        first, ax = group[0]
+        ax.set_ylabel(f"{first.group}\n" * (len(groups) > 1) + f"how many of the top {len(first.values)}")
+    drawn.savefig(path, dpi=150)
+
+
+def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
+    """The density of the eigenvalues, a panel per group, with a logarithmic axis: most of them are near 0, and the others are what matters.
+
+    Models of a group are smoothed by one width, the widest of theirs, so that a peak is as broad in one as in the other.
+    """
+    groups = grouped(infos)
+    drawn = figure(6.4, 3.8 * len(groups))
+    for group, ax in zip(groups, drawn.subplots(len(groups), 1, squeeze=False)[:, 0], strict=True):
+        sigma = max(info.sigma for info in group)
+        ends = [np.array([min(info.nodes) - 6 * sigma, max(info.nodes) + 6 * sigma]) for info in group]
+        grid = np.linspace(np.min(ends), np.max(ends), POINTS)
+        curves = [smoothed(grid, np.array(info.nodes), np.array(info.weights), sigma) for info in group]
+        peak = np.max(curves)
+        for info, curve in zip(group, curves, strict=True):
+            n = infos.index(info)
+            shown = np.maximum(curve, 1e-300)  # a line that falls off the axis, with no gap in it
+            ax.plot(grid, shown, color=COLOURS[n % len(COLOURS)], linestyle=DASHES[n % len(DASHES)], label=info.title)
+        ax.set_yscale("log")
+        ax.set_ylim(10.0**-DECADES * peak, 2 * peak)
+        ax.set_xlabel("eigenvalue of the Hessian")
+        ax.set_ylabel(f"{group[0].group}\n" * (len(groups) > 1) + "density")
+        ax.legend(frameon=False)
+        tidy(ax)
+    drawn.savefig(path, dpi=150)
+
+
+def plot_probe(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
+    """Sharpness above the cosine of g and g_min, over the steps of a training."""
+    drawn = figure(6.4, 6.0)
+    upper, lower = drawn.subplots(2, 1, sharex=True)
+    for (name, label), colour in zip((("max_sharpness", "MaxS"), ("min_sharpness", "MinS"), ("bilateral", "BilS")), COLOURS[1:], strict=False):
+        upper.plot(columns["step"], columns[name], color=colour, label=label)
+    largest = max(map(abs, columns["bilateral"]), default=0.0)
+    if largest > 0:
+        upper.set_yscale("symlog", linthresh=largest / 100, linscale=0.5)  # the first steps tower above the others, and MinS may fall below 0
+        upper.yaxis.set_major_formatter("{x:g}")
+    upper.set_ylabel("sharpness of the batch")
+    upper.legend(frameon=False)
+    lower.plot(columns["step"], columns["cosine"], color=COLOURS[0])
+    lowest = min(columns["cosine"], default=0.0)
+    lower.set_ylim(lowest - 0.1 * (1.1 - lowest), 1 + 0.1 * (1.1 - lowest))
+    lower.set_ylabel("cosine of g and g_min")
+    lower.set_xlabel("step")
+    for ax in (upper, lower):
+        tidy(ax)
+    drawn.savefig(path, dpi=150)

@@ -1,0 +1,183 @@
+"""Figures of landscapes: first the numbers (``landscape_info``), then the drawing. Models of a group share their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.refusal import Refusal
+from ..flatness.landscape import Landscape
+from ..flatness.spectrum import Array
+from ..recipes.demo import Cell
+from .extras import need
+from .panels import grouped, panels
+from .tables import heading
+
+LEVELS = 12
+STEEPNESS = 2.0  # levels and colours go with this power of the height: the bottom is what is looked at
+NEAR = 0.1
+
+
+@dataclass(frozen=True)
+class LandscapeInfo:
+    """A landscape in two dimensions and what can be read off it."""
+
+    title: str
+    group: str
+    axis: list[float]
+    loss: list[list[float]]  # a row for each place along the first direction
+    centre: float
+    lowest: float  # of what is finite
+    highest: float
+    share_near: float  # of the grid, where the loss is at most 0.1 above that of the centre
+
+
+def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[LandscapeInfo]:
+    """Centre, extremes and the share of the plane near the centre's loss.
+
+    Args:
+        found: by title; landscapes in two dimensions.
+        group: models of one group are drawn on one scale.
+
+    Example:
+        >>> axis = np.array([-1.0, 0.0, 1.0])
+        >>> info = landscape_info({"SGD": Landscape((axis, axis), np.add.outer(axis**2, axis**2))})[0]
+        >>> info.centre, info.lowest, info.highest, round(info.share_near, 3)
+        (0.0, 0.0, 2.0, 0.111)
+    """
+    infos = []
+    for title, land in found.items():
+        if land.loss.ndim != 2:
+            raise Refusal(f"the landscape of {title} has {land.loss.ndim} dimension(s), and these figures need two: landscape(..., dims=2)")
+        middle = len(land.axes[0]) // 2
+        centre, finite = float(land.loss[middle, middle]), land.loss[np.isfinite(land.loss)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
+        near = float(np.mean(land.loss <= centre + NEAR))
+        infos.append(LandscapeInfo(title, group, land.axes[0].tolist(), land.loss.tolist(), centre, low, high, near))
+    return infos
+
+
+def reliefs_info(cells: Sequence[Cell]) -> list[LandscapeInfo]:
+    """The landscapes of the demo: of each method's network of the first seed, those of one noise rate in a group."""
+    infos = []
+    for cell in cells:
+        relief = cell.results[0].relief
+        assert relief is not None  # the first seed's run takes it
+        axis = np.array(relief.axis)
+        infos += landscape_info({cell.contender.title: Landscape((axis, axis), np.array(relief.loss))}, heading(cell.label_noise))
+    return infos
+
+
+def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
+    """Contours of the loss for each model, those of a group on shared levels."""
+    drawn, groups = panels(infos, 3.4, 3.3)
+    for group in groups:
+        levels = _levels([info for info, _ in group])
+        clipped = any(np.max(np.nan_to_num(info.loss, nan=np.inf)) > levels[-1] for info, _ in group)
+        for info, ax in group:
+            loss = _clipped(info, levels[-1]).T  # the first direction is the horizontal axis
+            filled = ax.contourf(info.axis, info.axis, loss, levels=levels, cmap="viridis", norm=_norm(levels), extend="max" if clipped else "neither")
+            ax.contour(info.axis, info.axis, loss, levels=levels, colors="white", linewidths=0.6)
+            ax.plot(0, 0, marker="+", color="white", markersize=9)
+            ax.set_title(_caption(info))
+            ax.set_aspect("equal")
+            _ticks(ax, info)
+            ax.set_xlabel("first direction")
+        group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
+        drawn.colorbar(filled, ax=[ax for _, ax in group], label="loss", format="%.3g", ticks=levels, shrink=0.85, aspect=25, pad=0.02)
+    drawn.savefig(path, dpi=150)
+
+
+def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
+    """The loss as a surface for each model, those of a group on one vertical scale."""
+    drawn, groups = panels(infos, 4.2, 3.7, projection="3d")
+    for group in groups:
+        levels = _levels([info for info, _ in group])
+        low, ceiling = float(levels[0]), float(levels[-1])
+        for info, ax in group:
+            x, y = np.meshgrid(info.axis, info.axis, indexing="ij")
+            ax.plot_surface(x, y, _clipped(info, ceiling), cmap="viridis", norm=_norm(levels), rstride=1, cstride=1, linewidth=0.1, edgecolor="#00000030")
+            ax.set_zlim(low, ceiling)
+            ax.set_title(f"{info.group}\n" * (len(groups) > 1) + _caption(info), y=0.98)
+            ax.locator_params(axis="z", nbins=5)
+            _ticks(ax, info)
+            ax.set_xlabel("first direction")
+            ax.set_ylabel("second direction")
+            ax.set_zlabel("loss")
+            ax.set_box_aspect(None, zoom=0.88)  # or the label of the vertical axis is cut off
+    drawn.savefig(path, dpi=150)
+
+
+def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
+    """One page with a surface per model, to turn and to switch on and off; those of a group on one scale. It needs no internet."""
+    need("plotly", "plot")
+    import plotly.graph_objects as go
+    from plotly.colors import get_colorscale
+
+    groups = grouped(infos)
+    page = go.Figure()
+    layout: dict[str, Any] = {}
+    colours = [(place**STEEPNESS, colour) for place, colour in get_colorscale("Viridis")]
+    for n, group in enumerate(groups):
+        levels = _levels(group)
+        low, ceiling = float(levels[0]), float(levels[-1])
+        number, bottom, height = str(n + 1) if n else "", 1 - (n + 1) / len(groups), 1 / len(groups)
+        layout[f"scene{number}"] = {
+            "xaxis": {"title": "first direction"},
+            "yaxis": {"title": "second direction"},
+            "zaxis": {"title": "loss", "range": [low, ceiling]},
+            "domain": {"x": [0.0, 0.9], "y": [bottom, bottom + height]},
+        }
+        bar = {"title": "loss", "y": bottom + height / 2, "len": 0.9 * height}
+        layout[f"coloraxis{number}"] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
+        for m, info in enumerate(group):
+            page.add_surface(
+                x=info.axis,
+                y=info.axis,
+                z=_clipped(info, ceiling).T,  # rows of z go along y
+                name=_caption(info),
+                showlegend=True,
+                scene=f"scene{number}",
+                coloraxis=f"coloraxis{number}",
+                opacity=0.9,
+                visible=True if m == 0 else "legendonly",
+            )
+    legend, margin = {"x": 0.01, "y": 0.99}, {"l": 0, "r": 0, "b": 0, "t": 40}
+    page.update_layout(title="Loss around each model: click a name to show or hide it", legend=legend, margin=margin, **layout)
+    page.write_html(path, include_plotlyjs=True)
+
+
+def _caption(info: LandscapeInfo) -> str:
+    return f"{info.title}: loss {info.centre:.3g}"
+
+
+def _ticks(ax: Any, info: LandscapeInfo) -> None:
+    """The ends and the model: more would run into the labels."""
+    ends = [info.axis[0], 0, info.axis[-1]]
+    ax.set_xticks(ends)
+    ax.set_yticks(ends)
+
+
+def _norm(levels: Array) -> Any:
+    """Colours as the levels go: equal steps from each to the next."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(1 / STEEPNESS, levels[0], levels[-1])
+
+
+def _levels(infos: Sequence[LandscapeInfo]) -> Array:
+    """Levels for all models alike, up to twice where the flattest of them ends: the rim of a steep one would hide the rest. Denser near the bottom."""
+    finite = [info for info in infos if np.isfinite(info.lowest)]
+    low = min((info.lowest for info in finite), default=0.0)
+    highest = [info.highest for info in finite]
+    ceiling = min(max(highest), low + 2 * (min(highest) - low)) if finite else low
+    ceiling = ceiling if ceiling > low else low + 1.0
+    return low + (ceiling - low) * np.linspace(0, 1, LEVELS) ** STEEPNESS
+
+
+def _clipped(info: LandscapeInfo, ceiling: float) -> Array:
+    return np.nan_to_num(np.minimum(np.array(info.loss, dtype=float), ceiling), nan=ceiling, posinf=ceiling)

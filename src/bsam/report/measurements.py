@@ -1,0 +1,186 @@
+"""``bsam flatness``: measures networks, keeps the numbers in ``flatness.json``, and draws them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..core.refusal import Refusal
+from ..recipes.flatness import STAGES, Instruments, Measured, load, loader, measure
+from ..training.record import check_settings
+from .extras import need
+from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
+from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
+from .progress import progress
+from .results import environment_info, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")
+
+
+class Notebook:
+    """What was measured, in ``folder/flatness.json``: written anew after each model, so that work that was interrupted goes on where it stopped.
+
+    Args:
+        folder: made if need be. One that holds measurements under other settings is refused, and nothing in it is touched.
+        settings: what makes numbers comparable, as plain values.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Notebook(Path(folder), {"k": 1}).add({"file": "a.pt", "sha256": "12"})
+        ...     again = Notebook(Path(folder), {"k": 1})
+        >>> again.find("a.pt", "12") is not None, again.find("a.pt", "34") is not None
+        (True, False)
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.path, self.settings, self._models = folder / "flatness.json", dict(settings), list[dict[str, Any]]()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            text = self.path.read_text() if self.path.exists() else None
+        except OSError as error:
+            raise Refusal(f"{folder} cannot be used as a folder for results: {error.strerror}") from error
+        if text is None:
+            strangers = [name for name in FIGURES if (folder / name).exists()]
+            if strangers:
+                raise Refusal(f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: choose another folder")
+            return
+        try:
+            content = json.loads(text)
+            theirs, self._models = content["settings"], content["models"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder") from error
+        check_settings(folder, theirs, self.settings)
+
+    def find(self, file: str, sha256: str) -> dict[str, Any] | None:
+        """What is known of a file with this content."""
+        return next((entry for entry in self._models if (entry["file"], entry["sha256"]) == (file, sha256)), None)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Note a model, on disk before this returns, in place of what the file held before."""
+        self._models = [*(known for known in self._models if known["file"] != entry["file"]), entry]
+        write_json(self.path, {"settings": self.settings, "environment": environment_info(), "models": self._models})
+
+
+def flatness_report(files: Sequence[Path], loader_name: str, instruments: Instruments, folder: Path, device: str, console: Console) -> list[Path]:
+    """Measure each file that ``folder`` does not know yet, print a table and draw the figures; returns what was written.
+
+    Args:
+        files: the saved models.
+        loader_name: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
+        instruments: their settings.
+        folder: for the results.
+        device: ``"auto"`` takes a GPU if there is one.
+        console: where the bars go.
+    """
+    files = list(dict.fromkeys(files))
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise Refusal(f"there is no file {missing[0]}")
+    function, place = loader(loader_name), _device(device)
+    versions = {name: environment_info()[name] for name in ("bsam", "torch")}
+    book = Notebook(folder, {"loader": loader_name, "device": str(place), **instruments.settings(), **versions})
+    entries = []
+    with progress(console, {"models": len(files), **dict.fromkeys(STAGES, 1)}) as bars:
+        bars.advance("models", 0)
+        for file in files:
+            sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+            entry = book.find(str(file), sha256)
+            if entry is None:
+                model, loss_fn, data = load(function, file, place)
+                try:
+                    found = measure(model, loss_fn, data, instruments, bars.reach)
+                except Refusal as refusal:
+                    raise Refusal(f"{file}: {refusal}") from refusal
+                entry = {"file": str(file), "sha256": sha256, "architecture": _architecture(model), **_numbers(found)}
+                book.add(entry)
+            entries.append(entry)
+            bars.advance("models", 1)
+    titles = _titles(files)
+    console.print(_table(titles, entries))
+    return [book.path, *_draw(titles, entries, folder)]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise Refusal(f"device must be auto, cpu, cuda or the like, and be there; got {name!r}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _architecture(model: nn.Module) -> str:
+    """Equal for models whose trainable parameters have the same names and shapes."""
+    shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+    return f"{type(model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]}"
+
+
+def _numbers(found: Measured) -> dict[str, Any]:
+    """All of it, as plain values; what the figures need can be built from it again."""
+    infos: dict[str, SpectrumInfo | DensityInfo | LandscapeInfo] = {
+        "eigenvalues": spectrum_info({"": found.eigenvalues})[0],
+        "density": density_info({"": found.density})[0],
+        "landscape": landscape_info({"": found.landscape})[0],
+    }
+    return {
+        "parameters": found.parameters,
+        "samples": found.samples,
+        "seconds": dict(found.seconds),
+        "sharpness": asdict(found.sharpness),
+        "trace": asdict(found.trace),
+        **{name: {key: value for key, value in asdict(info).items() if key not in ("title", "group")} for name, info in infos.items()},
+    }
+
+
+def _titles(files: Sequence[Path]) -> list[str]:
+    """The files' names without their endings, or the whole paths where two would be alike."""
+    stems = [file.stem for file in files]
+    return stems if len(set(stems)) == len(stems) else list(map(str, files))
+
+
+def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    def infos(kind: Any, name: str) -> list[Any]:
+        return [kind(title, entry["architecture"], **entry[name]) for title, entry in zip(titles, entries, strict=True)]
+
+    paths = [folder / name for name in FIGURES]
+    lands = infos(LandscapeInfo, "landscape")
+    plot_spectrum(infos(SpectrumInfo, "eigenvalues"), paths[0])
+    plot_density(infos(DensityInfo, "density"), paths[1])
+    for draw, path in zip((plot_contours, plot_surfaces, write_interactive), paths[2:], strict=True):
+        draw(lands, path)
+    return paths
+
+
+def _table(titles: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Table:
+    need("rich", "train")
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("model")
+    for name in ("loss", "λmax", "trace", "MaxS", "MinS", "BilS"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for title, entry in zip(titles, entries, strict=True):
+        near, top, total = entry["sharpness"], entry["eigenvalues"], entry["trace"]
+        table.add_row(
+            title,
+            f"{near['loss']:.3g}",
+            f"{top['maximum']:.3g}" + ("" if top["converged"] else " (not converged)"),
+            f"{total['value']:.3g} ± {total['standard_error']:.1g}",
+            *(f"{near[name]:.3g}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
+        )
+    return table

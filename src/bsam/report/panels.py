@@ -1,0 +1,61 @@
+"""What the figures of flatness share: panels in rows, one row and one scale for each group of models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from .extras import need
+
+MOST_COLUMNS = 4
+
+
+class Grouped(Protocol):
+    """Numbers of one model; models of one group are drawn on one scale."""
+
+    @property
+    def group(self) -> str: ...  # noqa: D102
+
+
+Info = TypeVar("Info", bound=Grouped)
+
+
+def grouped(infos: Sequence[Info]) -> list[list[Info]]:
+    """The models of each group, in the order in which the groups come.
+
+    Example:
+        >>> from types import SimpleNamespace as S
+        >>> [[info.n for info in group] for group in grouped([S(group="a", n=1), S(group="b", n=2), S(group="a", n=3)])]
+        [[1, 3], [2]]
+    """
+    return [[info for info in infos if info.group == name] for name in dict.fromkeys(info.group for info in infos)]
+
+
+def figure(width: float, height: float) -> Any:
+    """An empty one, in inches."""
+    need("matplotlib", "plot")
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panels(infos: Sequence[Info], width: float, height: float, **options: Any) -> tuple[Any, list[list[tuple[Info, Any]]]]:
+    """A figure with one panel of that size for each model, and the panels by group: each group begins a new row, and wraps after four."""
+    groups = grouped(infos)
+    columns = min(max(map(len, groups)), MOST_COLUMNS)
+    rows = [math.ceil(len(group) / columns) for group in groups]
+    drawn = figure(width * columns, height * sum(rows))
+    grid = drawn.add_gridspec(sum(rows), columns)
+    places, above = [], 0
+    for group, own in zip(groups, rows, strict=True):
+        places.append([(info, drawn.add_subplot(grid[above + n // columns, n % columns], **options)) for n, info in enumerate(group)])
+        above += own
+    return drawn, places
+
+
+def tidy(ax: Any) -> None:
+    """No box, a faint grid."""
+    ax.grid(alpha=0.25)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
