@@ -10,12 +10,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bsam.methods import METHODS
+from bsam.models.digits_net import DigitsNet
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 def blocks():
-    """The five pieces of code, in their order, and the names that a reader has."""
+    """The eight pieces of code, in their order, and the names that a reader has."""
     torch.manual_seed(0)
     x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
     names = {
@@ -27,12 +28,12 @@ def blocks():
         "epochs": 7,
     }
     found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(found) == 5
+    assert len(found) == 8
     return names, found
 
 
 def test_the_code_of_the_readme_runs():
-    names, (plain, scaled, choosing, saf, mesa) = blocks()
+    names, (plain, scaled, choosing, saf, mesa, *_) = blocks()
     exec(plain, names)
     exec(scaled, names)
     assert torch.isfinite(names["loss"])
@@ -52,6 +53,30 @@ def test_the_code_of_the_readme_runs():
     average, model = names["loss_fn"].average, names["model"]
     assert torch.isfinite(names["loss"])
     assert 0 < (average[0].weight - model[0].weight).abs().max() < 1
+
+
+def test_the_measurements_of_the_readme_run(tmp_path, monkeypatch):
+    names, (plain, *_, measuring, probing, loading) = blocks()
+    monkeypatch.chdir(tmp_path)
+    exec(plain, names)
+    before = [t.clone() for t in names["model"].state_dict().values()]
+    exec(measuring, names)
+    assert all(torch.equal(a, b) for a, b in zip(before, names["model"].state_dict().values(), strict=True))
+    assert names["top"].converged
+    assert len(names["top"].values) == 5
+    assert names["plane"].loss[10, 10] == names["near"].loss
+    assert abs(float(names["density"].weights @ names["density"].nodes) * names["H"].size - names["total"].value) < 1
+
+    exec(probing, names)
+    assert [reading.step for reading in names["probe"].readings] == [0, 2]
+    assert {reading.extra_passes for reading in names["probe"].readings} == {0}
+    assert (tmp_path / "probe.png").stat().st_size > 10_000
+
+    exec(loading, names)
+    torch.save(DigitsNet().state_dict(), tmp_path / "net.pt")
+    model, loss_fn, data = names["load"](tmp_path / "net.pt")
+    assert sum(len(y) for _, y in data) == 757
+    assert torch.isfinite(loss_fn(model(data[0][0]), data[0][1]))
 
 
 def test_the_table_of_methods_is_the_list_of_methods():
