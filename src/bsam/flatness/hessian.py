@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
@@ -87,8 +88,8 @@ class HessianOperator:
         """``H v`` for a vector in one dimension."""
         try:
             out = self._mean(self._forward_over_reverse if self._forward_mode else self._reverse_over_reverse, flat)
-        except NotImplementedError:  # an operation of the network has no forward derivative
-            if not self._forward_mode:
+        except RuntimeError as error:  # an operation of the network has no forward derivative, or one that fails on what does not vary (mse_loss)
+            if not self._forward_mode or not (isinstance(error, NotImplementedError) or "ZeroTensor" in str(error)):
                 raise
             self._forward_mode = False
             return self.times(flat)
@@ -110,7 +111,9 @@ class HessianOperator:
     def _forward_over_reverse(self, v: list[Tensor]) -> Generator[Product]:
         """The derivative of the gradient along ``v``, carried along with it: three multiplications for each of the gradient's, no more graph than that has."""
         with forward_ad.dual_level():
-            duals = {name: forward_ad.make_dual(p, t) for (name, p), t in zip(self._named, v, strict=True)}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # at the first use torch loads formulas in its own outdated way
+                duals = {name: forward_ad.make_dual(p, t) for (name, p), t in zip(self._named, v, strict=True)}
             for loss, _, n in self.loss.batches(lambda x: functional_call(self.loss.model, duals, (x,))):
                 gradient = torch.autograd.grad(loss, self.params, allow_unused=True)
                 yield [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient], n

@@ -124,6 +124,8 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise Refusal("the models must have the same trainable parameters, of the same shapes")
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
+    if flat.shape[1] < 2:
+        raise Refusal("a plane needs models of at least two parameters")
     differences = flat - flat[0]
     basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     if float(differences.norm()) == 0:
