@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -138,6 +139,116 @@ def test_a_zero_gradient_gives_zeros():
     assert (found.loss, found.max_sharpness, found.min_sharpness, found.bilateral, found.cosine) == (0, 0, 0, 0, 0)
 
 
+def loss_gradient_and_flat(model, data, mode="eval"):
+    """Of a copy, by a plain loop over batches; each counts with its size."""
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if mode == "train" and isinstance(module, nn.BatchNorm2d):
+            module.train()
+    params = [p for p in model.parameters() if p.requires_grad]
+    loss = sum(F.cross_entropy(model(x), y) * len(y) for x, y in data) / sum(len(y) for _, y in data)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, params)])
+    return loss.item(), gradient
+
+
+def displaced(model, by):
+    model = copy.deepcopy(model)
+    params = [p for p in model.parameters() if p.requires_grad]
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(params).detach() + by, params)
+    return model
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_several_steps_of_ascent_equal_a_plain_loop(steps, mode):
+    model, x, y = setting(torch.float64)
+    model[0].bias.requires_grad_(False)
+    data = list(zip(x.split([20, 13, 17]), y.split([20, 13, 17]), strict=True))
+    loss, g = loss_gradient_and_flat(model, data, mode)
+    ends = []
+    for rho in (0.6, -0.4):
+        walked = torch.zeros_like(g)
+        for _ in range(steps):
+            _, here = loss_gradient_and_flat(displaced(model, walked), data, mode)
+            walked = walked + rho / steps * here / here.norm()
+        ends.append(loss_gradient_and_flat(displaced(model, walked), data, mode))
+    (upper, _), (lower, g_min) = ends
+    found = sharpness(model, F.cross_entropy, data, rho_max=0.6, rho_min=0.4, steps=steps, mode=mode)
+    actual = (found.loss, found.max_sharpness, found.min_sharpness, found.bilateral, found.cosine)
+    assert actual == pytest.approx((loss, upper - loss, loss - lower, upper - lower, float(g @ g_min / (g.norm() * g_min.norm()))), abs=1e-11)
+    assert (found.average_sharpness, found.average_error) == (None, None)
+
+
+def test_more_steps_climb_higher():
+    model, x, y = setting(torch.float64)
+    rises = [sharpness(model, F.cross_entropy, [(x, y)], rho_max=1.0, steps=steps).max_sharpness for steps in (1, 2, 8)]
+    assert rises[0] < rises[1] < rises[2]
+
+
+def test_the_mode_matters():
+    model, x, y = setting(torch.float64)
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean += 1
+    assert abs(sharpness(model, F.cross_entropy, [(x, y)]).loss - sharpness(model, F.cross_entropy, [(x, y)], mode="train").loss) > 0.05
+
+
+class Bowl(nn.Module):
+    """``L = w A w / 2`` in three dimensions, of which one is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.tensor([1.0], dtype=torch.float64), requires_grad=False)
+
+    def forward(self, A):
+        return A @ self.w**2 / 2
+
+
+def bowl_loss(out, y):
+    return out.mean()
+
+
+def test_random_directions_average_the_rise_on_the_sphere():
+    data = [(torch.tensor([[4.0, 1.0]], dtype=torch.float64), torch.zeros(1))]
+    for seed in range(4):
+        found = sharpness(Bowl(), bowl_loss, data, rho_max=0.5, random_directions=400, seed=seed)
+        expected = 0.5**2 * (4 + 1) / 4  # E[u A u / 2] rho^2 = rho^2 tr(A) / 2 n; the linear part averages out
+        assert abs(found.average_sharpness - expected) < 3.5 * found.average_error
+        # the rise is rho (w A u) + rho^2 (u A u) / 2 for u on the circle
+        angles = np.linspace(0, 2 * np.pi, 10_000, endpoint=False)
+        u = np.stack([np.cos(angles), np.sin(angles)])
+        rises = 0.5 * (np.array([0.3 * 4, -0.2]) @ u) + 0.125 * (np.array([4.0, 1.0]) @ u**2)
+        assert found.average_error == pytest.approx(rises.std() / 20, rel=0.1)
+
+
+def test_random_directions_have_a_seed_and_an_error():
+    model, x, y = setting()
+    first, again, other = (sharpness(model, F.cross_entropy, [(x, y)], random_directions=4, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first.average_sharpness != other.average_sharpness
+    one = sharpness(model, F.cross_entropy, [(x, y)], random_directions=1)
+    assert one.average_sharpness is not None
+    assert one.average_error is None  # of one number there is no spread
+    nothing = sharpness(model, F.cross_entropy, [(x, y)], rho_max=0.0, random_directions=3)
+    assert (nothing.average_sharpness, nothing.average_error) == (0, 0)
+
+
+def test_micro_batches_change_the_memory_and_not_the_numbers():
+    model, x, y = setting(torch.float64)
+    seen = []
+
+    def loss_fn(out, y):
+        seen.append(len(y))
+        return F.cross_entropy(out, y)
+
+    small, whole = sharpness(model, loss_fn, [(x, y)], micro_batch=8), sharpness(model, F.cross_entropy, [(x, y)])
+    assert set(seen) == {8, 2}
+    assert small.max_sharpness == pytest.approx(whole.max_sharpness, abs=1e-12)
+    assert small.loss == pytest.approx(whole.loss, abs=1e-12)
+
+
 def test_refusals():
     model, x, y = setting()
     with pytest.raises(bsam.Refusal, match="walked more than once"):
@@ -150,3 +261,29 @@ def test_refusals():
         sharpness(model, F.cross_entropy, [(x, y)], rho_max=float("nan"))
     with pytest.raises(bsam.Refusal, match="no trainable parameter"):
         sharpness(model.requires_grad_(False), F.cross_entropy, [(x, y)])
+
+
+def test_refusals_of_settings_and_losses():
+    model, x, y = setting()
+    data = [(x, y)]
+    for arguments, message in (
+        ({"steps": 0}, "steps must be"),
+        ({"random_directions": -1}, "random_directions must be"),
+        ({"random_directions": 1, "seed": -1}, "seed must be"),
+        ({"mode": "both"}, "mode must be"),
+        ({"mode": "train", "micro_batch": 4}, "leave one of them out"),
+    ):
+        with pytest.raises(bsam.Refusal, match=message):
+            sharpness(model, F.cross_entropy, data, **arguments)
+    with pytest.raises(bsam.Refusal, match=r"a 0-dim tensor; it gave the shape \(50,\)"):
+        sharpness(model, lambda out, y: F.cross_entropy(out, y, reduction="none"), data)
+
+    class Once:
+        walks = 0
+
+        def __iter__(self):
+            self.walks += 1
+            return iter(data if self.walks == 1 else [])
+
+    with pytest.raises(bsam.Refusal, match="50 samples on the first walk and nothing on a later one: pass a list"):
+        sharpness(model, F.cross_entropy, Once())

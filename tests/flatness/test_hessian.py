@@ -1,0 +1,329 @@
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.core.vector import Vector
+from bsam.flatness import HessianOperator
+
+BOTH_WAYS = pytest.mark.parametrize("forward_mode", [False, True], ids=["reverse over reverse", "forward over reverse"])
+
+
+def random_vector(H, seed=0):
+    return torch.randn(H.size, dtype=H.dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def operator(*arguments, forward_mode=False, **keywords):
+    H = HessianOperator(*arguments, **keywords)
+    assert not H._forward_mode  # on the CPU it is the slower way
+    H._forward_mode = forward_mode
+    return H
+
+
+def product_error(H, exact):
+    v = random_vector(H)
+    found = torch.cat([t.reshape(-1) for t in (H @ H.vector(v)).tensors()])
+    expected = exact @ v.double()
+    return float((found - expected).norm() / expected.norm())
+
+
+def assert_exact(H, exact, tolerance=1e-12):
+    way = H._forward_mode
+    assert product_error(H, exact) < tolerance
+    assert H._forward_mode == way  # it went the way that it was told
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("net", ["mlp", "batch norm"])
+def test_a_product_is_that_with_the_exact_hessian_whatever_the_batches(nets, net, mode, forward_mode):
+    model, data = nets["made"](nets[net])
+    H = operator(model, F.cross_entropy, data, mode=mode, forward_mode=forward_mode)
+    assert H.shape == (H.size, H.size)
+    assert 300 <= H.size <= 2000
+    assert_exact(H, nets["exact"](model, F.cross_entropy, data, mode))
+
+
+def test_the_mode_matters(nets):
+    model, data = nets["made"](nets["batch norm"])
+    v = random_vector(HessianOperator(model, F.cross_entropy, data))
+    ways = [HessianOperator(model, F.cross_entropy, data, mode=mode).times(v) for mode in ("eval", "train")]
+    assert float((ways[0] - ways[1]).norm() / ways[0].norm()) > 0.1
+
+
+@pytest.mark.parametrize("without", ["track_running_stats off", "no statistics"])
+def test_train_mode_uses_the_statistics_of_the_batch_also_where_none_are_tracked(nets, without):
+    model, data = nets["made"](nets["batch norm"])
+    expected = HessianOperator(model, F.cross_entropy, data, mode="train")
+    v = random_vector(expected)
+    other = copy.deepcopy(model).eval()
+    for norm in (other[1], other[5]):
+        norm.track_running_stats = False
+        if without == "no statistics":
+            norm.running_mean = norm.running_var = None
+    assert torch.equal(HessianOperator(other, F.cross_entropy, data, mode="train").times(v), expected.times(v))
+    assert not other[1].track_running_stats
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("micro_batch", [1, 4, 100])
+def test_micro_batches_change_the_memory_and_not_the_product(untrained, micro_batch, forward_mode):
+    model, data, exact = untrained
+    seen = []
+
+    def loss_fn(out, y):
+        seen.append(len(y))
+        return F.cross_entropy(out, y)
+
+    assert_exact(operator(model, loss_fn, data, micro_batch, forward_mode=forward_mode), exact)
+    expected = {1: [1] * 24, 4: [4, 3, 2, 4, 4, 4, 3], 100: [7, 2, 15]}
+    assert seen == expected[micro_batch]
+
+
+@BOTH_WAYS
+def test_float64_on_a_float32_model(nets, forward_mode):
+    model, data = nets["made"](nets["mlp"], dtype=torch.float32)
+    H = operator(model, F.cross_entropy, data, dtype=torch.float64, forward_mode=forward_mode)
+    assert H.dtype == torch.float64
+    assert_exact(H, nets["exact"](model, F.cross_entropy, data))
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    targets = [(x, F.one_hot(y, 5).float()) for x, y in data]  # floating-point targets are cast, too
+    H = operator(model, F.mse_loss, targets, dtype=torch.float64, forward_mode=forward_mode)
+    assert product_error(H, nets["exact"](model, F.mse_loss, targets)) < 1e-12  # forwards torch cannot: targets without a derivative break it there
+
+
+class Odd(nn.Module):
+    """One weight used twice, one frozen, one not used at all, one through which the loss is linear; 380 of 420 are trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.randn(4, 10), requires_grad=False)
+        self.unused = nn.Parameter(torch.randn(30))
+        self.last = nn.Linear(10, 20, bias=False)
+        self.linear = nn.Parameter(torch.randn(50))
+
+    def forward(self, x):
+        hidden = self.second(torch.tanh(self.first(x))) * self.frozen.sum(0)
+        return self.last(torch.tanh(hidden)), self.linear.sum()
+
+
+def odd_loss(out, y):
+    return F.cross_entropy(out[0], y) + out[1]
+
+
+@BOTH_WAYS
+def test_tied_frozen_unused_and_linear_weights(nets, forward_mode):
+    torch.manual_seed(0)
+    model = Odd().double()
+    data = [(torch.randn(n, 10, dtype=torch.float64), torch.randint(0, 5, (n,))) for n in (5, 9)]
+    H = operator(model, odd_loss, data, forward_mode=forward_mode)
+    assert H.size == 380
+    exact = nets["exact"](model, odd_loss, data)
+    assert_exact(H, exact)
+    zero = [t for t, p in zip((H @ H.vector(random_vector(H))).tensors(), H.params, strict=True) if p is model.unused or p is model.linear]
+    assert len(zero) == 2
+    assert not any(t.any() for t in zero)
+
+
+@BOTH_WAYS
+def test_a_linear_loss_has_no_curvature(forward_mode):
+    model = nn.Linear(3, 2)
+    H = operator(model, lambda out, y: out.mean(), [(torch.randn(4, 3), torch.zeros(4))], forward_mode=forward_mode)
+    assert torch.equal(H.times(torch.randn(8)), torch.zeros(8))
+
+
+class Cube(torch.autograd.Function):
+    """Without a forward derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+class Cubes(nn.Linear):
+    def forward(self, x):
+        return Cube.apply(super().forward(x))
+
+
+class Powers(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) ** 3
+
+
+def test_where_an_operation_has_no_forward_derivative_the_other_way_is_taken():
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
+    model, calls = Cubes(3, 2), []
+
+    def data():
+        calls.append(1)
+        yield x, y
+
+    class Walks:
+        def __iter__(self):
+            return data()
+
+    plain = Powers(3, 2)
+    plain.load_state_dict(model.state_dict())
+    H = operator(model, F.cross_entropy, Walks(), forward_mode=True)
+    v = random_vector(H)
+    torch.testing.assert_close(H.times(v), HessianOperator(plain, F.cross_entropy, [(x, y)]).times(v))
+    assert H.products == 1
+    assert len(calls) == 2
+    H.times(v)
+    assert len(calls) == 3  # it is not tried again
+    assert H.products == 2
+
+
+class Refuses(nn.Linear):
+    def forward(self, x):
+        raise NotImplementedError("by the model itself")
+
+
+def test_what_neither_way_can_do_is_raised():
+    H = operator(Refuses(3, 2), F.cross_entropy, [(torch.randn(4, 3), torch.zeros(4).long())], forward_mode=True)
+    with pytest.raises(NotImplementedError, match="by the model itself"):
+        H.times(torch.randn(8))
+    assert H.products == 0
+
+
+@BOTH_WAYS
+def test_an_interrupt_between_two_batches_leaves_nothing_open(untrained, forward_mode, monkeypatch):
+    model, data, exact = untrained
+    H = operator(model, F.cross_entropy, data, forward_mode=forward_mode)
+    kept = []  # as sys.last_exc keeps the frames of what was interrupted
+    add, calls = torch.Tensor.add_, []
+
+    def interrupted(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return add(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "add_", interrupted)
+        try:
+            H.times(random_vector(H))
+        except KeyboardInterrupt as error:
+            kept.append(error)
+    assert kept
+    assert_exact(H, exact)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("net", ["mlp", "batch norm"])
+def test_equals_curvlinops(nets, net, forward_mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs
+        from curvlinops import HessianLinearOperator
+    model, data = nets["made"](nets[net], dtype=torch.float32)
+    H = operator(model, F.cross_entropy, data, forward_mode=forward_mode)
+    v = random_vector(H)
+    model.eval()  # they take the model as it is
+    theirs = HessianLinearOperator(model, nn.CrossEntropyLoss(), list(model.parameters()), data, check_deterministic=False)
+    expected = theirs @ v
+    assert float((H.times(v) - expected).norm() / expected.norm()) < 1e-6
+    assert float(expected.norm()) > 0.1
+
+
+def test_the_product_is_taken_where_the_weights_are_now(nets):
+    model, data = nets["made"](nets["mlp"])
+    H = HessianOperator(model, F.cross_entropy, data)
+    with torch.no_grad():
+        model[0].weight *= 2
+    assert_exact(H, nets["exact"](model, F.cross_entropy, data))
+
+
+def test_works_inside_no_grad_and_takes_vectors_of_another_dtype(untrained):
+    model, data, _ = untrained
+    H = HessianOperator(model, F.cross_entropy, data)
+    v = random_vector(H)
+    with torch.no_grad():
+        inside = H.times(v)
+    assert torch.equal(inside, H.times(v))
+    single = H.vector(v.float().double())
+    found = H @ Vector([t.float() for t in H.vector(v).tensors()])
+    assert all(torch.equal(s, t) for s, t in zip(found.tensors(), (H @ single).tensors(), strict=True))
+
+
+class Spent:
+    """Nothing is left of it after ``walks`` walks, or fewer samples than at first."""
+
+    def __init__(self, data, walks=1, left=()):
+        self.data, self.walks, self.left = data, walks, left
+
+    def __iter__(self):
+        self.walks -= 1
+        return iter(self.data if self.walks >= 0 else self.left)
+
+
+@BOTH_WAYS
+def test_data_that_is_not_the_same_on_a_later_walk_is_refused(untrained, forward_mode):
+    model, data, _ = untrained
+    v = torch.ones(445, dtype=torch.float64)
+    H = operator(model, F.cross_entropy, Spent(data), forward_mode=forward_mode)
+    H.times(v)
+    with pytest.raises(bsam.Refusal, match=r"24 samples on the first walk and nothing on a later one: pass a list or a DataLoader"):
+        H.times(v)
+    H = operator(model, F.cross_entropy, Spent(data, left=data[:2]), forward_mode=forward_mode)
+    H.times(v)
+    with pytest.raises(bsam.Refusal, match=r"24 samples on the first walk and 9 on a later one: pass a list or a DataLoader"):
+        H.times(v)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "generator"}, "an iterator can be walked once only: pass a list or a DataLoader"),
+        ({"data": "generator", "dtype": torch.float64}, "an iterator can be walked once only: pass a list or a DataLoader"),
+        ({"mode": "test"}, '"eval".*or "train".*got \'test\''),
+        ({"micro_batch": 4, "mode": "train"}, "leave one of them out"),
+        ({"micro_batch": 0}, "micro_batch must be a whole number of at least 1"),
+    ],
+)
+def test_refusals_at_construction(untrained, changes, message):
+    model, data, _ = untrained
+    if changes.get("data") == "generator":
+        changes = {**changes, "data": (batch for batch in data)}
+    with pytest.raises(bsam.Refusal, match=message):
+        HessianOperator(**{"model": model, "loss_fn": F.cross_entropy, "data": data, **changes})
+
+
+def test_refusals_of_the_model_and_the_loss(untrained):
+    model, data, _ = untrained
+    with pytest.raises(bsam.Refusal, match=r"no trainable parameter.*frozen\?"):
+        HessianOperator(copy.deepcopy(model).requires_grad_(False), F.cross_entropy, data)
+    with pytest.raises(bsam.Refusal, match="one dtype on one device"):
+        HessianOperator(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), F.cross_entropy, data)
+    with pytest.raises(bsam.Refusal, match="real tensors"):
+        HessianOperator(nn.Linear(2, 2, dtype=torch.complex64), F.cross_entropy, data)
+    v = torch.ones(445, dtype=torch.float64)
+    with pytest.raises(bsam.Refusal, match=r"mean loss of a batch, a 0-dim tensor; it gave the shape \(7,\)"):
+        HessianOperator(model, lambda out, y: F.cross_entropy(out, y, reduction="none"), data).times(v)
+    with pytest.raises(bsam.Refusal, match="it gave the type float"):
+        HessianOperator(model, lambda out, y: 1.0, data).times(v)
+    with pytest.raises(bsam.Refusal, match="data is empty"):
+        HessianOperator(model, F.cross_entropy, []).times(v)
+
+
+def test_refusals_of_vectors(untrained):
+    model, data, _ = untrained
+    H = HessianOperator(model, F.cross_entropy, data)
+    with pytest.raises(bsam.Refusal, match="one tensor for each trainable parameter"):
+        H @ Vector([torch.ones(445)])
+    with pytest.raises(bsam.Refusal, match="of the same shape"):
+        H @ Vector([p.detach().reshape(-1) for p in model.parameters()])
+    with pytest.raises(TypeError):
+        H @ torch.ones(445)

@@ -1,0 +1,257 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.core.vector import Vector
+from bsam.flatness import HessianOperator, landscape, plane_through, sharpness, top_eigenvalues
+from bsam.flatness.dataset_loss import DatasetLoss
+from bsam.flatness.landscape import _basis
+
+
+def directions_of(model, data, dims=2, seed=0, directions="filter"):
+    return _basis(DatasetLoss(model, F.cross_entropy, data), directions, dims, seed)
+
+
+def moved(model, *steps):
+    """A copy of the model at ``w`` plus the sum of ``c * v``."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for c, v in steps:
+            for p, t in zip(other.parameters(), v.tensors(), strict=True):
+                p += c * t
+    return other
+
+
+def plain(model, data, loss_fn=F.cross_entropy):
+    """Loss and accuracy of a copy, over all samples at once, in eval mode."""
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+        out = model(x)
+        return float(loss_fn(out, y)), float((out.argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("net", ["mlp", "batch norm"])
+def test_a_plane_equals_a_plain_loop(nets, net):
+    model, data = nets["made"](nets[net])
+    found = landscape(model, F.cross_entropy, data, span=0.7, points=5, seed=3, accuracy=True)
+    np.testing.assert_allclose(found.axes[0], [-0.7, -0.35, 0, 0.35, 0.7], rtol=1e-15)
+    assert found.loss.shape == found.accuracy.shape == (5, 5)
+    u, v = directions_of(model, data, seed=3)
+    for i, a in enumerate(found.axes[0]):
+        for j, b in enumerate(found.axes[1]):
+            loss, accuracy = plain(moved(model, (a, u), (b, v)), data)
+            assert found.loss[i, j] == pytest.approx(loss, rel=1e-12)
+            assert found.accuracy[i, j] == pytest.approx(accuracy, abs=1e-12)
+    assert np.ptp(found.loss) > 0.05
+    assert np.abs(found.loss - found.loss.T).max() > 1e-3  # so that the order of the axes counts
+    assert len(set(found.accuracy.flat)) > 3
+
+
+def test_a_line_equals_a_plain_loop(nets):
+    model, data = nets["made"](nets["mlp"])
+    found = landscape(model, F.cross_entropy, data, span=2, points=7, dims=1)
+    (v,) = directions_of(model, data, dims=1)
+    assert len(found.axes) == 1
+    assert found.loss.shape == (7,)
+    assert found.accuracy is None
+    np.testing.assert_allclose(found.loss, [plain(moved(model, (a, v)), data)[0] for a in found.axes[0]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("points", [3, 11, 21, 101])
+def test_axes_are_symmetric_to_the_last_bit_and_zero_in_the_middle(points):
+    model = nn.Linear(1, 1, bias=False)
+    (axis,) = landscape(model, F.mse_loss, [(torch.ones(1, 1), torch.ones(1, 1))], span=0.3, points=points, dims=1).axes
+    assert len(axis) == points
+    assert np.array_equal(axis, -axis[::-1])
+    assert axis[points // 2] == 0
+    assert axis[-1] == 0.3
+    np.testing.assert_allclose(np.diff(axis), 0.6 / (points - 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("directions", ["filter", "hessian"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [7, 11, 49])  # where `loss * n / n` is not always the loss
+def test_the_centre_is_the_loss_of_the_model_to_the_last_bit(nets, directions, dtype, n):
+    for seed in range(3):
+        model, data = nets["made"](nets["batch norm"], sizes=(n,), dtype=dtype)
+        with torch.no_grad():
+            model[-1].bias += seed / 10
+        found = landscape(model, F.cross_entropy, data, points=3, dims=1, directions=directions)
+        assert found.loss[1] == plain(model, data)[0]
+        assert found.loss[1] == sharpness(model, F.cross_entropy, data).loss
+    uneven = nets["made"](nets["batch norm"], dtype=dtype)
+    both = landscape(*uneven[:1], F.cross_entropy, uneven[1], points=3), sharpness(uneven[0], F.cross_entropy, uneven[1])
+    assert both[0].loss[1, 1] == both[1].loss
+
+
+def test_filters_of_directions_are_as_long_as_those_of_the_model(nets):
+    model, data = nets["made"](nets["batch norm"])
+    for v in directions_of(model, data):
+        for p, t in zip(model.parameters(), v.tensors(), strict=True):
+            if p.dim() < 2:
+                assert not t.any()  # biases and batch norm stay
+            else:
+                torch.testing.assert_close(t.flatten(1).norm(dim=1), p.detach().flatten(1).norm(dim=1), rtol=1e-12, atol=0)
+    first, second = directions_of(model, data)
+    assert abs(float(first.dot(second))) < 0.2 * float(first.norm() * second.norm())
+    again, other = (directions_of(model, data, seed=seed)[0] for seed in (0, 1))
+    assert float((again - first).norm()) == 0
+    assert float((other - first).norm()) > 0.5 * float(first.norm())
+
+
+def test_zero_weights_biases_and_filters_divide_nothing_by_zero(nets):
+    model, data = nets["made"](nets["batch norm"])
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[4].weight[2].zero_()  # one filter
+        model[-1].weight.zero_()
+        model[5].weight.zero_()
+    u, v = directions_of(model, data)
+    assert not u.tensors()[4][2].any()
+    assert u.tensors()[4][1].any()
+    assert not v.tensors()[8].any()
+    assert np.isfinite(landscape(model, F.cross_entropy, data, points=3).loss).all()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    found = landscape(model, F.cross_entropy, data, points=3)
+    np.testing.assert_allclose(found.loss, np.log(5), rtol=1e-12)  # nowhere to go
+
+
+def test_hessian_directions_are_the_eigenvectors(untrained):
+    model, data, exact = untrained
+    u, v = directions_of(model, data, directions="hessian")
+    values = torch.linalg.eigvalsh(exact)
+    for direction, value in ((u, values[-1]), (v, values[-2])):
+        assert float(direction.norm()) == pytest.approx(1, abs=1e-12)
+        found = landscape(model, F.cross_entropy, data, span=1e-3, points=3, dims=1, directions=[direction]).loss
+        assert (found[0] - 2 * found[1] + found[2]) / 1e-6 == pytest.approx(float(value), rel=1e-4)  # the curvature along it
+    plane = landscape(model, F.cross_entropy, data, span=1e-3, points=3, directions="hessian").loss
+    assert (plane[0, 1] - 2 * plane[1, 1] + plane[2, 1]) / 1e-6 == pytest.approx(float(values[-1]), rel=1e-4)
+    assert (plane[1, 0] - 2 * plane[1, 1] + plane[1, 2]) / 1e-6 == pytest.approx(float(values[-2]), rel=1e-4)
+
+
+def test_hessian_directions_follow_the_mode_and_the_micro_batches(nets):
+    model, data = nets["made"](nets["batch norm"])
+    (train,) = top_eigenvalues(HessianOperator(model, F.cross_entropy, data, mode="train"), k=1, vectors=True).vectors
+    found = landscape(model, F.cross_entropy, data, span=0.1, points=3, dims=1, directions="hessian", mode="train")
+    expected = landscape(model, F.cross_entropy, data, span=0.1, points=3, dims=1, directions=[train], mode="train")
+    np.testing.assert_array_equal(found.loss, expected.loss)
+    seen = []
+
+    def loss_fn(out, y):
+        seen.append(len(y))
+        return F.cross_entropy(out, y)
+
+    small = landscape(model, loss_fn, data, span=0.1, points=3, dims=1, directions="hessian", micro_batch=4)
+    assert max(seen) == 4
+    np.testing.assert_allclose(small.loss, landscape(model, F.cross_entropy, data, span=0.1, points=3, dims=1, directions="hessian").loss, rtol=1e-9)
+
+
+def test_train_mode_uses_the_statistics_of_each_batch(nets):
+    model, data = nets["made"](nets["batch norm"])
+    found = landscape(model, F.cross_entropy, data, points=3, dims=1, mode="train").loss
+    copied = copy.deepcopy(model).eval()
+    for norm in (copied[1], copied[5]):
+        norm.train()
+    losses = [(float(F.cross_entropy(copied(x), y).detach()), len(y)) for x, y in data]
+    assert found[1] == pytest.approx(sum(loss * n for loss, n in losses) / 24, rel=1e-12)
+    assert abs(found[1] - plain(model, data)[0]) > 1e-3
+
+
+def test_directions_may_be_shared_by_several_models(nets):
+    model, data = nets["made"](nets["mlp"])
+    other = moved(model, (1.0, Vector([torch.randn_like(p, requires_grad=False) / 10 for p in model.parameters()])))
+    shared = directions_of(model, data)
+    found = landscape(other, F.cross_entropy, data, points=3, directions=shared)
+    u, v = shared
+    for i, a in enumerate(found.axes[0]):
+        for j, b in enumerate(found.axes[1]):
+            assert found.loss[i, j] == pytest.approx(plain(moved(other, (a, u), (b, v)), data)[0], rel=1e-12)
+    single = nets["made"](nets["mlp"], dtype=torch.float32)
+    assert np.isfinite(landscape(*single[:1], F.cross_entropy, single[1], points=3, directions=shared).loss).all()  # of another dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_plane_through_three_models_shows_all_of_them(nets, dtype):
+    model, data = nets["made"](nets["mlp"], dtype=dtype)
+    torch.manual_seed(5)
+    models = [model, *(moved(model, (1.0, Vector([torch.randn_like(p, requires_grad=False) / 5 for p in model.parameters()]))) for _ in range(2))]
+    plane = plane_through(models)
+    u, v = plane.directions
+    digits = 1e-12 if dtype == torch.float64 else 1e-5
+    assert [float(u.norm()), float(v.norm()), float(u.dot(v))] == pytest.approx([1, 1, 0], abs=digits)
+    assert np.array_equal(plane.coordinates[0], [0, 0])
+    assert (plane.distances < digits).all()
+    w = [torch.cat([p.detach().reshape(-1) for p in m.parameters()]).double() for m in models]
+    for own, (a, b) in zip(w, plane.coordinates, strict=True):
+        reached = w[0] + sum(c * torch.cat([t.reshape(-1) for t in d.tensors()]).double() for c, d in ((a, u), (b, v)))
+        torch.testing.assert_close(reached, own, rtol=0, atol=digits)
+        assert np.hypot(a, b) == pytest.approx(float((own - w[0]).norm()), rel=1e-6)
+    for other, (a, b) in zip(models[1:], plane.coordinates[1:], strict=True):
+        found = landscape(model, F.cross_entropy, data, points=3, dims=1, directions=[a * u + b * v])  # the line to it
+        assert found.loss[2] == pytest.approx(plain(other, data)[0], rel=digits)
+        far = landscape(
+            model, F.cross_entropy, data, span=max(abs(a), abs(b)), points=3, directions=[u * (a / max(abs(a), abs(b))), v * (b / max(abs(a), abs(b)))]
+        )
+        assert far.loss[2, 2] == pytest.approx(plain(other, data)[0], rel=digits)
+
+
+def test_more_models_than_a_plane_holds_lie_beside_it(nets):
+    torch.manual_seed(0)
+    models = [nn.Linear(20, 10).double() for _ in range(5)]
+    plane = plane_through(models)
+    assert plane.coordinates.shape == (5, 2)
+    assert (plane.distances > 0.1).sum() >= 2
+    lengths = [float(sum(((p - q) ** 2).sum() for p, q in zip(m.parameters(), models[0].parameters(), strict=True)).detach().sqrt()) for m in models]
+    np.testing.assert_allclose(np.hypot(np.linalg.norm(plane.coordinates, axis=1), plane.distances), lengths, rtol=1e-12)
+
+
+def test_progress_counts_the_points(nets):
+    model, data = nets["made"](nets["mlp"])
+    calls = []
+    landscape(model, F.cross_entropy, data, points=3, progress=lambda *call: calls.append(call))
+    assert calls == [(n, 9) for n in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"points": 20}, "points must be odd, so that the model is at the centre of the grid; got 20"),
+        ({"points": 1}, "points must be a whole number of at least 3"),
+        ({"dims": 3}, "dims must be 1 or 2, got 3"),
+        ({"span": 0}, "span must be above 0"),
+        ({"span": -1.0}, "span must be a finite number of at least 0"),
+        ({"span": float("nan")}, "span must be a finite number"),
+        ({"seed": -1}, "seed must be"),
+        ({"directions": "random"}, '"filter", "hessian" or a list of vectors, got \'random\''),
+        ({"directions": []}, "directions must be 2 vectors with one tensor for each trainable parameter"),
+        ({"directions": [Vector([torch.ones(3)]), Vector([torch.ones(3)])]}, "directions must be 2 vectors"),
+        ({"mode": "test"}, "mode must be"),
+    ],
+)
+def test_refusals(nets, arguments, message):
+    model, data = nets["made"](nets["mlp"])
+    with pytest.raises(bsam.Refusal, match=message):
+        landscape(model, F.cross_entropy, data, **arguments)
+
+
+def test_refusals_of_models():
+    one = nn.Linear(1, 1, bias=False)
+    with pytest.raises(bsam.Refusal, match="take dims=1"):
+        landscape(one, F.mse_loss, [(torch.ones(2, 1), torch.ones(2, 1))], directions="hessian")
+    with pytest.raises(bsam.Refusal, match="at least two models"):
+        plane_through([nn.Linear(2, 2)])
+    with pytest.raises(bsam.Refusal, match="same trainable parameters"):
+        plane_through([nn.Linear(2, 2), nn.Linear(2, 3)])
+    model = nn.Linear(2, 2)
+    with pytest.raises(bsam.Refusal, match="same weights"):
+        plane_through([model, copy.deepcopy(model)])
+    with pytest.raises(bsam.Refusal, match="at least two parameters"):
+        plane_through([one, nn.Linear(1, 1, bias=False)])

@@ -1,0 +1,347 @@
+import copy
+import pickle
+from dataclasses import astuple
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.flatness import Probe
+from bsam.methods import METHODS
+
+VARIANTS = {name: method.cls for name, method in METHODS.items() if not method.is_loss} | {
+    "aesam": partial(bsam.AESAM, total_steps=20),
+    "aesam-reuse": partial(bsam.AESAM, total_steps=20, alpha=0.2),
+    "bsam-2": partial(bsam.BSAM, passes=2),
+    "bsam-adaptive": partial(bsam.BSAM, adaptive=True),
+    "bsam-released": partial(bsam.BSAM, start_from_min=True),
+    "gam-paper": partial(bsam.GAM, form="paper"),
+    "ksam": partial(bsam.KSAM, k=10),
+    "msam": partial(bsam.MSAM, rho=0.1),
+}
+CHOOSING = ("esam", "ksam")
+# Passes of a reading, in the first and in later steps, that the method does not make by itself.
+EXTRA = {
+    "bsam": [0, 0, 0],
+    "bsam-released": [0, 0, 0],
+    "bsam-2": [1, 1, 1],  # g_min is extrapolated
+    "bsam-adaptive": [2, 2, 2],  # its points are not on the gradient
+    "sam": [1, 1, 1],  # never downhill
+    "gsam": [1, 1, 1],
+    "pgn": [1, 1, 1],
+    "gam": [1, 1, 1],
+    "asam": [2, 2, 2],
+    "friendly_sam": [1, 2, 2],  # the first step perturbs along the gradient
+    "looksam": [1, 2, 2],  # it looks up every fifth step
+    "msam": [2, 3, 3],  # and has no gradient at w once there is momentum
+    "ksam": [3, 3, 3],  # it never sees the whole batch
+}
+
+
+def base(params, lr=0.1):
+    return torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+
+def built(method, problem, **arguments):
+    return VARIANTS[method](base(problem.model.parameters()), problem.model, **arguments)
+
+
+def closure_of(method, problem):
+    return problem.losses if method in CHOOSING else problem.loss
+
+
+def reference(problem, uphill, downhill=None):
+    """From the equations, on copies: ``uphill(g / |g|)`` is the displacement up, and ``downhill`` the one to take off (the same if not given)."""
+
+    def at(by):
+        model = copy.deepcopy(problem.model)
+        params = list(model.parameters())
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(params).detach() + by, params)
+        loss = F.cross_entropy(model(problem.x), problem.y)
+        return loss.item(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, params)])
+
+    loss, g = at(0.0)
+    u = g / g.norm()
+    (upper, g_max), (lower, g_min) = at(uphill(u)), at(-(downhill or uphill)(u))
+    cosine = float(g @ g_min / (g.norm() * g_min.norm()))
+    return [loss, upper - loss, loss - lower, upper - lower, *(float(v.norm()) for v in (g, g_max, g_min)), cosine]
+
+
+def numbers(reading):
+    return list(astuple(reading)[1:9])
+
+
+class Counted:
+    def __init__(self, closure):
+        self.closure, self.calls = closure, 0
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.closure(*arguments)
+
+
+@pytest.mark.parametrize("method", EXTRA)
+def test_readings_are_right_and_cost_no_pass_that_the_method_makes_anyway(problem, method):
+    optimizer, alone = built(method, problem), problem.clone()
+    without = built(method, alone)
+    probe = Probe(every=1).attach(optimizer)
+    radius = 0.1 if method == "msam" else optimizer.param_groups[0].get("rho_max", optimizer.param_groups[0].get("rho"))
+    for step, extra in enumerate(EXTRA[method]):
+        expected = reference(problem, lambda u: radius * u, lambda u: optimizer.param_groups[0].get("rho_min", radius) * u)
+        seen, plain = Counted(closure_of(method, problem)), Counted(closure_of(method, alone))
+        optimizer.step(seen)
+        without.step(plain)
+        reading = probe.readings[-1]
+        assert (reading.step, reading.extra_passes) == (step, extra)
+        assert seen.calls - plain.calls == extra
+        assert numbers(reading) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert len(probe.readings) == 3
+    assert abs(reading.max_sharpness) > 1e-3
+    assert reading.cosine < 1 - 1e-7
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("method", sorted(VARIANTS))
+def test_training_is_the_same_to_the_bit_with_and_without_a_probe(method, accumulate):
+    def run(probe):
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3)
+        model = nn.Sequential(*layers)
+        optimizer = VARIANTS[method](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2), model)
+        if probe is not None:
+            probe.attach(optimizer)
+        losses = []
+        for _ in range(7):
+            for _ in range(accumulate):
+                x, y = torch.randn(24, 6), torch.randint(0, 3, (24,))
+
+                def closure(indices=slice(None)):
+                    return F.cross_entropy(model(x[indices]), y[indices], reduction="none" if method in CHOOSING else "mean")
+
+                losses.append(optimizer.backward(closure))
+            optimizer.step()
+            optimizer.zero_grad()
+        tensors = [*losses, *model.parameters(), *model.buffers(), torch.random.get_rng_state()]
+        return [t.detach().clone() for t in tensors], optimizer.state_dict()
+
+    probe = Probe(every=2)
+    (seen, state), (expected, expected_state) = run(probe), run(None)
+    assert all(torch.equal(s, t) for s, t in zip(seen, expected, strict=True))
+    assert [sorted(entry) for entry in state["state"].values()] == [sorted(entry) for entry in expected_state["state"].values()]
+    for entry, other in zip(state["state"].values(), expected_state["state"].values(), strict=True):
+        assert all(torch.equal(entry[name], other[name]) for name in entry)
+    assert state["param_groups"] == expected_state["param_groups"]
+    assert [reading.step for reading in probe] == sorted([0, 2, 4, 6] * accumulate)  # each backward of a step is read
+
+
+class Branching(nn.Module):
+    """The second weight is used away from where the weights are now only."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.other = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([1.0]))
+
+    def forward(self):
+        return (self.w**2).sum() if self.w.item() >= 1.0 else (self.w**2 + self.other**2).sum()
+
+
+def test_a_parameter_that_only_the_probe_reached_stays_as_it_was():
+    results = []
+    for probe in (Probe(every=1), None):
+        model = Branching()
+        optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.001, weight_decay=0.1), model)
+        if probe is not None:
+            probe.attach(optimizer)
+        optimizer.backward(model)
+        results.append(model.other.grad)
+    assert probe is None
+    assert results == [None, None]
+
+
+def test_every_so_many_steps(problem):
+    probes = [Probe(every=n) for n in (1, 3)]
+    optimizer = built("sam", problem)
+    for probe in probes:
+        probe.attach(optimizer)
+    seen = Counted(problem.loss)
+    for _ in range(7):
+        optimizer.step(seen)
+    assert [[reading.step for reading in probe] for probe in probes] == [[0, 1, 2, 3, 4, 5, 6], [0, 3, 6]]
+    assert seen.calls == 7 * 3  # what one probe evaluated, the other one finds
+    assert [reading.extra_passes for reading in probes[1]] == [0, 0, 0]
+    assert [numbers(r) for r in probes[1]] == [numbers(r) for r in list(probes[0])[::3]]
+
+
+def test_no_gradient_is_kept_in_steps_that_nobody_reads(problem):
+    optimizer, watched = built("sam", problem), []
+    direction = optimizer.direction
+    optimizer.direction = lambda L: (direction(L), watched.append((L.watched, len(L.seen))))[0]
+    Probe(every=2).attach(optimizer)
+    for _ in range(4):
+        optimizer.step(problem.loss)
+    assert watched == [(True, 2), (False, 0)] * 2
+
+
+def test_radii_of_its_own(problem):
+    optimizer = built("bsam", problem)
+    probe = Probe(every=1, rho_max=0.2, rho_min=0.1).attach(optimizer)
+    same = Probe(every=1, rho_max=0.05, rho_min=0.05).attach(optimizer)
+    expected = reference(problem, lambda u: 0.2 * u, lambda u: 0.1 * u)
+    optimizer.step(problem.loss)
+    (reading,) = probe
+    assert numbers(reading) == pytest.approx(expected, rel=1e-9)
+    assert (reading.rho_max, reading.rho_min, reading.extra_passes) == (0.2, 0.1, 2)
+    assert [r.extra_passes for r in same] == [0]
+
+
+def test_a_point_near_the_one_asked_for_is_not_taken_for_it(problem):
+    optimizer = built("bsam", problem)
+    probe = Probe(every=1, rho_max=0.05 * 1.001, rho_min=0.05).attach(optimizer)
+    expected = reference(problem, lambda u: 0.05 * 1.001 * u, lambda u: 0.05 * u)
+    optimizer.step(problem.loss)
+    assert [r.extra_passes for r in probe] == [1]
+    assert numbers(probe.readings[0]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["bsam", "sam"])
+def test_radii_of_groups(problem, method):
+    names = ("rho_max", "rho_min") if method == "bsam" else ("rho", "rho")
+    first, *rest = problem.model.parameters()
+    groups = [{"params": [first], names[0]: 0.3, names[1]: 0.2 if method == "bsam" else 0.3}, {"params": rest}]
+    optimizer = VARIANTS[method](base(groups), problem.model)
+    probe = Probe(every=1).attach(optimizer)
+    n, total = first.numel(), sum(p.numel() for p in problem.model.parameters())
+
+    def radii(own):
+        return torch.cat([torch.full((n,), own, dtype=torch.float64), torch.full((total - n,), 0.05, dtype=torch.float64)])
+
+    displacements = []
+
+    def uphill(u):
+        displacements.append(radii(0.3) * u)
+        return displacements[-1]
+
+    expected = reference(problem, uphill, lambda u: radii(groups[0][names[1]]) * u)
+    optimizer.step(problem.loss)
+    (reading,) = probe
+    assert numbers(reading) == pytest.approx(expected, rel=1e-9)
+    assert reading.rho_max == pytest.approx(float(displacements[0].norm()), rel=1e-9)
+    assert reading.extra_passes == EXTRA[method][0]
+
+
+def test_a_radius_that_follows_the_learning_rate(problem):
+    optimizer = built("bsam", problem)
+    probe = Probe(every=1).attach(optimizer)
+    for lr in (0.1, 0.05, 0.0):
+        optimizer.param_groups[0]["lr"] = lr
+        expected = reference(problem, lambda u: 0.05 * u, lambda u: lr / 2 * u)
+        optimizer.step(problem.loss)
+        assert numbers(probe.readings[-1]) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert [reading.rho_min for reading in probe] == pytest.approx([0.05, 0.025, 0.0])
+    assert [reading.rho_max for reading in probe] == pytest.approx([0.05] * 3)
+    assert [reading.extra_passes for reading in probe] == [0, 0, 0]
+    assert probe.readings[-1].min_sharpness == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("method", ["bsam", "sam", "msam"])
+def test_closures_of_every_kind_are_read_alike(plain, method):
+    expected = []
+
+    def own_backward():
+        plain.model.zero_grad()
+        loss = plain.loss()
+        loss.backward()
+        return loss
+
+    def micro_batches():
+        for x, y in zip(plain.x.split(8), plain.y.split(8), strict=True):
+            yield F.cross_entropy(plain.model(x), y)
+
+    for closure in (plain.loss, own_backward, micro_batches, plain.losses):
+        optimizer = VARIANTS[method](base(plain.model.parameters()), plain.model)
+        probe = Probe().attach(optimizer)
+        before = [p.detach().clone() for p in plain.model.parameters()]
+        optimizer.backward(closure)
+        assert all(torch.equal(p, q) for p, q in zip(before, plain.model.parameters(), strict=True))
+        optimizer.zero_grad()
+        expected = expected or reference(plain, lambda u: (0.1 if method == "msam" else 0.05) * u)
+        assert numbers(probe.readings[0]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["bsam", "sam"])
+def test_with_a_scaler(problem, method):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = built(method, problem)
+    probe = Probe(every=1).attach(optimizer)
+    expected = reference(problem, lambda u: 0.05 * u)
+    optimizer.backward(problem.loss, scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert numbers(probe.readings[0]) == pytest.approx(expected, rel=1e-9)
+    assert [r.extra_passes for r in probe] == [EXTRA[method][0]]
+
+
+def test_a_step_that_overflows_only_where_the_probe_looks_is_taken(problem):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = built("sam", problem)
+    Probe(every=1).attach(optimizer)
+    seen = Counted(problem.loss)
+    optimizer.backward(lambda: seen() * (float("inf") if seen.calls == 3 else 1.0), scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.t == 1
+    assert scaler.get_scale() == 2.0**10
+
+
+def test_a_copy_of_the_optimizer_has_no_watchers(problem):
+    optimizer = built("bsam", problem)
+    probe = Probe(every=1).attach(optimizer)
+    probe.unpicklable = lambda: None
+    optimizer.step(problem.loss)
+    assert optimizer.watchers == [probe]
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other.watchers == []
+        assert other.t == 1
+    optimizer.step(problem.loss)
+    assert len(probe.readings) == 2
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_closure_that_raises_leaves_everything_as_it_was(problem, unchanged, failing):
+    optimizer = built("sam", problem)
+    probe = Probe(every=1).attach(optimizer)
+    problem.model.eval()  # the first pass of a step moves the statistics, raise or not
+    seen = Counted(problem.loss)
+
+    def closure():
+        if seen.calls + 1 == failing:
+            raise KeyboardInterrupt
+        return seen()
+
+    with unchanged(problem.model), pytest.raises(KeyboardInterrupt):
+        optimizer.backward(closure)
+    assert probe.readings == []
+    optimizer.step(problem.loss)
+    assert [reading.step for reading in probe] == [0]
+
+
+def test_a_zero_gradient_gives_zeros():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    for method in (bsam.BSAM, bsam.SAM):
+        optimizer = method(base(model.parameters()), model)
+        probe = Probe().attach(optimizer)
+        optimizer.step(lambda: F.mse_loss(model(torch.ones(1, 1)), torch.zeros(1, 1)))
+        assert numbers(probe.readings[0]) == [0.0] * 8
+
+
+def test_refusals():
+    with pytest.raises(bsam.Refusal, match="every must be a whole number of at least 1"):
+        Probe(every=0)
+    with pytest.raises(bsam.Refusal, match="rho_max must be a finite number"):
+        Probe(rho_max=float("nan"))
+    with pytest.raises(bsam.Refusal, match="rho_min must be a finite number that is not negative"):
+        Probe(rho_min=-0.1)

@@ -1,0 +1,94 @@
+"""Every instrument leaves the model as it was, to the bit, wherever it is stopped."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
+
+
+def of_hessian(measure, **keywords):
+    return lambda model, loss_fn, data, mode: measure(HessianOperator(model, loss_fn, data, mode=mode), **keywords)
+
+
+def forwards(model, loss_fn, data, mode):
+    H = HessianOperator(model, loss_fn, data, mode=mode)
+    H._forward_mode = True
+    H.times(torch.ones(H.size))
+    H.times(torch.ones(H.size))
+
+
+INSTRUMENTS = {
+    "product": lambda model, loss_fn, data, mode: HessianOperator(model, loss_fn, data, mode=mode).times(torch.ones(685)),
+    "product in float64": lambda model, loss_fn, data, mode: HessianOperator(model, loss_fn, data, mode=mode, dtype=torch.float64).times(
+        torch.ones(685).double()
+    ),
+    "products by forward mode": forwards,
+    "top_eigenvalues": of_hessian(top_eigenvalues, k=2),
+    "trace": of_hessian(trace, samples=6),
+    "spectral_density": of_hessian(spectral_density, steps=3, probes=2),
+    "sharpness": lambda model, loss_fn, data, mode: sharpness(model, loss_fn, data, rho_max=0.3, steps=2, random_directions=2, mode=mode),
+    "landscape": lambda model, loss_fn, data, mode: landscape(model, loss_fn, data, points=3, accuracy=True, mode=mode),
+    "landscape of eigenvectors": lambda model, loss_fn, data, mode: landscape(model, loss_fn, data, points=3, dims=1, directions="hessian", mode=mode),
+}
+
+
+@pytest.fixture
+def used(nets):
+    """A model in use: gradients that belong to the user, a frozen parameter, one module in eval mode, one norm that does not track."""
+    model, data = nets["made"](nets["batch norm"], dtype=torch.float32)
+    F.cross_entropy(model(data[2][0]), data[2][1]).backward()
+    model[0].weight.grad = None
+    model[5].weight.requires_grad_(False)  # 8 of 693 parameters
+    model[5].bias.requires_grad_(True)
+    model[3].eval()
+    model[1].track_running_stats = False
+    return model, data
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(loss_fn, after):
+    calls = []
+
+    def wrapped(out, y):
+        calls.append(1)
+        if len(calls) > after:
+            raise Stop
+        return loss_fn(out, y)
+
+    return wrapped, calls
+
+
+class Breaking:
+    """Data that raises after ``after`` batches, counted over all walks."""
+
+    def __init__(self, data, after):
+        self.data, self.after = data, after
+
+    def __iter__(self):
+        for batch in self.data:
+            self.after -= 1
+            if self.after < 0:
+                raise Stop
+            yield batch
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_the_model_is_as_before_after_each_instrument_and_after_a_failure_at_any_call(used, unchanged, instrument, mode):
+    model, data = used
+    measure = INSTRUMENTS[instrument]
+    counted, calls = stopping(F.cross_entropy, after=10**9)
+    with unchanged(model):
+        measure(model, counted, data, mode)
+    total = len(calls)
+    assert total >= len(data)
+    for after in {0, 1, 2, 3, 5, 7, 10, 16, total - 1}:  # the first few passes and the last one: those between repeat them
+        if after < total:
+            with unchanged(model), pytest.raises(Stop):
+                measure(model, stopping(F.cross_entropy, after)[0], data, mode)
+            with unchanged(model), pytest.raises(Stop):
+                measure(model, F.cross_entropy, Breaking(data, after), mode)
