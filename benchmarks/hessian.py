@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "hessian")
     parser.add_argument("--model", choices=["resnet8", "resnet18"], default="resnet8")
-    parser.add_argument("--cifar", type=Path, help="the folder cifar-10-batches-bin; noise if not given")
+    parser.add_argument("--cifar", type=Path, help="the folder cifar-10-batches-bin, with any of its training files; noise if not given")
     parser.add_argument("--epochs", type=int, default=1, help="of training before the measurement (default 1)")
     parser.add_argument("--images", type=int, default=512, help="test images that the Hessian is of (default 512)")
     parser.add_argument("--batch", type=int, default=256)
@@ -165,7 +165,8 @@ def main(arguments: list[str] | None = None) -> None:
     model = WORKLOADS[args.model].model().to(device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)
-    train(model, *images(args.cifar, [f"data_batch_{i}" for i in range(1, 6)], device), args.epochs)
+    batches = [path.stem for path in sorted(args.cifar.glob("data_batch_*.bin"))] if args.cifar else []
+    train(model, *images(args.cifar, batches, device), args.epochs)
     torch.backends.cudnn.allow_tf32 = args.tf32
     x, y = (t[: args.images] for t in images(args.cifar, ["test_batch"], device))
     x = x.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else x

@@ -39,3 +39,8 @@ def step_time() -> ModuleType:
 @pytest.fixture(scope="session")
 def memory() -> ModuleType:
     return _load("memory")
+
+
+@pytest.fixture(scope="session")
+def hessian() -> ModuleType:
+    return _load("hessian")
