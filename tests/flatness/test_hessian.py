@@ -92,7 +92,12 @@ def test_float64_on_a_float32_model(nets, forward_mode):
     assert_exact(H, nets["exact"](model, F.cross_entropy, data))
     assert all(p.dtype == torch.float32 for p in model.parameters())
     targets = [(x, F.one_hot(y, 5).float()) for x, y in data]  # floating-point targets are cast, too
-    H = operator(model, F.mse_loss, targets, dtype=torch.float64, forward_mode=forward_mode)
+
+    def loss_fn(out, y):
+        assert out.dtype == y.dtype == torch.float64
+        return F.mse_loss(out, y)
+
+    H = operator(model, loss_fn, targets, dtype=torch.float64, forward_mode=forward_mode)
     assert product_error(H, nets["exact"](model, F.mse_loss, targets)) < 1e-12  # forwards torch cannot: targets without a derivative break it there
 
 

@@ -23,7 +23,7 @@ Progress: TypeAlias = Callable[[int, int], None]  # products done, and expected 
 WHICH = ("largest", "magnitude", "both ends")
 MAX_CYCLES = 60  # times the room of the basis: products after which what is not there yet is called not converged
 ACROSS = 8  # products across what seems to be all, at least, before it is believed
-ATTAINABLE = 100  # times the machine epsilon times |H|: no residual in that precision falls below it
+ATTAINABLE = 2 / 3  # the power of the machine epsilon, times |H|, that residuals of small eigenvalues are content with; ARPACK's
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def top_eigenvalues(
 ) -> Eigenvalues:
     r"""The ``k`` eigenvalues at one end of the spectrum, by thick-restart Lanczos with full reorthogonalisation.
 
-    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|` (or what the precision of ``H`` allows, where that is more). One start
+    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|` (or :math:`\epsilon^{2/3} |H|` with the machine epsilon, where that is more). One start
     vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector across them, until nothing new turns
     up (in time, or ``converged`` is False). Memory: about 1.5 k vectors.
 
@@ -170,7 +170,7 @@ def _wanted(theta: Tensor, which: str) -> Tensor:
 
 
 def _allowed(values: Tensor, theta: Tensor, tol: float, H: HessianOperator) -> Tensor:
-    attainable = ATTAINABLE * torch.finfo(H.dtype).eps * theta.abs().max()
+    attainable = torch.finfo(H.dtype).eps ** ATTAINABLE * theta.abs().max()
     return torch.clamp(tol * values.abs(), min=float(attainable))
 
 
