@@ -70,8 +70,8 @@ def top_eigenvalues(
 ) -> Eigenvalues:
     r"""The ``k`` eigenvalues at one end of the spectrum, by thick-restart Lanczos with full reorthogonalisation.
 
-    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|` (or :math:`\epsilon^{2/3} |H|` with the machine epsilon, where that is more). One start
-    vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector across them, until nothing new turns
+    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|` (or :math:`\epsilon^{2/3} |H|` with the machine epsilon, where that is more).
+    One start vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector across them, until nothing new turns
     up (in time, or ``converged`` is False). Memory: about 1.5 k vectors.
 
     Args:
@@ -263,7 +263,6 @@ def spectral_density(
     krylov = Krylov(H, steps, generator)
     for _ in range(probes):
         krylov.steps = 0
-        krylov.T.zero_()
         krylov.begin(H.random(generator, "signs"))
         for _ in range(steps):
             krylov.expand()
