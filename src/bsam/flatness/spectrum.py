@@ -71,8 +71,8 @@ def top_eigenvalues(
     r"""The ``k`` eigenvalues at one end of the spectrum, by thick-restart Lanczos with full reorthogonalisation.
 
     A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|` (or :math:`\epsilon^{2/3} |H|` with the machine epsilon, where that is more).
-    One start vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector across them, until nothing new turns
-    up (in time, or ``converged`` is False). Memory: about 1.5 k vectors.
+    One start vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector across them, until nothing
+    new turns up (in time, or ``converged`` is False). Memory: about 1.5 k vectors.
 
     Args:
         H: the operator.
