@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from .refusal import Refusal
@@ -31,6 +32,17 @@ def check_count(name: str, value: object, low: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise Refusal(f"{name} must be a whole number of at least {low}, got {value!r}")
     return value
+
+
+def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
+    """Refuse what is not ``n`` places in a training set of ``samples``."""
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != (n,):
+        raise Refusal(
+            f"{name} must hold one whole number for each of the {n} samples, got {index.dtype} of the shape {tuple(index.shape)}: "
+            "pass the third value of bsam.data.indexed.Indexed"
+        )
+    if n and not (int(index.min()) >= 0 and int(index.max()) < samples):
+        raise Refusal(f"{name} must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: does samples= count the whole training set?")
 
 
 def is_number(value: object) -> bool:

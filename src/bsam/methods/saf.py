@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count
+from ..core.checks import check_count, check_indices
 from ..core.distillation import Distillation
 from ..core.refusal import Refusal
 
@@ -97,13 +97,5 @@ class SAF(Distillation):
         _, samples, classes = self.table.shape
         if logits.shape[1:] != (classes,):
             raise Refusal(f"logits must be one row of {classes} per sample, got the shape {tuple(logits.shape)}: does classes= count them?")
-        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != logits.shape[:1]:
-            raise Refusal(
-                f"index must hold one whole number for each of the {len(logits)} samples, got {index.dtype} of the shape {tuple(index.shape)}: "
-                "pass the third value of bsam.data.indexed.Indexed"
-            )
-        if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < samples):
-            raise Refusal(
-                f"index must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: does samples= count the whole training set?"
-            )
+        check_indices("index", index, len(logits), samples)
         return index
