@@ -76,7 +76,7 @@ def test_axes_are_symmetric_to_the_last_bit_and_zero_in_the_middle(points):
 
 @pytest.mark.parametrize("directions", ["filter", "hessian"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [7, 11, 49])  # where `loss * n / n` is not always the loss
+@pytest.mark.parametrize("n", [7, 49])  # where `loss * n / n` is not always the loss
 def test_the_centre_is_the_loss_of_the_model_to_the_last_bit(nets, directions, dtype, n):
     for seed in range(3):
         model, data = nets["made"](nets["batch norm"], sizes=(n,), dtype=dtype)

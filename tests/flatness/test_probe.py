@@ -38,6 +38,7 @@ EXTRA = {
     "looksam": [1, 2, 2],  # it looks up every fifth step
     "msam": [2, 3, 3],  # and has no gradient at w once there is momentum
     "ksam": [3, 3, 3],  # it never sees the whole batch
+    "esam": [3, 3, 3],  # nor does this, with gradients of all weights
 }
 
 
