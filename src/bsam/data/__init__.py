@@ -1,1 +1,94 @@
-"""What the networks train on."""
+"""What the networks train on, and the list of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.refusal import Refusal
+from .cifar import CIFAR10, CIFAR100, cifar10, cifar100
+from .digits import digits
+from .download import Progress, Source, fetch
+from .examples import Dataset
+from .fashion_mnist import SOURCES, fashion_mnist
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """What the command line and the recipes need to know of a data set before it is loaded.
+
+    Args:
+        name: by which it is called on the command line.
+        title: its name in a table.
+        read: from a folder, or from nothing where it comes with a package.
+        classes: how many.
+        channels: of an image.
+        side: of an image, in pixels.
+        needs_folder: whether it is read from files.
+        augmentation: of :data:`bsam.data.augment.AUGMENTATIONS`, the one to train with unless another is asked for.
+        sources: where its files come from.
+    """
+
+    name: str
+    title: str
+    read: Callable[[Path], Dataset]
+    classes: int
+    channels: int
+    side: int
+    needs_folder: bool
+    augmentation: str
+    sources: tuple[Source, ...] = ()
+
+    def load(self, folder: Path | None = None) -> Dataset:
+        """The data set, from a folder where it needs one."""
+        if self.needs_folder and folder is None:
+            raise Refusal(f"{self.title} is read from files: say in which folder they are (--data-dir), or where to --download them to")
+        return self.read(folder or Path())
+
+
+DATASETS: dict[str, DatasetEntry] = {
+    entry.name: entry
+    for entry in (
+        DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none"),
+        DatasetEntry("cifar10", "CIFAR-10", cifar10, 10, 3, 32, True, "crop-flip-cutout", (CIFAR10.source,)),
+        DatasetEntry("cifar100", "CIFAR-100", cifar100, 100, 3, 32, True, "crop-flip-cutout", (CIFAR100.source,)),
+        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist, 10, 1, 28, True, "crop-flip", SOURCES),
+    )
+}
+
+
+def load(name: str, folder: str | Path | None = None) -> Dataset:
+    """A data set by its name.
+
+    Args:
+        name: of :data:`DATASETS`.
+        folder: where its files are; the digits need none.
+
+    Example:
+        >>> load("digits").train.x.shape
+        torch.Size([640, 1, 8, 8])
+        >>> load("cifar10")
+        Traceback (most recent call last):
+        ...
+        bsam.core.refusal.Refusal: CIFAR-10 is read from files: say in which folder they are (--data-dir), or where to --download them to
+    """
+    return _entry(name).load(None if folder is None else Path(folder))
+
+
+def download(name: str, folder: str | Path, progress: Progress | None = None) -> None:
+    """Get the files of a data set from its authors' site; files that are there already stay.
+
+    Args:
+        name: of :data:`DATASETS`.
+        folder: where to; :func:`load` finds them there.
+        progress: called with the bytes that have come and the bytes that will, for each file anew.
+    """
+    for source in _entry(name).sources:
+        fetch(source, Path(folder), progress)
+
+
+def _entry(name: str) -> DatasetEntry:
+    if name not in DATASETS:
+        raise Refusal(f"data must be one of {', '.join(DATASETS)}; got {name!r}")
+    return DATASETS[name]

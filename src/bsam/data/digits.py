@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..core.refusal import Refusal
+from .examples import Dataset
+from .examples import Examples as Examples
 
 TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; the rest makes accuracies precise
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Images ``x`` of shape (n, 1, 8, 8) and their classes ``y``."""
+class Digits(Dataset):
+    """A data set that always has a validation set."""
 
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def labelled(self, y: Tensor) -> Examples:
-        """The same images with other labels."""
-        return replace(self, y=y)
-
-    def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
-        """All of them in their order, ``size`` at a time; the last batch may be smaller."""
-        return list(zip(self.x.split(size), self.y.split(size), strict=True))
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Three sets that share no image."""
-
-    train: Examples
     validation: Examples
-    test: Examples
 
 
 def digits(seed: int = 0) -> Digits:
@@ -67,4 +47,5 @@ def digits(seed: int = 0) -> Digits:
     x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
     seen = x[train]
     x = (x - seen.mean()) / seen.std()
-    return Digits(*(Examples(x[part], y[part]) for part in (train, validation, test)))
+    sets = {name: Examples(x[part], y[part]) for name, part in (("train", train), ("validation", validation), ("test", test))}
+    return Digits("digits", 10, **sets, mean=(0.0,), std=(1.0,))
