@@ -16,6 +16,7 @@ from ..core.vector import Vector
 from ..core.weights import Weights
 
 Batches: TypeAlias = Iterable[tuple[Any, Any]]
+Piece: TypeAlias = tuple[Any, Any, int]  # inputs, targets, and how many
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 
 
@@ -64,22 +65,13 @@ class DatasetLoss:
             for norm, tracked in zip(norms, tracking, strict=True):
                 norm.track_running_stats = tracked
 
-    def batches(self, network: Callable[[Any], Any] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], int]]:
-        """The loss of each (micro-)batch, its outputs and targets, and its size; each walk must give as many samples as the first one did.
-
-        ``network`` stands in for the model, if given.
-        """
-        count, network = 0, network or self.model
+    def pieces(self) -> Iterator[Piece]:
+        """Inputs, targets and size of each (micro-)batch; each walk must give as many samples as the first one did."""
+        count = 0
         for x, y in self.data:
-            pieces = [(x, y)] if self.micro_batch is None else zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True)
-            for a, b in pieces:
-                out = network(a)
-                loss = self.loss_fn(out, b)
-                if not isinstance(loss, Tensor) or loss.dim() != 0:
-                    shape = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"the type {type(loss).__name__}"
-                    raise Refusal(f"loss_fn must return the mean loss of a batch, a 0-dim tensor; it gave {shape}")
+            for a, b in [(x, y)] if self.micro_batch is None else zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True):
                 count += len(b)
-                yield loss, (out, b), len(b)
+                yield a, b, len(b)
         if count == 0:
             if self.samples is None:
                 raise Refusal("data is empty: there is no loss to measure")
@@ -89,6 +81,21 @@ class DatasetLoss:
                 f"data gave {self.samples} samples on the first walk and {count} on a later one: pass a list or a DataLoader that gives the same each time"
             )
         self.samples = count
+
+    def of(self, out: Any, y: Any) -> Tensor:
+        """The loss of outputs, which must be one number."""
+        loss = self.loss_fn(out, y)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            shape = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"the type {type(loss).__name__}"
+            raise Refusal(f"loss_fn must return the mean loss of a batch, a 0-dim tensor; it gave {shape}")
+        return loss
+
+    def batches(self, network: Callable[[Any], Any] | None = None, pieces: Iterable[Piece] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], int]]:
+        """The loss of each (micro-)batch, its outputs and targets, and its size. ``network`` stands in for the model, ``pieces`` for a walk, if given."""
+        network = network or self.model
+        for x, y, n in self.pieces() if pieces is None else pieces:
+            out = network(x)
+            yield self.of(out, y), (out, y), n
 
     @torch.no_grad()
     def value(self, score: Callable[[Any, Any], Tensor] | None = None) -> tuple[float, float | None]:

@@ -1,0 +1,111 @@
+"""Hessian products of one batch, cut in two: what depends on the vector, and what is the same for every vector."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.func import functional_call, grad, jvp
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..core.refusal import Refusal
+from .dataset_loss import DatasetLoss
+
+Inputs: TypeAlias = tuple[list[Tensor], dict[str, Tensor], Any, Any]  # the weights, all other tensors of the model, x and y
+BatchProduct: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
+
+
+def no_forward_derivative(error: RuntimeError) -> bool:
+    """Whether an operation of the network has no forward derivative, or one that fails on what does not vary (mse_loss)."""
+    return isinstance(error, NotImplementedError) or "ZeroTensor" in str(error)
+
+
+class Linearizer:
+    """Makes ``v -> H v`` of a batch, with everything that does not depend on ``v`` computed once and kept.
+
+    The gradient, differentiated along ``v``, is recorded as a graph of operations, once for each shape of a batch. What ``v`` does not reach is run once
+    for each batch; what is left, six convolutions for the gradient's three, is run for each ``v``.
+
+    Args:
+        loss: the network and its loss.
+        names: of the weights, in the order of the vectors.
+    """
+
+    def __init__(self, loss: DatasetLoss, names: Sequence[str]) -> None:
+        self.loss, self.names = loss, list(names)
+        self._cuts: dict[Any, tuple[fx.GraphModule, fx.GraphModule]] = {}
+
+    def linearized(self, inputs: Inputs) -> tuple[BatchProduct, int]:
+        """The product for a batch, and the bytes that it keeps."""
+        leaves = torch.utils._pytree.tree_leaves(inputs)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            raise Refusal("keep_bytes needs batches whose inputs and targets are tensors (or lists and dicts of them): leave it 0 for these")
+        shape = tuple((t.shape, t.stride(), t.dtype) for t in leaves)
+        if shape not in self._cuts:
+            self._cuts[shape] = self._cut(inputs)
+        before, after = self._cuts[shape]
+        kept = before(*leaves)
+        owned = {t.untyped_storage().data_ptr() for t in leaves}
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept if isinstance(t, Tensor)}
+        return lambda v: after(*kept, *v), sum(size for place, size in sizes.items() if place not in owned)
+
+    def _cut(self, inputs: Inputs) -> tuple[fx.GraphModule, fx.GraphModule]:
+        v = [torch.zeros_like(w) for w in inputs[0]]
+        product: Callable[..., list[Tensor]] = self._forward_over_reverse
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # at the first use torch loads formulas in its own outdated way
+            try:
+                product(*inputs, v)  # where it raises, recording it may crash
+            except RuntimeError as error:
+                if not no_forward_derivative(error):
+                    raise
+                product = self._reverse_over_reverse
+            try:
+                graph = make_fx(lambda given, v: product(*given, v))(inputs, v)
+            except Exception as error:
+                raise Refusal(f"this network cannot be recorded as a graph, which keep_bytes needs: leave it 0. It said: {error}") from error
+        graph.graph.eliminate_dead_code()
+        return _halves(graph, len(v))
+
+    def _value(self, weights: Sequence[Tensor], others: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        return self.loss.of(functional_call(self.loss.model, {**dict(zip(self.names, weights, strict=True)), **others}, (x,)), y)
+
+    def _forward_over_reverse(self, weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> list[Tensor]:
+        return jvp(lambda *at: grad(self._value)(at, others, x, y), tuple(weights), tuple(v))[1]
+
+    def _reverse_over_reverse(self, weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> list[Tensor]:
+        def slope(at: list[Tensor]) -> Tensor:
+            return sum(map(torch.sum, map(operator.mul, grad(self._value)(at, others, x, y), v)), torch.zeros(()))
+
+        return grad(slope)(weights)
+
+
+def _halves(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The part of a graph that its last ``size`` inputs do not reach, and the part that they do, which takes what the first one gives in front of them."""
+    nodes = list(whole.graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    v, reached = inputs[-size:], set(inputs[-size:])
+    for node in nodes:
+        if any(source in reached for source in node.all_input_nodes):
+            reached.add(node)
+    (output,) = (node for node in nodes if node.op == "output")
+    reached.add(output)
+    handed = [node for node in nodes if node not in reached and any(user in reached for user in node.users)]
+
+    before, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in nodes:
+        if node not in reached:
+            copies[node] = before.node_copy(node, copies.__getitem__)
+    before.output([copies[node] for node in handed])
+    before.eliminate_dead_code()
+
+    after = fx.Graph()
+    copies = {node: after.placeholder(node.name) for node in [*handed, *v]}
+    for node in nodes:
+        if node in reached and node not in v:
+            copies[node] = after.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(whole, before), fx.GraphModule(whole, after)
