@@ -19,7 +19,7 @@ from .pickled import read_pickle
 SIDE, PIXELS = 32, 3 * 32 * 32
 Bytes = NDArray[np.uint8]
 _UNKNOWN = 255  # a coarse label that whoever wrote the file did not know
-_SPARE = 256  # bytes of a pickle, per record, for labels and file names
+_SPARE = 256  # bytes of a pickle, per record, for labels, file names and the rest
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ CIFAR100 = Cifar(
     python="cifar-100-python",
     train=(Batch("train", 50_000, md5="16019d7e3df5f24257cddd939b257f8d"),),
     test=Batch("test", 10_000, md5="f0ef6b0ae62326f3e7ffdfab6717acfc"),
-    mean=(0.5071, 0.4866, 0.4409),
+    mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
     source=Source(_SITE + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"),
 )
@@ -196,7 +196,7 @@ def _binary(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
 
 
 def _python(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
-    path, most = place / batch.name, batch.records * (PIXELS + _SPARE) + _SPARE
+    path, most = place / batch.name, batch.records * (2 * PIXELS + _SPARE)  # bytes may be written as text, most of them in two
     content = _content(path, most)
     if len(content) > most:
         raise Refusal(f"{path} has more than {most:,} bytes: too long for {batch.records:,} images")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.client
 import shutil
@@ -129,7 +130,7 @@ def _unpack(archive: Path, room: Path, source: Source) -> Path:
                     continue  # links, devices and paths that lead elsewhere are never followed
                 with content, (ready / parts[1]).open("wb") as file:
                     shutil.copyfileobj(content, file)
-    except (tarfile.TarError, EOFError, zlib.error) as broken:
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as broken:
         raise Refusal(f"{source.url} cannot be unpacked: {broken}") from broken
     if not any(ready.iterdir()):
         raise Refusal(f"{source.url} holds no {source.makes}")

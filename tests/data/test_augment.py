@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import bsam
+from bsam.data.augment import AUGMENTATIONS, Augment, Draws, augmentation, normalise
+from bsam.data.examples import Dataset, Examples
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def images(n: int, channels: int = 3, side: int = 32) -> torch.Tensor:
+    return torch.randint(0, 256, (n, channels, side, side), generator=torch.Generator().manual_seed(n), dtype=torch.uint8)
+
+
+def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarray, np.ndarray]:
+    """Pixel by pixel, as the usual pipeline treats one image: the bytes after crop and flip, and the final numbers in double precision."""
+    dy, dx, flip, hole, top, left = row
+    channels, side, _ = x.shape
+    moved, numbers = np.zeros_like(x), np.zeros(x.shape)
+    for c in range(channels):
+        for i in range(side):
+            for j in range(side):
+                source_j = side - 1 - j if augment.flip and flip else j
+                from_i, from_j = (i + dy - augment.pad, source_j + dx - augment.pad) if augment.pad else (i, source_j)
+                if 0 <= from_i < side and 0 <= from_j < side:
+                    moved[c, i, j] = x[c, from_i, from_j]
+                value = moved[c, i, j] / 255 if x.dtype == np.uint8 else moved[c, i, j]
+                mean, std = augment.mean[c % len(augment.mean)], augment.std[c % len(augment.std)]
+                cut = augment.cutout and hole and top <= i < top + augment.cutout and left <= j < left + augment.cutout
+                numbers[c, i, j] = 0 if cut else (value - mean) / std
+    return moved, numbers
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_equals_the_treatment_of_one_image_at_a_time(name):
+    data = Dataset("some", 10, Examples(images(1), torch.zeros(1)), None, Examples(images(1), torch.zeros(1)), MEAN, STD)
+    augment, x = augmentation(name, data), images(24)
+    draws = augment.draws(24, seed=1, epoch=2, side=32)
+    found = augment(x, draws)
+    assert found.dtype == torch.float32
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    for image, row, ours in zip(x.numpy(), draws.table.tolist(), found.numpy(), strict=True):
+        np.testing.assert_allclose(ours, one_image(image, row, augment)[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "augment", [Augment(cutout=0), Augment(pad=0, cutout=0), Augment(flip=False, cutout=0), Augment(pad=1, cutout=0), Augment(pad=32, cutout=0)]
+)
+@pytest.mark.parametrize("side", [32, 9])
+def test_crop_and_flip_are_exact(augment, side):
+    x = images(8, side=side)
+    draws = augment.draws(8, seed=0, epoch=0, side=side)
+    for pixels in (x.float(), x.float().contiguous(memory_format=torch.channels_last)):
+        found = augment(pixels, draws)  # numbers are not divided, and mean 0 and deviation 1 change no bit
+        for image, row, ours in zip(x.numpy(), draws.table.tolist(), found.numpy(), strict=True):
+            np.testing.assert_array_equal(ours, one_image(image, row, augment)[0])
+
+
+@pytest.mark.parametrize(
+    ("top", "left", "rows", "columns"), [(-8, -8, (0, 8), (0, 8)), (23, 23, (23, 32), (23, 32)), (-8, 23, (0, 8), (23, 32)), (5, 0, (5, 21), (0, 16))]
+)
+def test_the_hole_ends_at_the_border(top, left, rows, columns):
+    draws = Draws(torch.tensor([[4, 4, 0, 1, top, left], [4, 4, 0, 0, top, left]]))
+    cut, whole = Augment(mean=(0.5,), std=(0.1,))(torch.full((2, 3, 32, 32), 255, dtype=torch.uint8), draws)
+    expected = torch.full((3, 32, 32), 5.0)
+    torch.testing.assert_close(whole, expected)
+    expected[:, rows[0] : rows[1], columns[0] : columns[1]] = 0  # after normalisation, in all channels
+    torch.testing.assert_close(cut, expected)
+    assert torch.equal(cut == 0, expected == 0)
+
+
+def test_draws_cover_their_range_evenly():
+    n, side = 40_000, 32
+    draws = Draws.of(n, seed=3, epoch=7, side=side)
+    assert draws.table.shape == (n, 6)
+
+    def near(count, share):
+        return abs(int(count) - n * share) < 5 * (n * share * (1 - share)) ** 0.5
+
+    for axis in range(2):
+        shifts, corners = draws.shift[:, axis].bincount(minlength=9), (draws.corner[:, axis] + 8).bincount(minlength=side)
+        assert (int(draws.shift.min()), int(draws.corner.min())) == (0, -8)
+        assert (len(shifts), len(corners)) == (9, side)  # 0 .. 8 and -8 .. 23
+        assert all(near(count, 1 / 9) for count in shifts)
+        assert all(near(count, 1 / side) for count in corners)
+    assert near(draws.flip.sum(), 0.5)
+    assert near(draws.hole.sum(), 0.5)
+    assert near((draws.flip * draws.hole).sum(), 0.25)
+    assert near((draws.shift[:, 0] == draws.shift[:, 1]).sum(), 1 / 9)
+    assert set(draws.flip.tolist()) == set(draws.hole.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 500)])
+def test_holes_for_none_and_for_all(share, expected):
+    assert Augment(cutout_p=share).draws(500, 0, 0, 32).hole.sum() == expected
+
+
+def test_draws_follow_seed_and_epoch_alone():
+    state = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+    first = Draws.of(100, seed=1, epoch=2).table
+    assert torch.equal(Draws.of(100, seed=1, epoch=2).table, first)
+    for seed, epoch in ((1, 3), (2, 2), (2, 1)):
+        assert (Draws.of(100, seed, epoch).table != first).any(1).sum() > 90
+    assert torch.equal(torch.random.get_rng_state(), state[0])
+    assert np.random.get_state()[1].tolist() == state[1]
+
+
+def test_an_image_keeps_its_draws_in_any_batch():
+    augment, x = Augment(mean=MEAN, std=STD), images(30)
+    draws = augment.draws(30, seed=0, epoch=0, side=32)
+    whole, order = augment(x, draws), torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    for index in order.split(7):
+        assert torch.equal(augment(x[index], draws[index]), whole[index])
+    assert torch.equal(draws[3:5].table, draws.table[3:5])
+    assert len(draws[order[:4]]) == 4
+
+
+def test_draws_move():
+    assert Draws.of(4, 0, 0).to("meta").table.device.type == "meta"
+
+
+def test_the_images_stay_as_they_are():
+    for augment in (Augment(), Augment(pad=0, flip=False), Augment(pad=0, flip=False, cutout=0)):
+        for x in (images(4), images(4).float(), images(4).float().contiguous(memory_format=torch.channels_last)):
+            before = x.clone()
+            augment(x, augment.draws(4, 0, 0, 32))
+            assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(("channels", "mean", "std"), [(3, MEAN, STD), (1, (0.2860,), (0.3530,)), (3, (0.5,), (0.2,))])
+def test_normalises_bytes_and_numbers(channels, mean, std):
+    x = images(5, channels)
+    for pixels, unit in ((x, 255.0), (x.float(), 1.0)):
+        found = normalise(pixels, mean, std)
+        expected = (x.double() / unit - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(std).double().view(-1, 1, 1)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found, expected.float(), rtol=2e-6, atol=2e-6)
+    assert torch.equal(normalise(x.float(), (0.0,), (1.0,)), x.float())
+
+
+def test_inference_mode_leaves_no_trace():
+    mean, std = (0.123,), (0.456,)  # of no other test
+    with torch.inference_mode():
+        normalise(images(2), mean, std)
+    x = images(2).float().requires_grad_()
+    normalise(x, mean, std).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 0.456))
+
+
+def test_no_shape_and_no_value_comes_from_the_data():
+    """On the meta device nothing has a value: whatever asked for one, or for a shape that depends on one, would raise."""
+    augment = Augment(mean=MEAN, std=STD)
+    assert augment(images(4).to("meta"), Draws.of(4, 0, 0).to("meta")).shape == (4, 3, 32, 32)
+
+
+def test_refuses_what_cannot_be():
+    augment = Augment(mean=MEAN, std=STD)
+    with pytest.raises(bsam.Refusal, match="4 images need as many draws, got 3"):
+        augment(images(4), Draws.of(3, 0, 0))
+    with pytest.raises(bsam.Refusal, match="images of 1 channels"):
+        augment(images(4, channels=1), Draws.of(4, 0, 0))
+    for arguments, word in (({"pad": -1}, "pad"), ({"cutout": -1}, "cutout"), ({"cutout_p": 1.5}, "cutout_p"), ({"cutout_p": float("nan")}, "cutout_p")):
+        with pytest.raises(bsam.Refusal, match=word):
+            Augment(**arguments)
+    for seed, epoch in ((-1, 0), (0, -1)):
+        with pytest.raises(bsam.Refusal, match="not be negative"):
+            Draws.of(3, seed, epoch)

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+import bsam
+from bsam.data import DATASETS, load
+from bsam.data.augment import AUGMENTATIONS, augmentation
+from bsam.data.digits import Digits, digits
+from bsam.data.examples import Dataset, Examples
+
+TEN = Examples(torch.arange(10.0).view(10, 1, 1, 1), torch.arange(10))
+
+
+def test_the_first_are_taken_in_order():
+    for n in (1, 3, 10):
+        assert TEN.first(n).y.tolist() == TEN.first(n).x.flatten().tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("n", [0, -1, 11])
+def test_more_than_there_are_is_refused(n):
+    with pytest.raises(bsam.Refusal, match=r"first 1 to 10 can be taken, not"):
+        TEN.first(n)
+
+
+@pytest.mark.parametrize("validation", [None, TEN])
+def test_a_whole_data_set_moves(validation):
+    data = Dataset("ten", 10, TEN, validation, TEN, (0.0,), (1.0,)).to("meta")
+    assert data.train.x.device.type == data.train.y.device.type == data.test.x.device.type == "meta"
+    assert data.validation is None if validation is None else data.validation.y.device.type == "meta"
+    assert TEN.x.device.type == "cpu"
+
+
+def test_digits_are_a_data_set_that_needs_no_folder():
+    data = load("digits")
+    assert isinstance(data, Digits)
+    assert (len(data.train), len(data.validation), len(data.test)) == (640, 400, 757)
+    assert torch.equal(data.train.x, digits().train.x)
+    augment = augmentation(DATASETS["digits"].augmentation, data)
+    assert torch.equal(augment(data.train.x, augment.draws(640, 0, 0, 8)), data.train.x)  # they are normalised already
+
+
+def test_what_the_list_says_of_the_digits_is_true():
+    entry, data = DATASETS["digits"], load("digits")
+    assert (entry.classes, entry.channels, entry.side) == (data.classes, *data.train.x.shape[1:3])
+    assert data.classes == int(data.train.y.max()) + 1
+    assert not entry.needs_folder
+
+
+def test_the_list_is_sound():
+    assert list(DATASETS) == ["digits", "cifar10", "cifar100", "fashion_mnist"]
+    for name, entry in DATASETS.items():
+        assert entry.name == name
+        assert entry.augmentation in AUGMENTATIONS
+        assert entry.needs_folder == bool(entry.sources)
+
+
+def test_unknown_names_and_missing_folders_are_refused(tmp_path):
+    with pytest.raises(bsam.Refusal, match="data must be one of digits, cifar10, cifar100, fashion_mnist; got 'cifar'"):
+        load("cifar")
+    for name in ("cifar10", "cifar100", "fashion_mnist"):
+        with pytest.raises(bsam.Refusal, match="--data-dir"):
+            load(name)
+        with pytest.raises(bsam.Refusal, match=f"in {tmp_path}.*--download"):
+            load(name, tmp_path)

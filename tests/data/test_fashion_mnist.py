@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bsam
+from bsam.data.fashion_mnist import fashion_mnist, read_fashion_mnist
+
+COUNTS = {"train": 30, "t10k": 10}
+RANDOM = np.random.default_rng(2)
+IMAGES = {part: RANDOM.integers(0, 256, (n, 28, 28), np.uint8) for part, n in COUNTS.items()}
+LABELS = {part: RANDOM.integers(0, 10, n).astype(np.uint8) for part, n in COUNTS.items()}
+
+
+def write(folder: Path, zipped: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, n in COUNTS.items():
+        files = {f"{part}-images-idx3-ubyte": struct.pack(">IIII", 2051, n, 28, 28) + IMAGES[part].tobytes()}
+        files[f"{part}-labels-idx1-ubyte"] = struct.pack(">II", 2049, n) + LABELS[part].tobytes()
+        for name, content in files.items():
+            (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(content) if zipped else content)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("below", [".", "FashionMNIST/raw", "fashion-mnist"])
+def test_reads_what_was_written(zipped, below, tmp_path):
+    write(tmp_path / below, zipped)
+    data = read_fashion_mnist(tmp_path, 30, 10)
+    for examples, part in ((data.train, "train"), (data.test, "t10k")):
+        assert examples.x.shape == (COUNTS[part], 1, 28, 28)
+        assert (examples.x.dtype, examples.y.dtype) == (torch.uint8, torch.int64)
+        assert examples.x.tolist() == IMAGES[part][:, None].tolist()
+        assert examples.y.tolist() == LABELS[part].tolist()
+    assert (data.name, data.classes, data.validation, data.mean, data.std) == ("fashion_mnist", 10, None, (0.2860,), (0.3530,))
+
+
+IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+DAMAGE = {
+    "truncated": (lambda c: c[:-1], "holds 23,535"),
+    "over-long": (lambda c: c + b"x", "holds more"),
+    "labels for images": (lambda c: struct.pack(">II", 2049, 30) + bytes(30), "no idx file of 30 x 28 x 28 bytes"),
+    "another magic number": (lambda c: struct.pack(">I", 2052) + c[4:], "no idx file"),
+    "another count": (lambda c: struct.pack(">II", 2051, 29) + c[8:], "no idx file"),
+    "another side": (lambda c: c[:8] + struct.pack(">II", 14, 56) + c[16:], "no idx file"),
+    "empty": (lambda c: b"", "no idx file"),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_refused(damage, zipped, tmp_path):
+    write(tmp_path, zipped)
+    change, message = DAMAGE[damage]
+    path = tmp_path / (IMAGE_FILE + ".gz" * zipped)
+    content = path.read_bytes()
+    path.write_bytes(gzip.compress(change(gzip.decompress(content))) if zipped else change(content))
+    with pytest.raises(bsam.Refusal, match=message) as refused:
+        read_fashion_mnist(tmp_path, 30, 10)
+    assert str(path) in str(refused.value)
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c[:-9],
+        lambda c: c[: len(c) // 2],
+        lambda c: flipped(c, len(c) - 6),  # the checksum
+        lambda c: flipped(c, 2000),
+        lambda c: flipped(c, 10),
+        lambda c: c + b"rubbish",
+        lambda c: c + c,
+        lambda c: c + gzip.compress(bytes(100_000_000)),
+        lambda c: b"no gzip at all",
+        lambda c: b"",
+    ],
+)
+def test_corrupt_gz_is_refused(change, tmp_path):
+    write(tmp_path, zipped=True)
+    path = tmp_path / f"{IMAGE_FILE}.gz"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(bsam.Refusal, match=IMAGE_FILE):
+        read_fashion_mnist(tmp_path, 30, 10)
+
+
+def test_a_wrong_label_is_refused(tmp_path):
+    write(tmp_path, zipped=False)
+    path = tmp_path / LABEL_FILE
+    content = bytearray(path.read_bytes())
+    content[8 + 6] = 10
+    path.write_bytes(content)
+    with pytest.raises(bsam.Refusal, match=rf"{path}: record 6 has the label 10"):
+        read_fashion_mnist(tmp_path, 30, 10)
+
+
+def test_a_missing_file_is_named_and_small_sets_are_not_the_published_one(tmp_path):
+    write(tmp_path, zipped=True)
+    with pytest.raises(bsam.Refusal, match="no idx file of 60000 x 28 x 28 bytes"):
+        fashion_mnist(tmp_path)
+    (tmp_path / f"{LABEL_FILE}.gz").unlink()
+    with pytest.raises(bsam.Refusal, match=rf"no Fashion-MNIST in {tmp_path}: {LABEL_FILE} or {LABEL_FILE}\.gz is missing; --download"):
+        read_fashion_mnist(tmp_path, 30, 10)
