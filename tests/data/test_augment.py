@@ -17,19 +17,24 @@ def images(n: int, channels: int = 3, side: int = 32) -> torch.Tensor:
 
 def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarray, np.ndarray]:
     """Pixel by pixel, as the usual pipeline treats one image: the bytes after crop and flip, and the final numbers in double precision."""
-    dy, dx, flip, hole, top, left = row
+    dy, begin, down, across, top, left = row
     channels, side, _ = x.shape
+    assert down == 1
+    assert across in (1, -1)
+    dx = begin if across == 1 else begin - (side - 1)
+    assert 0 <= dy <= 2 * augment.pad
+    assert 0 <= dx <= 2 * augment.pad
     moved, numbers = np.zeros_like(x), np.zeros(x.shape)
     for c in range(channels):
         for i in range(side):
             for j in range(side):
-                source_j = side - 1 - j if augment.flip and flip else j
-                from_i, from_j = (i + dy - augment.pad, source_j + dx - augment.pad) if augment.pad else (i, source_j)
+                source_j = side - 1 - j if across == -1 else j
+                from_i, from_j = i + dy - augment.pad, source_j + dx - augment.pad
                 if 0 <= from_i < side and 0 <= from_j < side:
                     moved[c, i, j] = x[c, from_i, from_j]
                 value = moved[c, i, j] / 255 if x.dtype == np.uint8 else moved[c, i, j]
                 mean, std = augment.mean[c % len(augment.mean)], augment.std[c % len(augment.std)]
-                cut = augment.cutout and hole and top <= i < top + augment.cutout and left <= j < left + augment.cutout
+                cut = augment.cutout and top <= i < top + augment.cutout and left <= j < left + augment.cutout
                 numbers[c, i, j] = 0 if cut else (value - mean) / std
     return moved, numbers
 
@@ -63,7 +68,7 @@ def test_crop_and_flip_are_exact(augment, side):
     ("top", "left", "rows", "columns"), [(-8, -8, (0, 8), (0, 8)), (23, 23, (23, 32), (23, 32)), (-8, 23, (0, 8), (23, 32)), (5, 0, (5, 21), (0, 16))]
 )
 def test_the_hole_ends_at_the_border(top, left, rows, columns):
-    draws = Draws(torch.tensor([[4, 4, 0, 1, top, left], [4, 4, 0, 0, top, left]]))
+    draws = Draws(torch.tensor([[4, 4, 1, 1, top, left], [4, 4, 1, 1, 32, 32]]))
     cut, whole = Augment(mean=(0.5,), std=(0.1,))(torch.full((2, 3, 32, 32), 255, dtype=torch.uint8), draws)
     expected = torch.full((3, 32, 32), 5.0)
     torch.testing.assert_close(whole, expected)
@@ -80,22 +85,32 @@ def test_draws_cover_their_range_evenly():
     def near(count, share):
         return abs(int(count) - n * share) < 5 * (n * share * (1 - share)) ** 0.5
 
-    for axis in range(2):
-        shifts, corners = draws.shift[:, axis].bincount(minlength=9), (draws.corner[:, axis] + 8).bincount(minlength=side)
-        assert (int(draws.shift.min()), int(draws.corner.min())) == (0, -8)
-        assert (len(shifts), len(corners)) == (9, side)  # 0 .. 8 and -8 .. 23
-        assert all(near(count, 1 / 9) for count in shifts)
-        assert all(near(count, 1 / side) for count in corners)
-    assert near(draws.flip.sum(), 0.5)
-    assert near(draws.hole.sum(), 0.5)
-    assert near((draws.flip * draws.hole).sum(), 0.25)
-    assert near((draws.shift[:, 0] == draws.shift[:, 1]).sum(), 1 / 9)
-    assert set(draws.flip.tolist()) == set(draws.hole.tolist()) == {0, 1}
+    dy, begin, down, across, top, left = draws.table.T
+    flip, hole = across == -1, top < side
+    dx = begin - 31 * flip
+    assert set(down.tolist()) == {1}
+    assert set(across.tolist()) == {1, -1}
+    assert torch.equal(hole, left < side)
+    for shift in (dy, dx):
+        assert sorted(set(shift.tolist())) == list(range(9))
+        assert all(near(count, 1 / 9) for count in shift.bincount())
+    for corner in (top[hole], left[hole]):
+        assert sorted(set(corner.tolist())) == list(range(-8, 24))
+        assert all(near(count, 0.5 / side) for count in (corner + 8).bincount())
+    assert near(flip.sum(), 0.5)
+    assert near(hole.sum(), 0.5)
+    assert near((flip & hole).sum(), 0.25)
+    assert near((dy == dx).sum(), 1 / 9)
+    assert near((hole & (top == left)).sum(), 0.5 / side)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 500)])
 def test_holes_for_none_and_for_all(share, expected):
-    assert Augment(cutout_p=share).draws(500, 0, 0, 32).hole.sum() == expected
+    assert (Augment(cutout_p=share).draws(500, 0, 0, 32).corner < 32).all(1).sum() == expected
+
+
+def test_without_flips_no_step_goes_back():
+    assert (Augment(flip=False).draws(500, 0, 0, 32).step == 1).all()
 
 
 def test_draws_follow_seed_and_epoch_alone():
@@ -154,6 +169,13 @@ def test_no_shape_and_no_value_comes_from_the_data():
     """On the meta device nothing has a value: whatever asked for one, or for a shape that depends on one, would raise."""
     augment = Augment(mean=MEAN, std=STD)
     assert augment(images(4).to("meta"), Draws.of(4, 0, 0).to("meta")).shape == (4, 3, 32, 32)
+
+
+def test_compiles_in_one_piece():
+    augment, x = Augment(mean=MEAN, std=STD), images(6)
+    draws = augment.draws(6, 0, 0, 32)
+    compiled = torch.compile(lambda x, table: augment(x, Draws(table)), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, draws.table), augment(x, draws))
 
 
 def test_refuses_what_cannot_be():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +20,8 @@ class Draws:
     """What chance decides about each training image in one epoch: a function of the seed and the epoch, whatever the order of the images.
 
     Args:
-        table: one row per image: ``dy, dx, flip, hole, top, left``.
+        table: one row per image: in the padded image the row and the column where the crop begins, the steps that it then takes down and across (1, or -1 where
+            left and right change places), and the top left corner of the hole, which lies outside of the image where there is no hole.
 
     Example:
         >>> draws = Draws.of(1000, seed=0, epoch=3)
@@ -32,26 +32,29 @@ class Draws:
     table: Tensor
 
     @staticmethod
-    def of(n: int, seed: int, epoch: int, pad: int = 4, side: int = 32, cutout: int = 16, cutout_p: float = 0.5) -> Draws:
+    def of(n: int, seed: int, epoch: int, pad: int = 4, side: int = 32, flip: bool = True, cutout: int = 16, cutout_p: float = 0.5) -> Draws:
         """Draw for ``n`` images.
 
         Args:
             n: how many.
             seed: of the run, not negative.
             epoch: counted from 0.
-            pad: pixels around the image; the crop begins at 0 to ``2 * pad``.
+            pad: pixels around the image; the crop is shifted by 0 to ``2 * pad``.
             side: of the image.
+            flip: whether half of the images are mirrored.
             cutout: side of the hole; its corner lies from ``-(cutout // 2)`` to ``side - cutout // 2 - 1``.
             cutout_p: share of the images that get one.
         """
         if min(seed, epoch) < 0:
             raise Refusal(f"seed and epoch must not be negative, got {seed!r} and {epoch!r}")
         random = np.random.default_rng((seed, epoch, _STREAM))
-        shift = random.integers(0, 2 * pad + 1, (n, 2))
-        flip = random.integers(0, 2, (n, 1))
-        hole = random.random((n, 1)) < cutout_p
+        begin = random.integers(0, 2 * pad + 1, (n, 2))
+        mirrored = random.integers(0, 2, n) * flip
+        begin[:, 1] += mirrored * (side - 1)  # from the right edge, and back
+        step = np.stack([np.ones_like(mirrored), 1 - 2 * mirrored], axis=1)
         corner = random.integers(-(cutout // 2), side - cutout // 2, (n, 2))
-        return Draws(torch.from_numpy(np.concatenate([shift, flip, hole, corner], axis=1, dtype=np.int64)))
+        corner[random.random(n) >= cutout_p] = side
+        return Draws(torch.from_numpy(np.concatenate([begin, step, corner], axis=1)))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -64,23 +67,18 @@ class Draws:
         return Draws(self.table.to(device))
 
     @property
-    def shift(self) -> Tensor:
-        """Where the crop begins in the padded image: (n, 2), rows before columns."""
+    def begin(self) -> Tensor:
+        """Where the crop begins: (n, 2), rows before columns."""
         return self.table[:, 0:2]
 
     @property
-    def flip(self) -> Tensor:
-        """1 where left and right change places, else 0: (n,)."""
-        return self.table[:, 2]
-
-    @property
-    def hole(self) -> Tensor:
-        """1 where there is a hole, else 0: (n,)."""
-        return self.table[:, 3]
+    def step(self) -> Tensor:
+        """From one pixel to the next: (n, 2)."""
+        return self.table[:, 2:4]
 
     @property
     def corner(self) -> Tensor:
-        """Of the hole, at its top left; it may lie outside: (n, 2)."""
+        """Of the hole, at its top left: (n, 2)."""
         return self.table[:, 4:6]
 
 
@@ -121,7 +119,7 @@ class Augment:
 
     def draws(self, n: int, seed: int, epoch: int, side: int) -> Draws:
         """The draws for ``n`` images of ``side`` x ``side`` pixels."""
-        return Draws.of(n, seed, epoch, self.pad, side, self.cutout, self.cutout_p)
+        return Draws.of(n, seed, epoch, self.pad, side, self.flip, self.cutout, self.cutout_p)
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         """Augment a batch.
@@ -135,25 +133,21 @@ class Augment:
         """
         if len(draws) != len(x):
             raise Refusal(f"{len(x)} images need as many draws, got {len(draws)}")
-        steps = torch.arange(x.shape[-1], device=x.device)
+        pixels = torch.arange(x.shape[-1], device=x.device)
         if self.pad or self.flip:
-            x = self._cropped(x, draws, steps)
+            x = self._cropped(x, draws, pixels)
         x = normalise(x, self.mean, self.std)
         if self.cutout:
-            inside = steps - draws.corner[:, :, None]
-            inside = (inside >= 0) & (inside < self.cutout) & draws.hole[:, None, None].bool()
+            depth = pixels - draws.corner[:, :, None]
+            inside = depth == depth.clamp(0, self.cutout - 1)
             x.masked_fill_((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
         return x
 
-    def _cropped(self, x: Tensor, draws: Draws, steps: Tensor) -> Tensor:
-        rows, columns = steps.expand(len(x), -1), steps.expand(len(x), -1)
-        if self.flip:
-            columns = (columns - (len(steps) - 1) * draws.flip[:, None]).abs()  # counted from the right where flipped
-        if self.pad:
-            x = F.pad(x, (self.pad,) * 4)
-            rows, columns = rows + draws.shift[:, :1], columns + draws.shift[:, 1:]
-        image = torch.arange(len(x), device=x.device)
-        return x.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    def _cropped(self, x: Tensor, draws: Draws, pixels: Tensor) -> Tensor:
+        image = torch.arange(len(x), device=x.device)[:, None, None]
+        source = torch.addcmul(draws.begin[:, :, None], draws.step[:, :, None], pixels)
+        channels_last = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
+        return channels_last[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -178,11 +172,15 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     return (x.contiguous(memory_format=torch.channels_last) - shift).mul_(scale)
 
 
-@functools.cache
+_ON_DEVICE: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
+
+
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     """One number per channel, brought to the device once: a copy from the host would make every batch wait, and cannot be captured."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+    if (values, device) not in _ON_DEVICE:
+        with torch.inference_mode(False):
+            _ON_DEVICE[values, device] = torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+    return _ON_DEVICE[values, device]
 
 
 AUGMENTATIONS: dict[str, Augment] = {
