@@ -159,7 +159,7 @@ def test_normalises_bytes_and_numbers(channels, mean, std):
 def test_inference_mode_leaves_no_trace():
     mean, std = (0.123,), (0.456,)  # of no other test
     with torch.inference_mode():
-        normalise(images(2), mean, std)
+        normalise(images(2).float(), mean, std)
     x = images(2).float().requires_grad_()
     normalise(x, mean, std).sum().backward()
     torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 0.456))

@@ -132,7 +132,7 @@ CRAFTED = {
     "a call of a number": HEAD + b"K\x01K\x01\x85Ru.",
     "a state for a global": HEAD + b"cnumpy\nndarray\n}" + short("__setstate__") + b"K\x01sbu.",
     "a state for a list": HEAD + b"]}bu.",
-    "an array built twice": dictionary(python2()[:-1] + b"bh\x03(K\x01K\x00\x85h\x05\x89U\x00tbb"),
+    "an array built twice": dictionary(python2() + b"(K\x01K\x00\x85h\x05\x89U\x00tb"),
     "an array never built": b"\x80\x02}" + short("data") + RECONSTRUCT + b"cnumpy\nndarray\nK\x00\x85" + short("b") + b"\x87RsK\x01.",
     "items of a number": b"\x80\x02K\x01K\x02K\x03s.",
     "appended to a number": b"\x80\x02K\x01K\x02a.",
