@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..core.checks import check_count
+
 
 class DigitsNet(nn.Sequential):
     """Two convolutions with batch norm and a linear layer, for images of 8 x 8: 10 thousand parameters, about a millisecond a pass on one CPU thread.
+
+    Its weights begin as torch draws them.
 
     Example:
         >>> import torch
@@ -14,9 +18,12 @@ class DigitsNet(nn.Sequential):
         torch.Size([2, 10])
     """
 
-    def __init__(self, classes: int = 10, width: int = 16) -> None:
+    def __init__(self, classes: int = 10, width: int = 16, channels: int = 1) -> None:
+        check_count("classes", classes)
+        check_count("width", width)
+        check_count("channels", channels)
         super().__init__(
-            nn.Conv2d(1, width, 3, padding=1, bias=False),
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False),

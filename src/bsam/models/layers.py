@@ -1,0 +1,41 @@
+"""What the networks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+
+def conv(width_in: int, width: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+    """A convolution without bias that keeps the image's side (up to its stride), drawn as He et al. (2015) do for ReLU: variance 2 / fan-out.
+
+    Example:
+        >>> import torch
+        >>> conv(3, 16, stride=2)(torch.zeros(1, 3, 8, 8)).shape
+        torch.Size([1, 16, 4, 4])
+    """
+    layer = nn.Conv2d(width_in, width, size, stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
+
+
+def stages(block: Callable[[int, int, int], nn.Module], width_in: int, widths: Sequence[Sequence[int]]) -> nn.Sequential:
+    """Stages of residual blocks, where every stage but the first begins by halving the image's side.
+
+    Args:
+        block: makes a block from its input width, its output width and its stride.
+        width_in: of the feature map that enters.
+        widths: for each stage, the output widths of its blocks.
+
+    Example:
+        >>> made = stages(lambda width_in, width, stride: conv(width_in, width, stride=stride), 4, [[8, 8], [16]])
+        >>> [(layer.in_channels, layer.out_channels, layer.stride[0]) for stage in made for layer in stage]
+        [(4, 8, 1), (8, 8, 1), (8, 16, 2)]
+    """
+    made = []
+    for stage, outs in enumerate(widths):
+        ins = [width_in, *outs]
+        made.append(nn.Sequential(*(block(ins[i], out, 2 if stage > 0 and i == 0 else 1) for i, out in enumerate(outs))))
+        width_in = outs[-1]
+    return nn.Sequential(*made)

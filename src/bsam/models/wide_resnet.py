@@ -1,0 +1,94 @@
+"""Wide residual networks for small images."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..core.checks import check_count
+from ..core.refusal import Refusal
+from .layers import conv, stages
+
+
+class PreActivationBlock(nn.Module):
+    """Batch norm and ReLU before each of two 3x3 convolutions, beside a shortcut that nothing activates.
+
+    Where the shape changes, the shortcut is a 1x1 convolution, without batch norm, of the activated input.
+
+    Example:
+        >>> import torch
+        >>> PreActivationBlock(16, 32, stride=2)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
+    """
+
+    def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(width_in), conv(width_in, width, stride=stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(width), conv(width, width)
+        self.projection = None if stride == 1 and width_in == width else conv(width_in, width, size=1, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From one feature map to the next."""
+        active = F.relu(self.bn1(x))
+        out = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        return out + (x if self.projection is None else self.projection(active))
+
+
+class WideResNet(nn.Module):
+    """A wide ResNet: a stem of 16 channels, three stages of pre-activation blocks, without dropout.
+
+    Weights begin as in the authors' code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the linear layer as torch draws it but for its
+    bias, which is 0.
+
+    Args:
+        depth: 6n + 4, where n is the number of blocks in a stage: 10, 16, 22, 28, ...
+        widen: times 16, 32 and 64 are the widths of the stages.
+        classes: how many.
+        channels: of the images.
+
+    Example:
+        >>> import torch
+        >>> WideResNet(depth=10, widen=1)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+
+    Reference: Zagoruyko, Komodakis: Wide Residual Networks, BMVC 2016.
+    """
+
+    def __init__(self, depth: int, widen: int, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        if check_count("depth", depth, low=10) % 6 != 4:
+            raise Refusal(f"depth must be 6n + 4, such as 10, 16, 22 or 28, got {depth!r}")
+        check_count("widen", widen)
+        check_count("classes", classes)
+        check_count("channels", channels)
+        n = (depth - 4) // 6
+        self.conv = conv(channels, 16)
+        self.stages = stages(PreActivationBlock, 16, [[width * widen] * n for width in (16, 32, 64)])
+        self.bn = nn.BatchNorm2d(64 * widen)
+        self.linear = nn.Linear(64 * widen, classes)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From images to logits."""
+        x = F.relu(self.bn(self.stages(self.conv(x))))
+        return self.linear(x.mean((2, 3)))
+
+
+def wide_resnet10_1(classes: int = 10, channels: int = 3) -> WideResNet:
+    """WideResNet-10-1, 77,850 parameters: for the CPU.
+
+    Example:
+        >>> sum(p.numel() for p in wide_resnet10_1().parameters())
+        77850
+    """
+    return WideResNet(10, 1, classes, channels)
+
+
+def wide_resnet28_10(classes: int = 10, channels: int = 3) -> WideResNet:
+    """WideResNet-28-10, 36,479,194 parameters.
+
+    Example:
+        >>> sum(p.numel() for p in wide_resnet28_10().parameters())
+        36479194
+    """
+    return WideResNet(28, 10, classes, channels)

@@ -1,0 +1,320 @@
+"""What holds for every network of the registry."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bsam
+from bsam.models import MODELS, Model, build
+from bsam.models.digits_net import DigitsNet
+from bsam.models.pyramidnet import PyramidNet
+from bsam.models.resnet import ResNet
+from bsam.models.wide_resnet import WideResNet
+
+SMALL = [name for name, model in MODELS.items() if model.parameters < 10**6]
+LARGE = [name for name in MODELS if name not in SMALL]
+SMALL_FOR_32 = [name for name in SMALL if MODELS[name].images == 32]
+
+
+def images(model: Model, side: int | None = None, n: int = 2) -> Tensor:
+    side = model.images if side is None else side
+    x = torch.randn(n, model.channels, side, side, generator=torch.Generator().manual_seed(0))
+    return x.to(memory_format=model.memory_format)
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def conv(width_in: int, width: int, size: int = 3) -> int:
+    return width_in * width * size * size
+
+
+def bn(width: int) -> int:
+    return 2 * width
+
+
+def residual(stem: int, widths: list[list[int]], classes: int, channels: int) -> int:
+    """By hand: stem and linear layer, and of each block the two convolutions, the two norms and a projection with norm where the width changes."""
+    total, before = conv(channels, stem) + bn(stem), stem
+    for width in (width for stage in widths for width in stage):
+        total += conv(before, width) + bn(width) + conv(width, width) + bn(width)
+        total += conv(before, width, 1) + bn(width) if before != width else 0
+        before = width
+    return total + (before + 1) * classes
+
+
+def wide(depth: int, widen: int, classes: int, channels: int) -> int:
+    """By hand: norms come before convolutions, projections have none, and a last norm follows the last block."""
+    total, before = conv(channels, 16), 16
+    for width in (16 * widen, 32 * widen, 64 * widen):
+        for _ in range((depth - 4) // 6):
+            total += bn(before) + conv(before, width) + bn(width) + conv(width, width)
+            total += conv(before, width, 1) if before != width else 0
+            before = width
+    return total + bn(before) + (before + 1) * classes
+
+
+def pyramid(blocks: int, more: int, classes: int, channels: int) -> int:
+    """By hand: each block ``more`` channels wider than the last, three norms in each, no weights beside."""
+    total = conv(channels, 16) + bn(16)
+    for k in range(blocks):
+        before, width = 16 + more * k, 16 + more * (k + 1)
+        total += bn(before) + conv(before, width) + bn(width) + conv(width, width) + bn(width)
+    last = 16 + more * blocks
+    return total + bn(last) + (last + 1) * classes
+
+
+def by_hand(name: str, classes: int, channels: int) -> int:
+    return {
+        "digits_net": lambda: conv(channels, 16) + bn(16) + conv(16, 32) + bn(32) + (32 * 16 + 1) * classes,
+        "resnet8": lambda: residual(16, [[16], [32], [64]], classes, channels),
+        "resnet20": lambda: residual(16, [[16] * 3, [32] * 3, [64] * 3], classes, channels),
+        "resnet18": lambda: residual(64, [[64] * 2, [128] * 2, [256] * 2, [512] * 2], classes, channels),
+        "wide_resnet10_1": lambda: wide(10, 1, classes, channels),
+        "wide_resnet28_10": lambda: wide(28, 10, classes, channels),
+        "pyramidnet8": lambda: pyramid(3, 16, classes, channels),
+        "pyramidnet110": lambda: pyramid(54, 5, classes, channels),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_as_many_as_counted_by_hand(name):
+    with torch.device("meta"):
+        for classes, channels in ((10, MODELS[name].channels), (100, 3), (2, 1)):
+            assert count(build(name, classes, channels)) == by_hand(name, classes, channels)
+        assert count(build(name)) == MODELS[name].parameters
+
+
+def test_the_published_sizes():
+    assert MODELS["resnet18"].parameters == 11_173_962
+    assert MODELS["wide_resnet28_10"].parameters == 36_479_194
+    assert MODELS["pyramidnet110"].parameters == 28_485_477
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
+    model = build(name, classes=7, seed=0)
+    before = copy.deepcopy(dict(model.named_buffers()))
+    x = images(MODELS[name], side=16 if name in LARGE else None)
+    out = model(x)
+    assert out.shape == (2, 7)
+    F.cross_entropy(out, torch.tensor([1, 5])).backward()
+    for key, p in model.named_parameters():
+        assert p.grad is not None, key
+        assert p.grad.isfinite().all(), key
+        # in a pyramid, a shift of a whole channel is taken away by every norm behind it
+        idle = name.startswith("pyramid") and (key == "bn.bias" or key.endswith("bn3.bias"))
+        assert (p.grad.norm() > 1e-5) != idle, key
+    assert all(not b.equal(before[key]) for key, b in model.named_buffers())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_lie_in_the_memory_format_of_the_entry_and_stay_there_in_a_copy(name):
+    model = build(name, seed=0) if name in SMALL else build(name)
+    kernels = [p for p in copy.deepcopy(model).parameters() if p.dim() == 4]
+    assert kernels
+    assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
+    assert (MODELS[name].memory_format == torch.channels_last) == (name != "digits_net")
+
+
+@pytest.mark.parametrize("name", SMALL_FOR_32)
+def test_feature_maps_stay_channels_last_also_under_autocast(name):
+    model = build(name, seed=0)
+    shapes = []
+
+    def look(_module: nn.Module, _x: object, out: Tensor) -> None:
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        assert out.dtype == torch.bfloat16
+        shapes.append(tuple(out.shape))
+
+    for stage in model.stages:
+        for block in stage:
+            block.register_forward_hook(look)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(images(MODELS[name]))
+    F.cross_entropy(out.float(), torch.tensor([1, 5])).backward()
+    assert len(shapes) == sum(map(len, model.stages))
+    assert all(p.grad is not None and p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda: ResNet((64, 128, 256, 512), 2), [(64, 32), (128, 16), (256, 8), (512, 4)]),
+        (lambda: ResNet((16, 32, 64), 3), [(16, 32), (32, 16), (64, 8)]),
+        (lambda: WideResNet(16, 2), [(32, 32), (64, 16), (128, 8)]),
+        (lambda: PyramidNet(8, 20), [(23, 32), (29, 16), (36, 8)]),  # 16 + 6.67 k, rounded
+        (lambda: PyramidNet(20, 27), [(25, 32), (34, 16), (43, 8)]),
+    ],
+    ids=["resnet18", "resnet20", "wide_resnet16_2", "pyramidnet8", "pyramidnet20"],
+)
+def test_shapes_after_each_stage(make, shapes):
+    model, found = make(), []
+    for stage in model.stages:
+        stage.register_forward_hook(lambda _module, _x, out: found.append(tuple(out.shape)))
+    with torch.no_grad():
+        model(torch.zeros(2, 3, 32, 32))
+    assert found == [(2, width, side, side) for width, side in shapes]
+
+
+def test_widths_of_the_real_pyramid_grow_by_five_at_each_block():
+    with torch.device("meta"):
+        model = PyramidNet(110, 270)
+    assert [len(stage) for stage in model.stages] == [18, 18, 18]
+    assert [block.conv2.out_channels for stage in model.stages for block in stage] == list(range(21, 287, 5))
+    assert [block.conv1.stride for stage in model.stages for block in stage if block.conv1.stride != (1, 1)] == [(2, 2)] * 2
+
+
+@pytest.mark.parametrize("name", SMALL_FOR_32)
+@pytest.mark.parametrize("side", [8, 28, 33])
+def test_images_of_other_sides(name, side):
+    assert build(name, seed=0).eval()(images(MODELS[name], side=side)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_seed_decides_every_weight_and_leaves_random_numbers_alone(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the GPUs were reseeded"))
+    torch.default_generator.manual_seed(5)
+    before = torch.get_rng_state()
+    one = build(name, seed=3).state_dict()
+    assert torch.get_rng_state().equal(before)
+    torch.rand(7)
+    again = build(name, seed=3).state_dict()
+    other = build(name, seed=4).state_dict()
+    assert all(again[key].equal(value) for key, value in one.items())
+    kernels = [key for key, value in one.items() if value.dim() > 1]
+    assert kernels
+    assert all(not other[key].equal(one[key]) for key in kernels)
+
+
+def test_without_a_seed_the_callers_random_numbers_decide():
+    torch.manual_seed(9)
+    one = build("resnet8").state_dict()
+    other = build("resnet8").state_dict()
+    torch.manual_seed(9)
+    again = build("resnet8").state_dict()
+    assert again["conv.weight"].equal(one["conv.weight"])
+    assert not other["conv.weight"].equal(one["conv.weight"])
+    seeded = build("resnet8", seed=9).state_dict()
+    assert all(seeded[key].equal(value) for key, value in one.items())
+
+
+def test_digits_net_is_the_demos_to_the_last_bit():
+    torch.manual_seed(3)
+    plain = DigitsNet(10)
+    built = build("digits_net", seed=3)
+    assert isinstance(built, DigitsNet)
+    for (key, p), (other, q) in zip(plain.named_parameters(), built.named_parameters(), strict=True):
+        assert key == other
+        assert p.equal(q)
+        assert p.stride() == q.stride()
+    x = torch.randn(4, 1, 8, 8)
+    assert plain(x).equal(built(x))
+
+
+def test_convolutions_begin_with_variance_two_over_fan_out_and_norms_at_one_and_zero():
+    for name in ("resnet20", "wide_resnet10_1", "pyramidnet8", "resnet18"):
+        model = build(name, seed=0)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                assert module.bias is None
+                w, fan_out = module.weight, module.out_channels * module.kernel_size[0] ** 2
+                off = 6 * (2 * w.numel()) ** -0.5  # six standard errors of a standard deviation
+                assert float(w.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=off)
+            if isinstance(module, nn.BatchNorm2d):
+                assert bool((module.weight == 1).all())
+                assert not module.bias.any()
+        bound = model.linear.in_features**-0.5
+        assert 0.9 * bound < float(model.linear.weight.detach().abs().max()) <= bound
+        assert bool(model.linear.bias.any()) == name.startswith("resnet")
+
+
+def test_the_default_device_is_honoured_with_and_without_a_seed():
+    with torch.device("meta"):
+        assert {p.device.type for seed in (None, 0) for p in build("resnet8", seed=seed).parameters()} == {"meta"}
+    assert {p.device.type for p in build("resnet8", seed=0).parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("name", ["resnet9", "ResNet18", "", "bsam"])
+def test_an_unknown_name_is_refused_with_those_known(name):
+    with pytest.raises(bsam.Refusal, match=rf"model must be one of {', '.join(MODELS)}; got '{name}'"):
+        build(name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("wrong", [{"classes": 0}, {"classes": -1}, {"classes": 2.0}, {"classes": True}, {"channels": 0}, {"channels": -3}, {"seed": -1}])
+def test_wrong_numbers_are_refused_by_name(name, wrong):
+    with torch.device("meta"), pytest.raises(bsam.Refusal, match=next(iter(wrong))):
+        build(name, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("build_wrong", "culprit"),
+    [
+        (lambda: WideResNet(27, 10), "depth"),
+        (lambda: WideResNet(4, 10), "depth"),
+        (lambda: WideResNet(10, 0), "widen"),
+        (lambda: PyramidNet(109, 270), "depth"),
+        (lambda: PyramidNet(2, 270), "depth"),
+        (lambda: PyramidNet(8, -1), "alpha"),
+        (lambda: ResNet((), 1), "widths"),
+        (lambda: ResNet((16, 0), 1), "widths"),
+        (lambda: ResNet((16,), 0), "blocks"),
+        (lambda: DigitsNet(width=0), "width"),
+    ],
+)
+def test_networks_that_cannot_be_are_refused(build_wrong, culprit):
+    with pytest.raises(bsam.Refusal, match=culprit):
+        build_wrong()
+
+
+def test_a_pyramid_that_does_not_widen_has_plain_shortcuts():
+    assert PyramidNet(8, 0)(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_functional_call_takes_other_weights(name):
+    model, other = build(name, seed=0).eval(), build(name, seed=1).eval()
+    x = images(MODELS[name])
+    with torch.no_grad():
+        assert torch.func.functional_call(model, other.state_dict(), x).equal(other(x))
+
+
+@pytest.mark.parametrize("name", ["resnet8", "wide_resnet10_1", "pyramidnet8"])
+def test_one_graph_holds_the_whole_network(name):
+    model = build(name, seed=0)
+    x, y = images(MODELS[name], side=8), torch.tensor([1, 5])
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    for net in (model, compiled):
+        F.cross_entropy(net(x), y).backward()
+    for p, q in zip(model.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+
+
+def norm(name: str) -> list[str]:
+    return [f"{name}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+
+
+def test_names_in_the_state_dict_are_those_of_saved_files():
+    residual, preactive, pyramidal = [], [], []
+    for stage in range(3):
+        at = f"stages.{stage}.0"
+        residual += [f"{at}.conv1.weight", *norm(f"{at}.bn1"), f"{at}.conv2.weight", *norm(f"{at}.bn2")]
+        residual += [f"{at}.shortcut.0.weight", *norm(f"{at}.shortcut.1")] if stage else []
+        preactive += [*norm(f"{at}.bn1"), f"{at}.conv1.weight", *norm(f"{at}.bn2"), f"{at}.conv2.weight"]
+        preactive += [f"{at}.projection.weight"] if stage else []
+        pyramidal += [*norm(f"{at}.bn1"), f"{at}.conv1.weight", *norm(f"{at}.bn2"), f"{at}.conv2.weight", *norm(f"{at}.bn3")]
+    linear = ["linear.weight", "linear.bias"]
+    with torch.device("meta"):
+        assert list(build("resnet8").state_dict()) == ["conv.weight", *norm("bn"), *residual, *linear]
+        assert list(build("wide_resnet10_1").state_dict()) == ["conv.weight", *preactive, *norm("bn"), *linear]
+        assert list(build("pyramidnet8").state_dict()) == ["conv.weight", *norm("bn"), *pyramidal, *norm("bn_last"), *linear]
+        assert list(build("digits_net").state_dict()) == ["0.weight", *norm("1"), "3.weight", *norm("4"), "7.weight", "7.bias"]
+        assert sum(key.endswith("conv2.weight") for key in build("pyramidnet110").state_dict()) == 54
+        assert list(build("resnet18").state_dict())[-8:-2] == ["stages.3.1.conv2.weight", *norm("stages.3.1.bn2")]
