@@ -22,4 +22,4 @@ from .methods.rst import RST as RST
 from .methods.saf import SAF as SAF
 from .methods.sam import SAM as SAM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -126,8 +126,9 @@ def _demo(arguments: argparse.Namespace) -> None:
     from .report.figures import curves_info, plot_curves
     from .report.landscapes import plot_contours, reliefs_info
     from .report.progress import progress
-    from .report.results import environment_info, rows_info, write_results
+    from .report.results import rows_info, write_results
     from .report.tables import summary_info, summary_tables
+    from .training.environment import environment_info
     from .training.loop import CURVATURE_SAMPLES
     from .training.record import Record
 

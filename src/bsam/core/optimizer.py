@@ -239,9 +239,13 @@ class SharpnessAware(Optimizer):
         self._weights.stay()
         self._memory.commit(self.param_groups)
         self._reset()
+        self.count_step()
+        return loss
+
+    def count_step(self) -> None:
+        """Count a step that was taken: :meth:`step` does, and whoever replays a CUDA graph of it calls this himself."""
         for group in self.param_groups:
             group["steps_taken"] += 1
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad``, and with it what :meth:`backward` prepared."""

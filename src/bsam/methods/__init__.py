@@ -54,6 +54,11 @@ class Method:
         """Whether it is a loss, and not an optimizer."""
         return issubclass(self.cls, nn.Module)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph of one step is as good as the steps: not where Python decides in each of them, or memory moves."""
+        return self.name not in ("friendly_sam", "looksam", "esam", "aesam", "rst", "saf", "mesa")
+
 
 _PER_SAMPLE = "closure(indices) returning per-sample losses"
 

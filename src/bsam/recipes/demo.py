@@ -15,11 +15,12 @@ from typing import Any
 from ..core.refusal import Refusal
 from ..methods import METHODS
 from ..training.config import Run
-from ..training.loop import Result
 from ..training.record import Record
+from ..training.result import Result
 from ..training.workers import Workers
 
 NOISE_RATES = (0.0, 0.4)
+BATCH = 64
 WEIGHT_DECAYS = (5e-4, 5e-2)  # for all methods alike: against flipped labels a large one helps each of them, and SGD most
 LEARNING_RATES = (0.03, 0.1)
 SGD_LEARNING_RATES = (0.03, 0.1, 0.3, 0.6)  # nothing else to tune: as many runs go to the learning rate
@@ -76,7 +77,9 @@ def _contender(name: str) -> Contender:
         raise Refusal(f"there is no method {name!r}: choose from {', '.join(TITLES)}")
     rates = SGD_LEARNING_RATES if name == "sgd" else LEARNING_RATES
     grid = itertools.product(WEIGHT_DECAYS, rates, ARGUMENTS.get(name, USUAL))
-    return Contender(name, TITLES[name], tuple(Run(name.removesuffix("-2"), own, lr=lr, weight_decay=decay) for decay, lr, own in grid))
+    return Contender(
+        name, TITLES[name], tuple(Run(name.removesuffix("-2"), own, lr=lr, weight_decay=decay, batch=BATCH, label_smoothing=0.0) for decay, lr, own in grid)
+    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class Cell:
 
 def best(tuning: tuple[Result, ...]) -> Result:
     """The highest validation accuracy after the last epoch; of equals the first in the grid."""
-    return max(tuning, key=lambda result: result.last.accuracy)
+    return max(tuning, key=lambda result: result.accuracy)
 
 
 def demo(plan: Plan, record: Record, finished: Callable[[str, int], None]) -> list[Cell]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..recipes.demo import Cell
-from ..training.loop import Epoch
+from ..training.result import Epoch
 from .extras import need
 from .tables import Spread, heading, spread
 
@@ -36,7 +36,7 @@ def curves_info(cells: Sequence[Cell]) -> list[Curve]:
     curves = []
     for cell in cells:
         by_epoch = list(zip(*(result.epochs for result in cell.results), strict=True))
-        accuracy = tuple(spread([epoch.accuracy for epoch in epochs]) for epochs in by_epoch)
+        accuracy = tuple(spread([epoch.metrics["test_accuracy"] for epoch in epochs]) for epochs in by_epoch)
         curves.append(Curve(cell.contender.title, cell.label_noise, accuracy, tuple(spread([_bilateral(e) for e in epochs]) for epochs in by_epoch)))
     return curves
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .. import __version__
 from ..recipes.demo import SHARPNESS_RADIUS, Cell, Plan
-from ..training.loop import CURVATURE_SAMPLES, Result
+from ..training.environment import environment_info
+from ..training.files import write_json
+from ..training.loop import CURVATURE_SAMPLES
+from ..training.result import Result
 
 Row: TypeAlias = dict[str, Any]
 
@@ -32,7 +28,7 @@ def _row(cell: Cell, result: Result) -> Row:
         "title": cell.contender.title,
         "label_noise": run.label_noise,
         "seed": run.seed,
-        "test_accuracy": result.last.accuracy,
+        "test_accuracy": result.accuracy,
         "train_loss": found.loss,
         "max_sharpness": found.max_sharpness,
         "min_sharpness": found.min_sharpness,
@@ -67,26 +63,7 @@ def tuning_info(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _candidate(result: Result) -> Row:
     run = result.run
-    return {"lr": run.lr, "weight_decay": run.weight_decay, "arguments": dict(run.arguments), "validation_accuracy": result.last.accuracy}
-
-
-def environment_info() -> dict[str, Any]:
-    """Versions, machine and date: a number never travels without them."""
-    return {
-        "bsam": __version__,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy", "scikit-learn")},
-        "machine": platform.platform(),
-        "cores": os.cpu_count(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # not everything needs all of them
-        return None
+    return {"lr": run.lr, "weight_decay": run.weight_decay, "arguments": dict(run.arguments), "validation_accuracy": result.accuracy}
 
 
 def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]:
@@ -107,18 +84,3 @@ def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]
     for path, content in zip(paths, (rows_info(cells), about), strict=True):
         write_json(path, content)
     return paths
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write strict JSON, whole or not at all. A number that is not finite becomes null."""
-    draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(json.dumps(_strict(content), indent=1, allow_nan=False) + "\n")
-    draft.replace(path)
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _strict(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_strict(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

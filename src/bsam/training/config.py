@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+from ..core.checks import check_count, check_number
 from ..core.refusal import Refusal
 from ..methods import METHODS
+
+Base = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["cosine", "constant"]
+Precision = Literal["fp32", "bf16"]
+Part = Literal["validation", "test"]
+_CHOICES: dict[str, Any] = {"base": Base, "schedule": Schedule, "precision": Precision, "held_out": Part}
+
+
+def arguments_of(method: str) -> tuple[str, ...]:
+    """The arguments of a method that a run may set; the rest (base, model ...) it gets from the run.
+
+    Example:
+        >>> arguments_of("asam")
+        ('rho', 'eta', 'm_sharpness')
+    """
+    given = ("base", "model", "optimizer", "samples", "classes", "reduction")
+    return tuple(name for name in inspect.signature(METHODS[method].cls).parameters if name not in given)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of one training run: two runs with equal settings give equal numbers.
+    """The settings of one training run: two runs with equal settings give equal numbers on one machine. The defaults are the paper's for CIFAR-10.
 
     Args:
-        method: ``"sgd"``, or a name of :data:`bsam.methods.METHODS` around SGD.
+        method: ``"sgd"`` is the base optimizer alone; else a name of :data:`bsam.methods.METHODS`, around the base optimizer.
         arguments: of the method, by name.
-        lr: the learning rate, from which a cosine leads down to 0, step by step.
-        momentum: of SGD.
-        weight_decay: of SGD.
+        task: what is learned, a name of :data:`bsam.training.task.TASKS`.
+        model: a name of :data:`bsam.models.MODELS`.
+        data: a name of :data:`bsam.data.DATASETS`.
+        augment: a name of :data:`bsam.data.augment.AUGMENTATIONS`; None takes the data set's own.
+        base: the optimizer that takes the step.
+        lr: the learning rate, from which the schedule leads down to 0, step by step.
+        schedule: cosine or constant.
+        warmup: epochs in which the learning rate first rises to ``lr``, in a straight line.
+        momentum: of SGD; of Adam, its first beta.
+        nesterov: whether SGD's momentum is Nesterov's.
+        weight_decay: of the base optimizer.
         epochs: how many.
-        batch: samples a step; a remainder of the epoch that does not fill a batch is left out.
+        batch: samples a step, of all processes together; a remainder of the epoch that does not fill a batch is left out.
+        label_smoothing: the probability that the other classes share.
         label_noise: the share of the training labels that is flipped.
-        seed: of the initial weights, the order of the samples and the flipped labels.
-        held_out: the set whose accuracy is noted; a run that helps to choose settings never sees the test set.
-        radius: at which sharpness is measured after every epoch; None measures none.
+        limit_train: train on the first so many samples; None: on all.
+        limit_test: judge on the first so many; None: on all.
+        precision: bf16 runs the network under autocast.
+        compile: whether the network goes through ``torch.compile``.
+        capture: whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all alike.
+        seed: of the initial weights, the order of the samples, their augmentation and the flipped labels.
+        held_out: the set that the network is judged on; a run that helps to choose settings never sees the test set.
+        probe: read sharpness and gradients every so many steps, by :class:`bsam.flatness.Probe`; None reads none.
+        radius: at which the sharpness on the whole training set is measured after every epoch; None measures none.
         curvature: whether the largest eigenvalue of the Hessian is taken after the last epoch.
         relief: the points along each axis of a landscape that is taken after the last epoch; None takes none.
 
@@ -40,14 +76,29 @@ class Run:
 
     method: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    lr: float = 0.1
+    task: str = "classification"
+    model: str = "digits_net"
+    data: str = "digits"
+    augment: str | None = None
+    base: Base = "sgd"
+    lr: float = 0.05
+    schedule: Schedule = "cosine"
+    warmup: float = 0.0
     momentum: float = 0.9
-    weight_decay: float = 5e-4
-    epochs: int = 20
-    batch: int = 64
+    nesterov: bool = False
+    weight_decay: float = 1e-3
+    epochs: int = 200
+    batch: int = 128
+    label_smoothing: float = 0.1
     label_noise: float = 0.0
+    limit_train: int | None = None
+    limit_test: int | None = None
+    precision: Precision = "fp32"
+    compile: bool = False
+    capture: bool = True
     seed: int = 0
-    held_out: Literal["validation", "test"] = "test"
+    held_out: Part = "test"
+    probe: int | None = None
     radius: float | None = None
     curvature: bool = False
     relief: int | None = None
@@ -58,9 +109,55 @@ class Run:
             raise Refusal(f"method must be one of {', '.join(names)}; got {self.method!r}")
         if self.method == "sgd" and self.arguments:
             raise Refusal(f"sgd takes no arguments of a method, got {dict(self.arguments)!r}")
-        if self.epochs < 1:
-            raise Refusal(f"epochs must be 1 or more, got {self.epochs!r}")
+        known = () if self.method == "sgd" else arguments_of(self.method)
+        unknown = [name for name in self.arguments if name not in known]
+        if unknown:
+            raise Refusal(f"{self.method} has no argument {unknown[0]!r}: it takes {', '.join(known)}")
+        if self.method == "sgd" and self.probe is not None:
+            raise Refusal("the probe looks at the passes of a sharpness-aware method, and sgd is none: leave probe out, or take sam with rho=0, which is sgd")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in get_args(choices):
+                raise Refusal(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        for name in ("epochs", "batch"):
+            check_count(name, getattr(self, name))
+        for name in ("limit_train", "limit_test", "probe", "relief"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_count("seed", self.seed, low=0)
+        for name in ("lr", "momentum", "weight_decay", "warmup"):
+            check_number(name, getattr(self, name), low=0)
+        for name in ("label_smoothing", "label_noise"):
+            check_number(name, getattr(self, name), low=0, high=1)
 
     def settings(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
         return asdict(self)
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """The learning rate of a step, counted from 0.
+
+        Example:
+            >>> run = Run("sgd", lr=0.1, epochs=10, warmup=1)
+            >>> [round(run.learning_rate(step, steps_per_epoch=4), 4) for step in (0, 3, 4, 22, 39)]
+            [0.025, 0.1, 0.1, 0.05, 0.0002]
+        """
+        rise, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch
+        if step < rise:
+            return self.lr * (step + 1) / rise
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * (step - rise) / (total - rise))) / 2
+
+
+def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Refuse a folder whose numbers came about under other settings.
+
+    Example:
+        >>> check_settings(Path("runs/demo"), {"epochs": 2}, {"epochs": 3})
+        Traceback (most recent call last):
+        ...
+        bsam.core.refusal.Refusal: runs/demo holds results with other settings (epochs 2 there, 3 here): choose another folder, or remove that one
+    """
+    differing = [f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    if differing:
+        raise Refusal(f"{folder} holds results with other settings ({'; '.join(differing)}): choose another folder, or remove that one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +16,14 @@ from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from ..methods.mesa import MESA
 from ..methods.saf import SAF
+from .task import Batch
+
+Criterion: TypeAlias = Callable[[Any, Batch], Tensor]
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """One per sample; the classes are the batch's second tensor."""
+    return F.cross_entropy(logits, batch[1], reduction="none")
 
 
 @dataclass(frozen=True)
@@ -23,19 +31,22 @@ class Learner:
     """A network, the optimizer that moves its weights, and the loss that it lowers.
 
     Args:
-        model: the network.
+        model: the network, or what calls it.
         optimizer: sharpness-aware or any other.
-        loss: SAF or MESA, giving one loss per sample; None is the cross-entropy.
+        criterion: from outputs and a batch to one loss per sample.
+        loss: SAF or MESA, if one of them stands in for the criterion.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 3)
         >>> learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> learner.step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4))
+        >>> learner.step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)).shape
+        torch.Size([])
     """
 
-    model: Callable[[Tensor], Tensor]
+    model: Callable[[Tensor], Any]
     optimizer: Optimizer
+    criterion: Criterion = cross_entropy
     loss: Distillation | None = None
 
     def begin_epoch(self, epoch: int) -> None:
@@ -43,42 +54,54 @@ class Learner:
         if self.loss is not None:
             self.loss.set_epoch(epoch)
 
-    def losses(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """The loss of each sample; ``index`` is its place in the training set."""
-        logits = self.model(x)
+    def losses(self, *batch: Tensor) -> Tensor:
+        """The loss of each sample of a batch: inputs, targets, places in the training set."""
+        outputs = self.model(batch[0])
         match self.loss:
             case SAF():
-                return self.loss(logits, y, index)
+                return self.loss(outputs, batch[1], batch[-1])
             case MESA():
-                return self.loss(logits, y, x)
-        return F.cross_entropy(logits, y, reduction="none")
+                return self.loss(outputs, batch[1], batch[0])
+        return self.criterion(outputs, batch)
 
-    def backward(self, x: Tensor, y: Tensor, index: Tensor) -> None:
-        """Add the optimizer's direction on this batch to ``p.grad``."""
+    def backward(self, *batch: Tensor) -> Tensor:
+        """Add the optimizer's direction on this batch to ``p.grad``; the mean loss."""
 
         def closure(chosen: Tensor | slice = slice(None)) -> Tensor:
-            return self.losses(x[chosen], y[chosen], index[chosen])
+            return self.losses(*(t[chosen] for t in batch))
 
         if isinstance(self.optimizer, SharpnessAware):
-            self.optimizer.backward(closure)
-        else:
-            closure().mean().backward()
+            return self.optimizer.backward(closure)
+        loss = closure().mean()
+        loss.backward()
+        return loss.detach()
 
-    def step(self, x: Tensor, y: Tensor, index: Tensor) -> None:
-        """One step on one batch."""
+    def step(self, *batch: Tensor) -> Tensor:
+        """One step on one batch; the mean loss before it."""
         self.optimizer.zero_grad()
-        self.backward(x, y, index)
+        loss = self.backward(*batch)
         self.optimizer.step()
+        return loss
 
 
-def equip(method: str, arguments: Mapping[str, Any], base: Optimizer, model: nn.Module, **known: Any) -> Learner:
+def equip(
+    method: str,
+    arguments: Mapping[str, Any],
+    base: Optimizer,
+    model: nn.Module,
+    forward: Callable[[Tensor], Any] | None = None,
+    criterion: Criterion = cross_entropy,
+    **known: Any,
+) -> Learner:
     """A network with ``base`` alone for the method ``"sgd"``; with a method of METHODS around it; or, for SAF and MESA, with ``base`` on their loss.
 
     Args:
         method: its name.
         arguments: of the method, by name.
         base: the optimizer that takes the step.
-        model: the network.
+        model: the network, or its DDP or compiled wrapper.
+        forward: what calls it, under autocast for example; None: the model itself.
+        criterion: from outputs and a batch to one loss per sample.
         known: what the training knows and some methods ask for, under the names of their arguments: ``seed``, ``total_steps``, ``samples``, ``classes``. A
             method gets what it asks for.
 
@@ -88,9 +111,12 @@ def equip(method: str, arguments: Mapping[str, Any], base: Optimizer, model: nn.
         >>> equip("rst", {"p": 0.25}, torch.optim.SGD(model.parameters(), lr=0.1), model, seed=7, total_steps=100).optimizer.seed
         7
     """
+    forward = forward or model
     if method == "sgd":
-        return Learner(model, base)
+        return Learner(forward, base, criterion)
     cls: Any = METHODS[method].cls
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
     own = cls(**{**{name: known[name] for name in inspect.signature(cls).parameters if name in known}, **arguments})
-    return Learner(model, base, own.to(next(model.parameters()).device)) if METHODS[method].is_loss else Learner(model, own)
+    if METHODS[method].is_loss:
+        return Learner(forward, base, criterion, own.to(next(model.parameters()).device))
+    return Learner(forward, own, criterion)

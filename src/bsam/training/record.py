@@ -10,8 +10,8 @@ from typing import Any
 
 from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
-from .config import Run
-from .loop import Epoch, Relief, Result
+from .config import Run, check_settings
+from .result import Epoch, Relief, Result
 
 
 class Record:
@@ -25,9 +25,9 @@ class Record:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     record = Record(folder, {"epochs": 1})
-        ...     record.add(Result(Run("sgd"), (Epoch(0.5, None),), 0.001))
+        ...     record.add(Result(Run("sgd"), (Epoch({"test_accuracy": 0.5}),), 0.001))
         ...     again = Record(folder, {"epochs": 1})
-        >>> again[Run("sgd")].last.accuracy, Run("sgd", seed=1) in again
+        >>> again[Run("sgd")].accuracy, Run("sgd", seed=1) in again
         (0.5, False)
     """
 
@@ -73,31 +73,17 @@ class Record:
         self._results[_key(result.run)] = result
 
 
-def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse a folder whose numbers came about under other settings.
-
-    Example:
-        >>> check_settings(Path("runs/demo"), {"epochs": 2}, {"epochs": 3})
-        Traceback (most recent call last):
-        ...
-        bsam.core.refusal.Refusal: runs/demo holds results with other settings (epochs 2 there, 3 here): choose another folder, or remove that one
-    """
-    differing = [f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-    if differing:
-        raise Refusal(f"{folder} holds results with other settings ({'; '.join(differing)}): choose another folder, or remove that one")
-
-
 def _key(run: Run) -> str:
     return json.dumps(run.settings(), sort_keys=True)
 
 
 def _result(line: dict[str, Any]) -> Result:
-    epochs = (Epoch(e["accuracy"], None if e["sharpness"] is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
-    relief = line.get("relief")  # runs of earlier versions have none
+    epochs = (Epoch(e["metrics"], None if e["sharpness"] is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
+    relief = line["relief"]
     return Result(
         Run(**line["run"]),
         tuple(epochs),
         line["seconds_per_step"],
-        line.get("top_eigenvalue"),
+        line["top_eigenvalue"],
         None if relief is None else Relief(tuple(relief["axis"]), tuple(map(tuple, relief["loss"]))),
     )

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.synchronize import Event
 from types import TracebackType
 
 import torch
 
-from ..data.digits import digits
 from .config import Run
-from .loop import Result, fit
+from .loop import fit
+from .result import Result
 
-_digits = functools.cache(digits)
 _stop: Event | None = None  # set in a worker: when the one who asked for the runs no longer waits for them
 
 
@@ -82,9 +80,9 @@ def _leave_with_parent() -> None:
 
 def _fit(run: Run) -> Result:
     _go_on_or_leave(0)
-    return fit(run, _digits(), _go_on_or_leave)
+    return fit(run, device="cpu", each_epoch=_go_on_or_leave)
 
 
-def _go_on_or_leave(epoch: int) -> None:
+def _go_on_or_leave(epoch: int, _: Mapping[str, float] | None = None) -> None:
     if _stop is not None and _stop.is_set():
         raise InterruptedError(f"stopped after {epoch} epochs")

@@ -1,0 +1,69 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.refusal import Refusal
+
+_MAGIC = b"bsam checkpoint 1 "
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file. Whatever happens meanwhile, the path holds the old content or the new one; once this returns, the new one is on the disk."""
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make the folder writable"
+        raise Refusal(f"{path} could not be written ({error.strerror}); what was there before is kept. {mend[0].upper()}{mend[1:]} and call again") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON. A number that is not finite becomes null."""
+    write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode())
+
+
+def lines(rows: list[Any]) -> bytes:
+    """One line of strict JSON per row."""
+    return "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode()
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write tensors and plain values, behind a digest of them."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    write(path, _MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+
+
+def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+    """What :func:`write_checkpoint` wrote; a file that is anything else is refused, and nothing in it is executed."""
+    first, _, content = path.read_bytes().partition(b"\n")
+    if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
+        raise Refusal(f"{path} is damaged: its content is not what was written")
+    return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

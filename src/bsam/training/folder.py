@@ -1,0 +1,131 @@
+"""The folder of one run: its settings, its numbers, and where it goes on after an interruption."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from ..core.refusal import Refusal
+from .config import Run, check_settings
+from .environment import environment_info
+from .events import Events
+from .files import lines, read_checkpoint, write, write_checkpoint, write_json
+
+CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
+
+
+class Folder:
+    """A folder for one run, held by one process at a time.
+
+    ``config.json`` has the settings, ``environment.json`` each machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for
+    TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.bsam`` the state after the last epoch (and ``checkpoint-before.bsam`` that before),
+    ``model.safetensors`` the trained network. All of them are written whole or not at all.
+
+    Args:
+        path: made if need be. A folder that holds another configuration, or something else, is refused and not touched.
+        run: the settings.
+        tell: called with a sentence that a user should know.
+    """
+
+    def __init__(self, path: str | Path, run: Run, tell: Callable[[str], None] = print) -> None:
+        self.path, self.run, self._tell = Path(path), run, tell
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Folder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            strangers = sorted(file.name for file in self.path.iterdir() if file.name != "lock")
+            config = self.path / "config.json"
+            if config.exists():
+                check_settings(self.path, json.loads(config.read_text()), json.loads(json.dumps(self.run.settings())))
+            elif [name for name in strangers if not name.endswith(".draft")]:
+                raise Refusal(f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
+            self._lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise Refusal(f"{self.path} cannot be used as a folder for a run: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Refusal(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
+        if not config.exists():
+            write_json(config, self.run.settings())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def begin(self, device: torch.device, notes: Mapping[str, Any], epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Note the machine that goes to work, what the task wants written down, and the epochs so far: a process may have been killed before it did."""
+        file = self.path / "environment.json"
+        earlier = json.loads(file.read_text()) if file.exists() else []
+        write_json(file, [*earlier, environment_info(device)])
+        for name, value in notes.items():
+            write_json(self.path / f"{name}.json", value)
+        self._events = Events(self.path / "tensorboard", epochs)
+        self._publish(epochs, readings)
+
+    def last(self, device: torch.device) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole; None where no epoch was finished yet."""
+        found = [self.path / name for name in (CHECKPOINT, BEFORE) if (self.path / name).exists()]
+        for file in found:
+            try:
+                return read_checkpoint(file, device)
+            except Refusal as refusal:
+                self._tell(f"{refusal}. {'Going on from the one before it' if file != found[-1] else 'There is none before it'}.")
+        if found:
+            raise Refusal(f"{self.path} has no checkpoint that is whole: remove {' and '.join(file.name for file in found)} there to start anew")
+        return None
+
+    def keep(self, state: dict[str, Any], epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """The state after an epoch, with the metrics and the readings so far."""
+        checkpoint = self.path / CHECKPOINT
+        if checkpoint.exists():
+            checkpoint.replace(self.path / BEFORE)
+        write_checkpoint(checkpoint, {**state, "epochs": epochs, "readings": readings})
+        self._events.add(epochs[-1])
+        self._publish(epochs, readings)
+
+    def _publish(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        write(self.path / "metrics.jsonl", lines(epochs))
+        if readings:
+            write(self.path / "probe.jsonl", lines(readings))
+
+    def finish(self, network: nn.Module) -> None:
+        """Write the trained network."""
+        from safetensors.torch import save
+
+        tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        write(self.path / "model.safetensors", save(tensors, {"run": json.dumps(self.run.settings())}))
+
+
+def read_run(path: Path) -> Run:
+    """The settings of a run folder."""
+    try:
+        return Run(**json.loads((path / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise Refusal(f"{path} is no folder of a run: {error}") from error
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """What ``metrics.jsonl`` holds: one entry per finished epoch."""
+    file = path / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def read_network(path: Path, network: nn.Module) -> nn.Module:
+    """The network of a finished run, read into one of its architecture."""
+    from safetensors.torch import load
+
+    file = path / "model.safetensors"
+    if not file.exists():
+        raise Refusal(f"{path} has no model.safetensors: the run is not finished. `bsam train --out {path}` with the same settings goes on with it")
+    network.load_state_dict(load(file.read_bytes()))
+    return network

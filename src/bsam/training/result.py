@@ -1,0 +1,54 @@
+"""What a finished run is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..flatness.sharpness import Sharpness
+from .config import Run
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is known after an epoch. ``sharpness`` is of the training data with the labels as trained on."""
+
+    metrics: Mapping[str, float]
+    sharpness: Sharpness | None = None
+
+
+@dataclass(frozen=True)
+class Relief:
+    """The loss on a plane through the network, as plain numbers: a row for each place along the first direction. The network is at the centre."""
+
+    axis: tuple[float, ...]
+    loss: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. The eigenvalue and the relief are of the network after the last epoch, on some of the training data, labels as trained on."""
+
+    run: Run
+    epochs: tuple[Epoch, ...]
+    seconds_per_step: float  # the mean over an epoch, whose steps may differ; of these the median
+    top_eigenvalue: float | None = None  # the largest of the Hessian; NaN where that is not finite
+    relief: Relief | None = None
+
+    @property
+    def last(self) -> Epoch:
+        """The epoch that is reported: the last one, never the best one."""
+        return self.epochs[-1]
+
+    @property
+    def accuracy(self) -> float:
+        """After the last epoch, on the set that was held out."""
+        return self.last.metrics[f"{self.run.held_out}_accuracy"]
+
+
+def result_of(run: Run, epochs: list[dict[str, Any]], steps: int) -> Result:
+    """A finished run from its metrics, epoch by epoch."""
+    found = [Epoch({k: v for k, v in e.items() if k != "sharpness"}, None if e.get("sharpness") is None else Sharpness(**e["sharpness"])) for e in epochs]
+    return Result(run, tuple(found), statistics.median(e["seconds"] for e in epochs) / steps)
