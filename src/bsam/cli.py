@@ -97,7 +97,7 @@ def _add_flatness(commands: Any) -> None:
 
 
 def _flatness(arguments: argparse.Namespace) -> None:
-    from .report.extras import need
+    from .core.extras import need
 
     for module, extra in (("rich", "train"), ("matplotlib", "plot"), ("plotly", "plot")):
         need(module, extra)  # now, not after the measurements
@@ -117,7 +117,7 @@ def _methods(_: argparse.Namespace) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    from .report.extras import need
+    from .core.extras import need
 
     for module, extra in (("rich", "demo"), ("sklearn", "demo"), ("matplotlib", "plot")):
         need(module, extra)  # now, not after a minute of training

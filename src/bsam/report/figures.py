@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.extras import need
 from ..recipes.demo import Cell
 from ..training.result import Epoch
-from .extras import need
 from .tables import Spread, heading, spread
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from .extras import need
+from ..core.extras import need
 
 MOST_COLUMNS = 4
 

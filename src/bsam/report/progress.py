@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from .extras import need
+from ..core.extras import need
 
 if TYPE_CHECKING:
     from rich.console import Console

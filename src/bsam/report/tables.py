@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .extras import need
+from ..core.extras import need
 from .results import Row
 
 if TYPE_CHECKING:

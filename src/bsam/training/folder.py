@@ -12,6 +12,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from ..core.extras import need
 from ..core.refusal import Refusal
 from .config import Run, check_settings
 from .environment import environment_info
@@ -39,6 +40,7 @@ class Folder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Folder:
+        need("safetensors", "train")  # now, not after the last epoch
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             strangers = sorted(file.name for file in self.path.iterdir() if file.name != "lock")

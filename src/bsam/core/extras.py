@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ..core.refusal import Refusal
+from .refusal import Refusal
 
 
 def need(module: str, extra: str) -> None:
