@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.refusal import Refusal
 from ..data import DATASETS, load
 from ..data.augment import augmentation, normalise
-from ..data.examples import Examples
+from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..models import build
 from .config import Run
@@ -28,6 +28,12 @@ _load = functools.lru_cache(maxsize=1)(load)  # runs that follow one another sha
 class Classification(Task):
     """Images in, classes out: cross-entropy with label smoothing, judged by accuracy.
 
+    Args:
+        run: the settings.
+        device: where to train.
+        data_dir: the folder with the data, for data that is read from files.
+        data: images at hand, in place of those that the run names.
+
     Example:
         >>> task = Classification(Run("sgd", label_noise=0.25, held_out="validation"), torch.device("cpu"))
         >>> task.samples, task.classes, len(task.notes()["flipped"])
@@ -37,8 +43,8 @@ class Classification(Task):
     measure = "accuracy"
     logits: ClassVar[bool] = True
 
-    def __init__(self, run: Run, device: torch.device, data_dir: Path | None = None) -> None:
-        data = _load(run.data, data_dir)
+    def __init__(self, run: Run, device: torch.device, data_dir: Path | None = None, data: Dataset | None = None) -> None:
+        data = data or _load(run.data, data_dir)
         held_out: Examples | None = getattr(data, run.held_out)
         if held_out is None:
             raise Refusal(f"{run.data} has no {run.held_out} set: set held_out to test")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,13 +14,24 @@ from .learner import Learner
 WARM_UP = 3  # steps before the capture: they allocate, choose kernels and compile
 
 
-def side_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Where everything must happen that a CUDA graph is to capture, from the building of the network on; nothing special on a CPU."""
+@contextlib.contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Where everything must happen that a CUDA graph is to capture, from the building of the network on; nothing special on a CPU.
+
+    Batches have one shape all through a training, so that a search for the best kernels pays.
+    """
     if device.type != "cuda":
-        return contextlib.nullcontext()
-    stream = torch.cuda.Stream(device)
+        yield
+        return
+    stream, before = torch.cuda.Stream(device), torch.backends.cudnn.benchmark
     stream.wait_stream(torch.cuda.current_stream(device))
-    return torch.cuda.stream(stream)
+    try:
+        torch.backends.cudnn.benchmark = True
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 class Plain:
