@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +30,16 @@ def check_number(name: str, value: object, low: float = -math.inf, high: float =
 
 
 def check_count(name: str, value: object, low: int = 1) -> int:
-    """A whole number of at least ``low``, as it is."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+    """A whole number of at least ``low``, as an int (numpy's come in, too).
+
+    Example:
+        >>> import numpy as np
+        >>> check_count("k", np.int64(3))
+        3
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
         raise Refusal(f"{name} must be a whole number of at least {low}, got {value!r}")
-    return value
+    return operator.index(value)
 
 
 def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
