@@ -8,7 +8,7 @@ from torch import nn
 
 import bsam
 from bsam.core.vector import Vector
-from bsam.flatness import HessianOperator
+from bsam.flatness import HessianOperator, sharpness
 
 BOTH_WAYS = pytest.mark.parametrize("forward_mode", [False, True], ids=["reverse over reverse", "forward over reverse"])
 
@@ -69,6 +69,24 @@ def test_train_mode_uses_the_statistics_of_the_batch_also_where_none_are_tracked
     assert not other[1].track_running_stats
 
 
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
+def test_a_tracked_instance_norm_has_both_modes(nets, unchanged, keep_bytes):
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 12), nn.Unflatten(1, (2, 6)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
+    model, data = nn.Sequential(*layers).double(), [(torch.randn(6, 4, dtype=torch.float64), torch.randint(0, 3, (6,)))]
+    for _ in range(3):
+        model(3 * data[0][0])
+    untracked = copy.deepcopy(model)
+    untracked[2] = nn.InstanceNorm1d(2)  # always that of the sample
+    running = copy.deepcopy(model).eval()
+    v = torch.ones(99, dtype=torch.float64).cumsum(0).sin()
+    with unchanged(model):
+        found = {mode: HessianOperator(model, F.cross_entropy, data, mode=mode, keep_bytes=keep_bytes).times(v) for mode in ("eval", "train")}
+    torch.testing.assert_close(found["train"], nets["exact"](untracked, F.cross_entropy, data) @ v)
+    torch.testing.assert_close(found["eval"], nets["exact"](running, F.cross_entropy, data) @ v)
+    assert float((found["train"] - found["eval"]).norm()) > 0.1 * float(found["eval"].norm())
+
+
 @BOTH_WAYS
 @pytest.mark.parametrize("micro_batch", [1, 4, 100])
 def test_micro_batches_change_the_memory_and_not_the_product(untrained, micro_batch, forward_mode):
@@ -99,6 +117,41 @@ def test_float64_on_a_float32_model(nets, forward_mode):
 
     H = operator(model, loss_fn, targets, dtype=torch.float64, forward_mode=forward_mode)
     assert product_error(H, nets["exact"](model, F.mse_loss, targets)) < 1e-12  # forwards torch cannot: targets without a derivative break it there
+
+
+class Nested(nn.Module):
+    """Takes its inputs from a dict and a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.register = nn.Linear(4, 3), nn.Embedding(5, 3)
+
+    def forward(self, batch):
+        return self.linear(batch["floats"][0]) + self.register(batch["numbers"])
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
+def test_float64_reaches_into_nested_batches_and_a_loss_that_is_a_module(keep_bytes):
+    torch.manual_seed(0)
+    model, loss_fn = Nested(), nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))
+    batch, y = {"floats": (torch.randn(8, 4),), "numbers": torch.randint(0, 5, (8,))}, torch.randint(0, 3, (8,))
+    H = HessianOperator(model, loss_fn, [(batch, y)], dtype=torch.float64, keep_bytes=keep_bytes)
+    double = {"floats": (batch["floats"][0].double(),), "numbers": batch["numbers"]}
+    expected = HessianOperator(copy.deepcopy(model).double(), copy.deepcopy(loss_fn).double(), [(double, y)])
+    v = random_vector(H)
+    torch.testing.assert_close(H.times(v), expected.times(v))
+    assert loss_fn.weight.dtype == torch.float32  # the user's own stays what it was
+
+
+def test_batches_without_a_sample_are_passed_over(untrained):
+    model, data, exact = untrained
+    x, y = data[0]
+    holes = [(x[:0], y[:0]), *data[:1], (x[:0], y[:0]), *data[1:]]
+    for keywords in ({}, {"micro_batch": 4}, {"keep_bytes": 1 << 30}):
+        assert_exact(HessianOperator(model, F.cross_entropy, holes, **keywords), exact)
+    assert sharpness(model, F.cross_entropy, holes) == sharpness(model, F.cross_entropy, data)
+    with pytest.raises(bsam.Refusal, match="data is empty"):
+        sharpness(model, F.cross_entropy, holes[:1])
 
 
 class Odd(nn.Module):
@@ -321,6 +374,20 @@ def test_refusals_of_the_model_and_the_loss(untrained):
         HessianOperator(model, lambda out, y: 1.0, data).times(v)
     with pytest.raises(bsam.Refusal, match="data is empty"):
         HessianOperator(model, F.cross_entropy, []).times(v)
+    with pytest.raises(bsam.Refusal, match="micro_batch splits tensors, and the inputs of a batch are a dict: leave it out"):
+        HessianOperator(model, F.cross_entropy, [({"x": x}, y) for x, y in data], micro_batch=2).times(v)
+    with pytest.raises(bsam.Refusal, match="the targets of a batch are a list"):
+        HessianOperator(model, F.cross_entropy, [(x, y.tolist()) for x, y in data], micro_batch=2).times(v)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("loss_fn", [lambda out, y: F.cross_entropy(out, y).detach(), lambda out, y: torch.zeros((), requires_grad=True) * 1])
+def test_a_loss_that_does_not_depend_on_the_weights_is_refused(untrained, loss_fn, forward_mode):
+    model, data, _ = untrained
+    with pytest.raises(bsam.Refusal, match=r"reaches no trainable parameter of the model.*Was it detached"):
+        operator(model, loss_fn, data, forward_mode=forward_mode).times(torch.ones(445, dtype=torch.float64))
+    with pytest.raises(bsam.Refusal, match="reaches no trainable parameter"):
+        sharpness(model, loss_fn, data)
 
 
 def test_refusals_of_vectors(untrained):

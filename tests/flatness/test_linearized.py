@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 
 import pytest
@@ -42,7 +44,7 @@ def error(H, exact, seed=0):
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("net", ["mlp", "batch norm"])
 def test_kept_products_are_those_with_the_exact_hessian(nets, unchanged, net, mode):
-    model, data = nets["made"](nets[net])
+    model, data = nets["made"](nets[net], sizes=(7, 2, 7))
     exact = nets["exact"](model, F.cross_entropy, data, mode)
     with unchanged(model):
         H = HessianOperator(model, F.cross_entropy, data, mode=mode, keep_bytes=PLENTY)
@@ -52,7 +54,7 @@ def test_kept_products_are_those_with_the_exact_hessian(nets, unchanged, net, mo
 
 
 def test_a_product_is_six_convolutions_for_three_of_the_gradient(nets):
-    model, data = nets["made"](nets["batch norm"])
+    model, data = nets["made"](nets["batch norm"], sizes=(7, 7))
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
     v = H.random(torch.Generator().manual_seed(0))
     H.times(v)
@@ -67,7 +69,7 @@ def test_a_product_is_six_convolutions_for_three_of_the_gradient(nets):
 
 @pytest.mark.parametrize("share", [0.4, 0.8])
 def test_what_the_memory_does_not_hold_is_computed_anew(nets, share):
-    model, data = nets["made"](nets["batch norm"], sizes=(8, 8, 8, 8, 8))
+    model, data = nets["made"](nets["mlp"], sizes=(8, 8, 8, 8, 8))
     exact = nets["exact"](model, F.cross_entropy, data)
     whole = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
     v = whole.random(torch.Generator().manual_seed(0))
@@ -76,8 +78,32 @@ def test_what_the_memory_does_not_hold_is_computed_anew(nets, share):
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=int(share * len(data) * per_batch) + 1)
     assert error(H, exact) < 1e-12
     kept, rest = H._kept.now()
-    assert (len(kept), len(rest)) == (round(share * len(data)), round((1 - share) * len(data)))
+    assert (len(kept), len(list(rest))) == (round(share * len(data)), round((1 - share) * len(data)))
     assert error(H, exact, seed=2) < 1e-12
+
+
+def test_batches_beyond_the_memory_are_not_held(nets):
+    model, data = nets["made"](nets["mlp"], sizes=(6,) * 5)
+    exact = nets["exact"](model, F.cross_entropy, data)
+    handed = []
+
+    class Fresh:
+        """Batches that nobody else holds, as a loader gives them."""
+
+        def __iter__(self):
+            for x, y in data:
+                fresh = x.clone()
+                handed.append(weakref.ref(fresh))
+                yield fresh, y
+                del fresh
+
+    H = HessianOperator(model, F.cross_entropy, Fresh(), keep_bytes=20_000)
+    assert max(error(H, exact, seed) for seed in range(3)) < 1e-12
+    gc.collect()
+    kept, _ = H._kept.now()
+    assert 0 < len(kept) < 5
+    held = [place % 5 for place, reference in enumerate(handed) if reference() is not None]
+    assert set(held) <= set(range(len(kept)))
 
 
 def test_the_data_is_walked_once_so_that_a_shuffling_loader_counts_every_sample_once(nets):
@@ -95,16 +121,35 @@ def test_the_data_is_walked_once_so_that_a_shuffling_loader_counts_every_sample_
     torch.manual_seed(0)
     assert max(error(one, exact, seed) for seed in range(3)) < 1e-12
     assert walks == Counter(range(24))
-    some = HessianOperator(model, F.cross_entropy, loader, keep_bytes=20_000)
-    assert max(error(some, exact, seed) for seed in range(3)) < 1e-12
-    kept, rest = some._kept.now()
-    assert kept
-    assert rest
+
+
+def test_a_shuffling_loader_is_refused_where_the_memory_does_not_hold_all_of_it(nets):
+    model, data = nets["made"](nets["mlp"], sizes=(24,))
+    exact = nets["exact"](model, F.cross_entropy, data)
+    torch.manual_seed(0)
+    loaders = [DataLoader(TensorDataset(*data[0]), batch_size=5, shuffle=shuffle) for shuffle in (False, True)]
+    straight, shuffled = (HessianOperator(model, F.cross_entropy, loader, keep_bytes=20_000) for loader in loaders)
+    assert max(error(straight, exact, seed) for seed in range(3)) < 1e-12
+    assert straight._kept.now()[0]
+    assert list(straight._kept.now()[1])
+    with pytest.raises(bsam.Refusal, match="another order on each walk; keep_bytes needs the same order: shuffle=False, or keep_bytes large enough"):
+        error(shuffled, exact)
+    nothing = HessianOperator(model, F.cross_entropy, loaders[1], keep_bytes=1)  # where none is kept the order does not matter
+    assert error(nothing, exact) < 1e-12
+
+
+def test_data_that_ends_early_on_a_later_walk_is_refused(nets):
+    model, data = nets["made"](nets["mlp"], sizes=(6,) * 5)
+    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=20_000)
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    data.pop()
+    with pytest.raises(bsam.Refusal, match="30 samples on the first walk and 24 on a later one"):
+        H.times(torch.ones(H.size, dtype=H.dtype))
 
 
 @pytest.mark.parametrize("what", ["weight", "buffer", "data of a weight"])
 def test_other_weights_other_products(nets, what):
-    model, data = nets["made"](nets["batch norm"])
+    model, data = nets["made"](nets["batch norm"], sizes=(7, 7))
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
     error(H, nets["exact"](model, F.cross_entropy, data))
     with torch.no_grad():
@@ -119,7 +164,7 @@ def test_other_weights_other_products(nets, what):
 
 
 def test_losses_without_a_forward_derivative_go_the_other_way(nets):
-    model, data = nets["made"](nets["mlp"])
+    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
     data = [(x, F.one_hot(y, 5).double()) for x, y in data]
     H = HessianOperator(model, F.mse_loss, data, keep_bytes=PLENTY)
     assert error(H, nets["exact"](model, F.mse_loss, data)) < 1e-12
@@ -152,7 +197,7 @@ def _dense(H):
 
 
 def test_frozen_and_unused_parameters(nets):
-    model, data = nets["made"](nets["mlp"])
+    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
     model[0].weight.requires_grad_(False)
     model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
@@ -166,6 +211,87 @@ def test_eigenvalues_come_out_alike(trained):
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
     expected = torch.linalg.eigvalsh(exact).flip(0)[:20]
     assert top_eigenvalues(H, k=20, tol=1e-8).values == pytest.approx(expected.numpy(), rel=1e-6)
+
+
+class Tokens(nn.Module):
+    """Divides by a number that depends on the data."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.linear, self.count = nn.Linear(4, 3, dtype=torch.float64), count
+
+    def forward(self, x):
+        return self.linear(x) / self.count(x)
+
+
+COUNTS = {
+    "nonzero": lambda x: len(torch.nonzero(x[:, 0] > 0)),
+    "unique": lambda x: torch.unique((2 * x).round()).numel(),
+    "a mask": lambda x: x[x[:, 0] > 0].shape[0],
+    "masked_select": lambda x: len(x[:, 0].masked_select(x[:, 0] > 0)),
+    "item": lambda x: (x[:, 0] > 0).sum().item(),
+    "tolist": lambda x: sum(value > 0 for value in x[:, 0].tolist()),
+    "numpy": lambda x: int((x[:, 0].numpy() > 0).sum()),
+}
+
+
+@pytest.fixture
+def tokens():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    x[:10, 0], x[10:, 0] = torch.tensor([1.0] * 3 + [-1.0] * 7), torch.tensor([1.0] * 6 + [-1.0] * 4)
+    return list(zip(x.split(10), y.split(10), strict=True))
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
+def test_numbers_that_python_took_from_the_first_batch_are_not_used_for_the_others(tokens, count):
+    model = Tokens(count)
+    HessianOperator(model, F.cross_entropy, tokens).times(torch.ones(15, dtype=torch.float64))
+    with pytest.raises(bsam.Refusal, match=r"leave (keep_bytes|it) 0"):
+        HessianOperator(model, F.cross_entropy, tokens, keep_bytes=PLENTY).times(torch.ones(15, dtype=torch.float64))
+
+
+def test_sizes_from_the_targets_are_refused_in_words_and_tensors_are_not(tokens):
+    def masked(out, y):
+        return F.cross_entropy(out[y != 0], y[y != 0])
+
+    def weighed(out, y):
+        return (F.cross_entropy(out, y, reduction="none") * (y != 0)).sum() / (y != 0).sum() + out[torch.arange(2)].square().mean()
+
+    model = nn.Linear(4, 3, dtype=torch.float64)
+    v = torch.randn(15, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(bsam.Refusal, match=r"^this network \(or loss\) takes sizes from the data: leave keep_bytes 0$"):
+        HessianOperator(model, masked, tokens, keep_bytes=PLENTY).times(v)
+    kept, plain = (HessianOperator(model, weighed, tokens, keep_bytes=keep_bytes).times(v) for keep_bytes in (PLENTY, 0))
+    assert float((kept - plain).norm() / plain.norm()) < 1e-12
+
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("by the model itself")
+
+
+class Counting(nn.Linear):
+    """Moves a buffer, in eval mode too."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_errors_are_the_users_own_or_say_what_to_do(unchanged):
+    data = [(torch.ones(3, 2), torch.zeros(3, 1))]
+    with pytest.raises(RuntimeError, match=r"^by the model itself$"):
+        HessianOperator(Broken(2, 1), F.mse_loss, data, keep_bytes=PLENTY).times(torch.zeros(3))
+    model = Counting(2, 1)
+    with unchanged(model), pytest.raises(bsam.Refusal, match="cannot be recorded as a graph, which keep_bytes needs: leave it 0"):
+        HessianOperator(model, F.mse_loss, data, keep_bytes=PLENTY).times(torch.zeros(3))
+    with pytest.raises(bsam.Refusal, match="reaches no trainable parameter"):
+        HessianOperator(nn.Linear(2, 1), lambda out, y: out.detach().mean(), data, keep_bytes=PLENTY).times(torch.zeros(3))
 
 
 class Branching(nn.Module):

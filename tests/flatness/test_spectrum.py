@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from torch import nn
 
 import bsam
 from bsam.flatness import HessianOperator, spectral_density, spectrum, top_eigenvalues, trace
+from bsam.flatness.density import smoothed
 from bsam.flatness.lanczos import Krylov
-from bsam.flatness.spectrum import smoothed
 
 WHICH = ("largest", "magnitude", "both ends")
 
@@ -200,6 +201,33 @@ def test_float32(nets):
     assert top_eigenvalues(HessianOperator(model, F.cross_entropy, data), k=3, tol=0).converged  # as good as the precision allows
 
 
+def test_what_float32_cannot_resolve_is_not_called_converged_to_the_tolerance(with_spectrum):
+    eigenvalues = 10 * 0.85 ** np.arange(60)
+    H, _ = with_spectrum(np.concatenate([eigenvalues, np.linspace(-1e-4, 1e-4, 240)]), torch.float32)
+    found = top_eigenvalues(H, k=50)
+    epsilon = torch.finfo(torch.float32).eps
+    assert found.converged
+    assert (found.residuals <= np.maximum(1e-4 * found.values, 10 * epsilon * found.values[0])).all()  # 1.2e-5: five digits of the smallest
+    np.testing.assert_allclose(found.values, eigenvalues[:50], rtol=2e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("which", ["largest", "both ends"])
+def test_a_wanted_0_converges(with_spectrum, which, dtype):
+    H, _ = with_spectrum(list(np.linspace(4, 1, 10)) + [0.0] * 190, dtype)
+    found = top_eigenvalues(H, k=20, which=which)
+    assert found.converged
+    assert np.abs(found.values[10:]).max() <= 10 * torch.finfo(dtype).eps * 4
+
+
+def test_numpy_integers_are_whole_numbers(untrained):
+    H, _ = operator(untrained)
+    assert np.array_equal(top_eigenvalues(H, k=np.int64(3), seed=np.int32(1)).values, top_eigenvalues(H, k=3, seed=1).values)
+    for wrong in (True, np.True_, np.float64(3.0), 3.0):
+        with pytest.raises(bsam.Refusal, match="k must be a whole number"):
+            top_eigenvalues(H, k=wrong)
+
+
 def test_the_seed_alone_decides(untrained):
     H, _ = operator(untrained)
     first, again, other = (top_eigenvalues(H, k=5, seed=seed) for seed in (1, 1, 2))
@@ -275,7 +303,7 @@ def test_an_interrupt_in_the_middle_leaves_the_model_as_it_was(nets, unchanged):
 def test_a_loss_that_is_not_finite_is_refused():
     model = nn.Linear(3, 2)
     H = HessianOperator(model, lambda out, y: (out * float("inf")).mean() ** 2, [(torch.ones(4, 3), torch.zeros(4))])
-    for measure in (top_eigenvalues, spectral_density):
+    for measure in (top_eigenvalues, spectral_density, trace, partial(trace, method="hutchinson")):
         with pytest.raises(bsam.Refusal, match="not finite"):
             measure(H)
 
@@ -342,6 +370,18 @@ def test_the_trace_is_exact_where_the_sketch_holds_the_matrix(with_spectrum):
     for eigenvalues in ([0.0] * 5, [2.0]):  # a sketch of nothing, and one of more than there is
         found = trace(with_spectrum(eigenvalues)[0], samples=9)
         assert found.value == pytest.approx(sum(eigenvalues), abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_the_error_counts_the_rounding_where_nothing_else_is_left(with_spectrum, method):
+    # The sketch holds the whole of the first matrix; every sign vector gives the trace of the second one.
+    eigenvalues = [3.0, 2.0, 1.0] + [0.0] * 60 if method == "hutch++" else [1.7] * 63
+    H, A = with_spectrum(eigenvalues, torch.float32)
+    found = [trace(H, samples=12, seed=seed, method=method) for seed in range(20)]
+    errors = np.array([abs(estimate.value - float(A.trace())) / estimate.standard_error for estimate in found])
+    assert errors.max() < 5
+    assert all(estimate.standard_error >= torch.finfo(torch.float32).eps * sum(eigenvalues) * 0.9 for estimate in found)
+    assert all(estimate.standard_error < 1e-5 * sum(eigenvalues) for estimate in found)
 
 
 # Density.

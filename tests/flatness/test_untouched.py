@@ -1,9 +1,13 @@
 """Every instrument leaves the model as it was, to the bit, wherever it is stopped."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
 
 
@@ -92,3 +96,59 @@ def test_the_model_is_as_before_after_each_instrument_and_after_a_failure_at_any
                 measure(model, stopping(F.cross_entropy, after)[0], data, mode)
             with unchanged(model), pytest.raises(Stop):
                 measure(model, F.cross_entropy, Breaking(data, after), mode)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+def test_the_model_is_as_before_after_kept_products_and_a_failure_in_them(used, unchanged, after):
+    model, data = used[0], [used[1][0]] * 3
+    loss_fn, calls = stopping(F.cross_entropy, after)
+    with unchanged(model), pytest.raises((Stop, bsam.Refusal)):  # the latter while a graph is recorded
+        HessianOperator(model, loss_fn, data, mode="train", keep_bytes=1 << 40).times(torch.ones(685))
+    assert len(calls) == after + 1
+    with unchanged(model), pytest.raises(Stop):
+        HessianOperator(model, F.cross_entropy, Breaking(data, after // 3), mode="train", keep_bytes=1 << 40).times(torch.ones(685))
+
+
+class Moving(nn.Module):
+    """Buffers that move in eval mode: one in place, one replaced, one by its data, one that holds no number."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        for name, value in (("calls", 0.0), ("replaced", 1.0), ("seen", 2.0), ("unknown", math.nan)):
+            self.register_buffer(name, torch.full((2,), value))
+
+    def forward(self, x):
+        self.calls += 1
+        self.replaced = self.replaced * 2
+        self.seen.data.mul_(3)
+        self.unknown.zero_()
+        return self.linear(x)
+
+
+MOVING = {
+    "product": lambda model, *rest: HessianOperator(model, *rest).times(torch.ones(15)),
+    "sharpness": sharpness,
+    "landscape": lambda model, *rest: landscape(model, *rest, points=3, dims=1),
+}
+
+
+@pytest.mark.parametrize("instrument", MOVING.values(), ids=MOVING)
+def test_buffers_that_move_in_eval_mode_come_back(instrument):
+    torch.manual_seed(0)
+    model, data = Moving(), [(torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(2)]
+    buffers = dict(model.named_buffers())
+    before = {name: t.clone() for name, t in buffers.items()}
+    instrument(model, F.cross_entropy, data)
+    with pytest.raises(Stop):
+        instrument(model, stopping(F.cross_entropy, after=1)[0], data)
+    for name, t in model.named_buffers():
+        assert t is buffers[name]
+        assert torch.equal(t.view(torch.int32), before[name].view(torch.int32))  # to the bit, NaN too
+
+
+def test_a_graph_of_the_users_that_needs_a_buffer_survives():
+    model, (x, y) = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), (torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    loss = F.cross_entropy(model(x), y)
+    HessianOperator(model, F.cross_entropy, [(x, y)]).times(torch.ones(21))
+    loss.backward()

@@ -1,5 +1,7 @@
 """Instruments for flatness: they measure a network and leave it as it was."""
 
+from .density import Density as Density
+from .density import spectral_density as spectral_density
 from .hessian import HessianOperator as HessianOperator
 from .landscape import Landscape as Landscape
 from .landscape import Plane as Plane
@@ -9,9 +11,7 @@ from .probe import Probe as Probe
 from .probe import Reading as Reading
 from .sharpness import Sharpness as Sharpness
 from .sharpness import sharpness as sharpness
-from .spectrum import Density as Density
 from .spectrum import Eigenvalues as Eigenvalues
-from .spectrum import Trace as Trace
-from .spectrum import spectral_density as spectral_density
 from .spectrum import top_eigenvalues as top_eigenvalues
-from .spectrum import trace as trace
+from .trace import Trace as Trace
+from .trace import trace as trace

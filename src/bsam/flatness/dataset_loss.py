@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..core.checks import check_count
 from ..core.refusal import Refusal
@@ -29,6 +29,7 @@ class DatasetLoss:
         data: the batches ``(x, y)``; walked anew for every evaluation, so no generator.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: it uses those of each batch, and moves nothing. Dropout is off in both.
+            A tracked instance norm is treated alike.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, data: Batches, micro_batch: int | None = None, mode: str = "eval") -> None:
@@ -51,12 +52,14 @@ class DatasetLoss:
         """The model in the mode asked for; afterwards weights, flags and buffers are as they were, also if this raises."""
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
-        norms = [m for m in modules if isinstance(m, _BatchNorm)] if self.mode == "train" else []
+        norms = [m for m in modules if isinstance(m, _NormBase)] if self.mode == "train" else []
         tracking = [norm.track_running_stats for norm in norms]
+        buffers = [(m, name, t, t.clone()) for m in modules for name, t in m._buffers.items() if t is not None]
         try:
             self.model.eval()
             for norm in norms:
                 norm.training, norm.track_running_stats = True, False
+                norm._buffers.update({name: None for name in ("running_mean", "running_var") if name in norm._buffers})  # instance norm would move them
             yield
         finally:
             self.weights.restore()
@@ -64,14 +67,24 @@ class DatasetLoss:
                 module.training = mode
             for norm, tracked in zip(norms, tracking, strict=True):
                 norm.track_running_stats = tracked
+            self._bring_back(buffers)
+
+    @torch.no_grad()
+    def _bring_back(self, buffers: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+        """Some modules move or replace their buffers in eval mode, too."""
+        for module, name, buffer, before in buffers:
+            module._buffers[name] = buffer
+            if not torch.equal(buffer, before):  # or a graph of the user's that needs the buffer would count it as changed
+                buffer.copy_(before)
 
     def pieces(self) -> Iterator[Piece]:
-        """Inputs, targets and size of each (micro-)batch; each walk must give as many samples as the first one did."""
+        """Inputs, targets and size of each (micro-)batch that has a sample; each walk must give as many samples as the first one did."""
         count = 0
         for x, y in self.data:
-            for a, b in [(x, y)] if self.micro_batch is None else zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True):
-                count += len(b)
-                yield a, b, len(b)
+            for a, b in [(x, y)] if self.micro_batch is None else _split(x, y, self.micro_batch):
+                if len(b):
+                    count += len(b)
+                    yield a, b, len(b)
         if count == 0:
             if self.samples is None:
                 raise Refusal("data is empty: there is no loss to measure")
@@ -97,6 +110,16 @@ class DatasetLoss:
             out = network(x)
             yield self.of(out, y), (out, y), n
 
+    def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
+        """The derivative of a batch's loss by each parameter, None for those it does not depend on."""
+        found = torch.autograd.grad(loss, self.weights.params, create_graph=create_graph, allow_unused=True) if loss.requires_grad else ()
+        if all(g is None for g in found):
+            raise Refusal(
+                "loss_fn(model(x), y) reaches no trainable parameter of the model: is it computed from the model's outputs? "
+                "Was it detached, or computed under torch.no_grad or torch.inference_mode?"
+            )
+        return found
+
     @torch.no_grad()
     def value(self, score: Callable[[Any, Any], Tensor] | None = None) -> tuple[float, float | None]:
         """The mean loss where the weights are, and the mean of ``score(outputs, y)`` if asked for (a sum over the batch, such as the number of hits)."""
@@ -113,9 +136,18 @@ class DatasetLoss:
         sums = [torch.zeros_like(p, requires_grad=False) for p in self.weights.params]
         mean, count = 0.0, 0
         for loss, _, n in self.batches():
-            for s, g in zip(sums, torch.autograd.grad(loss, self.weights.params, allow_unused=True), strict=True):
+            for s, g in zip(sums, self.gradient(loss), strict=True):
                 if g is not None:
                     s.add_(g, alpha=n)
             count += n
             mean += (float(loss.detach()) - mean) * (n / count)
         return mean, Vector(sums, self.weights.cut) / count
+
+
+def _split(x: Any, y: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for name, value in (("inputs", x), ("targets", y)):
+        if not isinstance(value, Tensor):
+            raise Refusal(
+                f"micro_batch splits tensors, and the {name} of a batch are a {type(value).__name__}: leave it out, and make the batches of data smaller"
+            )
+    return zip(x.split(size), y.split(size), strict=True)

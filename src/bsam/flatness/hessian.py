@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from ..core.checks import check_count
 from ..core.refusal import Refusal
 from ..core.vector import Vector
 from .dataset_loss import Batches, DatasetLoss, LossFunction, Piece
-from .linearized import BatchProduct, Linearizer, no_forward_derivative
+from .kept import Kept
+from .linearized import no_forward_derivative
 
 Product: TypeAlias = tuple[list[Tensor | None], int]  # of a batch, one tensor per parameter, and the size of the batch
 
@@ -35,10 +37,12 @@ class HessianOperator:
         data: the batches ``(x, y)``, walked once per product, so no generator.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them. Dropout is off in both.
-        dtype: in which to compute, on a copy of the model; None takes the model as it is.
+        dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they are. Floating-point tensors of the
+            batches are cast, also inside of tuples, lists and dicts.
         keep_bytes: memory for what every product computes alike. Batches are kept as far as it reaches (a ResNet-8 takes some 4 MB for an image of CIFAR) and
-            then cost about two gradient passes a product, not three or four; the first product takes some seconds more. The data is walked once, and again
-            if the weights have changed.
+            then cost about two gradient passes a product, not three or four; the first product takes some seconds more. Where all of them fit, the data is
+            walked once, and again if the weights have changed; otherwise it must come in the same order on every walk. Networks whose sizes or branches
+            depend on the data are refused.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -62,6 +66,7 @@ class HessianOperator:
         self._dtype = dtype
         if dtype is not None:
             model = copy.deepcopy(model).to(dtype)
+            loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn  # it may hold weights of classes
         self.loss = DatasetLoss(model, loss_fn, _Cast(data, dtype) if dtype is not None and not hasattr(data, "__next__") else data, micro_batch, mode)
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
@@ -71,7 +76,7 @@ class HessianOperator:
         self.size = sum(p.numel() for p in self.params)
         self.products = 0  # so far
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._kept = _Kept(self.loss, [name for name, _ in self._named], check_count("keep_bytes", keep_bytes)) if keep_bytes else None
+        self._kept = Kept(self.loss, [name for name, _ in self._named], check_count("keep_bytes", keep_bytes)) if keep_bytes else None
         self._forward_mode = self.device.type == "cuda"  # the quicker of two ways there, and not on the CPU; until an operation turns out not to have it
 
     @property
@@ -140,12 +145,12 @@ class HessianOperator:
                 warnings.simplefilter("ignore", DeprecationWarning)  # at the first use torch loads formulas in its own outdated way
                 duals = {name: forward_ad.make_dual(p, t) for (name, p), t in zip(self._named, v, strict=True)}
             for loss, _, n in self.loss.batches(lambda x: functional_call(self.loss.model, duals, (x,)), pieces):
-                gradient = torch.autograd.grad(loss, self.params, allow_unused=True)
+                gradient = self.loss.gradient(loss)
                 yield [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient], n
 
     def _reverse_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[Product]:
         for loss, _, n in self.loss.batches(pieces=pieces):
-            gradient = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+            gradient = self.loss.gradient(loss, create_graph=True)
             curved = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
             if curved:
                 yield list(torch.autograd.grad([g for g, _ in curved], self.params, [t for _, t in curved], allow_unused=True)), n
@@ -159,40 +164,6 @@ class HessianOperator:
         return torch.randint(0, 2, (self.size,), device=generator.device, generator=generator).to(self.device, self.dtype).mul_(2).sub_(1)
 
 
-class _Kept:
-    """The products of as many batches as a memory holds, for the weights that the model has now."""
-
-    def __init__(self, loss: DatasetLoss, names: list[str], room: int) -> None:
-        self.loss, self.names, self.room = loss, names, room
-        self._linearizer = Linearizer(loss, names)
-        self._seen: dict[str, Tensor] = {}
-        self._found: tuple[list[tuple[BatchProduct, int]], list[Piece]] = [], []
-
-    def now(self) -> tuple[list[tuple[BatchProduct, int]], list[Piece]]:
-        """The product and the size of each batch that is kept, and the other batches."""
-        state = {name: t.detach() for name, t in (*self.loss.model.named_parameters(), *self.loss.model.named_buffers())}
-        if self._seen.keys() != state.keys() or not all(torch.equal(t, self._seen[name]) for name, t in state.items()):
-            self._seen = {}
-            self._found = self._walk(state)
-            self._seen = {name: t.clone() for name, t in state.items()}
-        return self._found
-
-    def _walk(self, state: dict[str, Tensor]) -> tuple[list[tuple[BatchProduct, int]], list[Piece]]:
-        weights, others = [state[name] for name in self.names], {name: t for name, t in state.items() if name not in self.names}
-        linear: list[tuple[BatchProduct, int]] = []
-        rest: list[Piece] = []
-        used, self._found = 0, ([], [])  # what was kept for other weights goes first
-        for x, y, n in self.loss.pieces():
-            if not rest:
-                product, size = self._linearizer.linearized((weights, others, x, y))
-                used += size
-                if used <= self.room:
-                    linear.append((product, n))
-                    continue
-            rest.append((x, y, n))
-        return linear, rest
-
-
 class _Cast:
     """Batches with floating-point inputs and targets in another dtype."""
 
@@ -201,4 +172,7 @@ class _Cast:
 
     def __iter__(self) -> Any:
         for x, y in self.data:
-            yield tuple(t.to(self.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in (x, y))
+            yield tree_map(self._cast, x), tree_map(self._cast, y)
+
+    def _cast(self, leaf: Any) -> Any:
+        return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

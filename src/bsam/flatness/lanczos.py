@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from ..core.refusal import Refusal
 from .hessian import HessianOperator
+from .products import finite
 
 CHUNK = 1 << 22  # entries of a vector that are rotated at a time
 
@@ -55,9 +53,7 @@ class Krylov:
         self.T[j, : j + 1] = c
         self.T[: j + 1, j] = c
         self.steps = j + 1
-        self.beta = float(w.norm())
-        if not math.isfinite(self.beta):
-            raise Refusal("a Hessian product is not finite: the loss or its derivatives overflow, or are undefined where the weights are")
+        self.beta = finite(float(w.norm()))
         if self.beta <= 10 * torch.finfo(w.dtype).eps * float(scale) or self.steps == self.H.size:
             self.beta = 0.0  # the basis is invariant: go on with what it has not seen yet
             if self.steps < self.H.size:

@@ -16,7 +16,8 @@ from ..core.refusal import Refusal
 from ..core.vector import Vector
 from .dataset_loss import Batches, DatasetLoss, LossFunction
 from .hessian import HessianOperator
-from .spectrum import Array, top_eigenvalues
+from .products import Array
+from .spectrum import top_eigenvalues
 
 Directions: TypeAlias = str | Sequence[Vector]
 

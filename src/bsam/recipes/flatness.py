@@ -16,11 +16,14 @@ import torch
 from torch import nn
 
 from ..core.refusal import Refusal
-from ..flatness.dataset_loss import Batches, LossFunction
+from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction
+from ..flatness.density import Density, spectral_density
 from ..flatness.hessian import HessianOperator
 from ..flatness.landscape import Landscape, landscape
+from ..flatness.products import Progress
 from ..flatness.sharpness import Sharpness, sharpness
-from ..flatness.spectrum import Density, Eigenvalues, Progress, Trace, spectral_density, top_eigenvalues, trace
+from ..flatness.spectrum import Eigenvalues, top_eigenvalues
+from ..flatness.trace import Trace, trace
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 Found = TypeVar("Found")
@@ -111,6 +114,22 @@ def measure(
         (array([1., 1.]), 2.0, (3, 3))
     """
     return _take(model, loss_fn, data, instruments, dims=2, progress=progress)
+
+
+def glance(model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: Instruments) -> tuple[float, int]:
+    """The mean loss and the number of samples, from one walk forward: what :func:`measure` finds as the centre of the landscape and as ``samples``.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.constant_(model.weight, 2.0)
+        >>> glance(model, nn.functional.mse_loss, [(torch.ones(3, 1), torch.zeros(3, 1))], Instruments())
+        (4.0, 3)
+    """
+    L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
+    with L.measuring():
+        loss, _ = L.value()
+    assert L.samples is not None  # it was walked
+    return loss, L.samples
 
 
 def _take(

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.extras import need
 from ..core.refusal import Refusal
 from ..flatness.landscape import Landscape
-from ..flatness.spectrum import Array
+from ..flatness.products import Array
 from ..recipes.demo import Cell
-from .extras import need
 from .panels import grouped, panels
 from .tables import heading
 

@@ -1,0 +1,96 @@
+"""The spectral density of a Hessian, from products alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.checks import check_count, check_number
+from ..core.refusal import Refusal
+from .hessian import HessianOperator
+from .lanczos import Krylov
+from .products import Array, Progress, seeded
+
+
+@dataclass(frozen=True)
+class Density:
+    """The density of the eigenvalues on a grid; ``nodes`` and ``weights`` are the quadrature that was smoothed by a Gaussian of width ``sigma``."""
+
+    grid: Array
+    density: Array
+    nodes: Array
+    weights: Array
+    sigma: float
+    products: int
+
+
+def spectral_density(
+    H: HessianOperator,
+    steps: int = 80,
+    probes: int = 4,
+    seed: int = 0,
+    *,
+    points: int = 1000,
+    sigma: float | None = None,
+    progress: Progress | None = None,
+) -> Density:
+    r"""The density of the eigenvalues, by stochastic Lanczos quadrature.
+
+    Each probe is a random vector from which Lanczos runs, fully reorthogonalised; the Ritz values are nodes, the squares of the first components of their
+    vectors weights. The density integrates to 1 and is an average over probes, smoothed by a Gaussian.
+
+    Args:
+        H: the operator.
+        steps: of Lanczos, for each probe.
+        probes: how many random vectors.
+        seed: of them.
+        points: of the grid.
+        sigma: the width of the Gaussian; None takes 1 % of the range of the nodes.
+        progress: called after each product with the number done and the number expected.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 1, bias=False)
+        >>> data = [(torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.zeros(3, 1))]
+        >>> H = HessianOperator(model, torch.nn.functional.mse_loss, data)
+        >>> found = spectral_density(H, steps=3, probes=2)
+        >>> round(float(np.sum(found.density) * (found.grid[1] - found.grid[0])), 3)
+        1.0
+
+    Reference: Ghorbani, Krishnan, Xiao, "An Investigation into Neural Net Optimization via Hessian Eigenvalue Density", ICML 2019.
+    """
+    steps, probes = min(check_count("steps", steps), H.size), check_count("probes", probes)
+    check_count("points", points, low=2)
+    if sigma is not None and check_number("sigma", sigma, low=0) == 0:
+        raise Refusal("sigma must be above 0: the Gaussian needs a width")
+    generator, before = seeded(seed), H.products
+    nodes, weights = [], []
+    krylov = Krylov(H, steps, generator)
+    for _ in range(probes):
+        krylov.steps = 0
+        krylov.begin(H.random(generator, "signs"))
+        for _ in range(steps):
+            krylov.expand()
+            if progress is not None:
+                progress(H.products - before, steps * probes)
+        theta, S, _ = krylov.ritz()
+        nodes.append(theta.numpy())
+        weights.append(S[0].numpy() ** 2 / probes)
+    x, w = np.concatenate(nodes), np.concatenate(weights)
+    width = 0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12) if sigma is None else sigma  # wide enough for a grid of distinct numbers
+    grid = np.linspace(x.min() - 6 * width, x.max() + 6 * width, points)
+    if width < grid[1] - grid[0]:
+        raise Refusal(f"a Gaussian of the width sigma={width:.3g} falls between the {points} points of the grid: raise points or sigma")
+    return Density(grid, smoothed(grid, x, w, width), x, w, width, H.products - before)
+
+
+def smoothed(grid: Array, nodes: Array, weights: Array, sigma: float) -> Array:
+    """The density on a grid: at each node a Gaussian of that width and weight.
+
+    Example:
+        >>> smoothed(np.array([0.0, 1.0]), np.array([1.0]), np.array([1.0]), sigma=0.5).round(3)
+        array([0.108, 0.798])
+    """
+    bumps = np.exp(-0.5 * ((grid[:, None] - nodes) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+    return bumps @ weights
