@@ -9,7 +9,7 @@ from torch import nn
 
 import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
-from bsam.recipes.flatness import STAGES, Instruments, load, loader, measure
+from bsam.recipes.flatness import STAGES, Instruments, glance, load, loader, measure
 
 ITS = Instruments(k=3, which="magnitude", tol=1e-3, trace_samples=9, density_steps=5, density_probes=2, span=0.5, points=5, rho=0.2, seed=3)
 
@@ -36,6 +36,12 @@ def test_every_instrument_gets_every_setting(its, problem, data):
     assert tuple(found.seconds) == STAGES
     assert min(found.seconds.values()) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, problem.model.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("its", [ITS, replace(ITS, mode="train"), replace(ITS, micro_batch=4)])
+def test_a_glance_finds_the_loss_and_the_samples_of_the_whole_measurement(its, problem, data):
+    found = measure(problem.model, F.cross_entropy, data, its)
+    assert glance(problem.model, F.cross_entropy, data, its) == (found.landscape.loss[2, 2], found.samples)
 
 
 def test_progress_names_the_stage_and_ends_at_the_end(problem, data):

@@ -13,9 +13,10 @@ from rich.console import Console
 from torch import nn
 
 import bsam
+from bsam.flatness.density import Density
 from bsam.flatness.landscape import Landscape
 from bsam.flatness.probe import Probe, Reading
-from bsam.flatness.spectrum import Density, Eigenvalues
+from bsam.flatness.spectrum import Eigenvalues
 from bsam.recipes.flatness import Instruments
 from bsam.report import flatness, measurements, panels
 from bsam.report.flatness import density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
@@ -79,11 +80,25 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
     assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [5, 5, 5]  # none falls outside, the largest neither
     assert a.get_ylim() == b.get_ylim()
     texts = [ax.texts[0].get_text() for ax in (a, b, c)]
-    assert texts[0].startswith("maximum 4\nmean 2.05\nvariance 1.9")
-    assert ["not converged" in text for text in texts] == [False, True, True]
+    assert texts[0].startswith("maximum 4, mean 2.05, variance 1.9")
+    assert [ax.get_title() for ax in (a, b, c)] == ["a", "b (not converged)", "c (not converged)"]
+    drawn[0].canvas.draw()
+    for ax in (a, b, c):  # between the bars and the title, in the width of the panel
+        text, title = ax.texts[0].get_window_extent(), ax.title.get_window_extent()
+        assert ax.get_window_extent().y1 <= text.y0 < text.y1 <= title.y0
+        assert text.width <= 3.6 * drawn[0].dpi
     assert c.get_position().y1 < a.get_position().y0  # a row of its own
     assert len({ax.patches[0].get_facecolor() for ax in (a, b, c)}) == 3
     assert [ax.get_ylabel().split("\n")[0] for ax in (a, b, c)] == ["one", "", "two"]
+
+
+@pytest.mark.parametrize(
+    ("which", "label"),
+    [("largest", "how many of the top 5"), ("magnitude", "how many of the 5 of largest magnitude"), ("both ends", "how many of the 5 at both ends")],
+)
+def test_a_histogram_says_which_eigenvalues_it_shows(which, label, tmp_path, drawn):
+    plot_spectrum(spectrum_info({"a": eigenvalues(4.0)}, which=which), tmp_path / "spectrum.png")
+    assert drawn[0].axes[0].get_ylabel() == label
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-1.0, -2.0], [2.0]])
@@ -324,23 +339,103 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
     assert [entry["file"] for entry in kept["models"]] == [str(files[0])]
     assert [path.name for path in out.iterdir()] == ["flatness.json"]
     files[1].write_text(broken)
-    loader.asked.clear()
-    flatness_report(files, "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
-    assert loader.asked == ["b.pt", "wide.pt"]
+    measured, genuine = [], measurements.measure
+    monkeypatch.setattr(measurements, "measure", lambda model, *rest: measured.append(model[0].weight.shape[0]) or genuine(model, *rest))
+    console = Console(file=io.StringIO(), width=80)
+    flatness_report(files, "m:f", Instruments(**CHEAP), out, "cpu", console)
+    assert measured == [4, 6]  # the second and the third one
+    assert "anew" not in console.file.getvalue()
     after = json.loads((out / "flatness.json").read_text())
     assert after["models"][0] == kept["models"][0]
     assert [entry["file"] for entry in after["models"]] == list(map(str, files))
 
-    loader.asked.clear()
+    measured.clear()
     files[0].write_text("7 4")  # other weights under the same name
     drawn = []
     monkeypatch.setattr(measurements, "plot_spectrum", lambda infos, path: drawn.append([info.title for info in infos]))
     flatness_report(files[:1] * 2, "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
-    assert loader.asked == ["a.pt"]
+    assert measured == [4]
     assert drawn == [["a"]]
     models = json.loads((out / "flatness.json").read_text())["models"]
     assert [entry["file"] for entry in models] == [str(files[1]), str(files[2]), str(files[0])]  # its old numbers are gone
     assert models[2]["eigenvalues"] != after["models"][0]["eigenvalues"]
+
+
+def loaded(scale=1.0, samples=12, build=network):
+    """What a loader returns that is as it says."""
+    x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    return build(1), F.cross_entropy, [(scale * x[:samples], y[:samples])]
+
+
+def scaled(seed):
+    """The same function as the network, in other shapes."""
+    return nn.Sequential(network(seed), nn.Linear(2, 2, bias=False).requires_grad_(False), nn.Linear(2, 2, bias=False)).apply(identity)
+
+
+def identity(module):
+    if isinstance(module, nn.Linear) and module.weight.shape == (2, 2):
+        nn.init.eye_(module.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scale": 1.01}, r"its loss is 0\.\d+ now, and was 0\.\d+"),
+        ({"samples": 11}, "it has 11 samples now, and had 12"),
+        ({"build": scaled}, "it is another network now"),
+    ],
+)
+def test_a_file_is_measured_anew_when_its_loader_or_the_data_changed(change, words, files, tmp_path, monkeypatch):
+    def report():
+        console = Console(file=io.StringIO(), width=80)
+        flatness_report(files[:1], "m:f", Instruments(**CHEAP), tmp_path / "out", "cpu", console)
+        (entry,) = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"]
+        return entry, console.file.getvalue()
+
+    monkeypatch.setattr(measurements, "loader", lambda name: lambda path: loaded())
+    first, _ = report()
+    again, out = report()
+    assert again == first
+    assert "anew" not in out
+    monkeypatch.setattr(measurements, "loader", lambda name: lambda path: loaded(**change))
+    changed, out = report()
+    assert re.search(rf"a\.pt is measured anew: {words}\. Has the loader changed, or its data\?", out)
+    assert changed["eigenvalues"]["values"] != first["eigenvalues"]["values"]
+    assert report()[0] == changed
+
+
+def test_landscapes_with_points_that_are_no_numbers_are_drawn_again_from_the_file(files, tmp_path, monkeypatch):
+    class Edge(nn.Linear):
+        """Its loss exists on one side of the model alone, and sharpness reaches beyond the edge."""
+
+    def load(path):
+        torch.manual_seed(0)
+        model, x = Edge(3, 2), torch.ones(4, 3)
+        near = float(model(x).detach().square().mean())
+        return model, lambda out, y: torch.sqrt(1.01 * near - out.square().mean()), [(x, torch.zeros(4))]
+
+    monkeypatch.setattr(measurements, "loader", lambda name: load)
+    monkeypatch.setattr(measurements, "measure", measured := Counted(measurements.measure))
+    tables = []
+    for _ in range(2):
+        console = Console(file=io.StringIO(), width=80)
+        flatness_report(files[:1], "m:f", Instruments(**{**CHEAP, "points": 5, "rho": 1.0}), tmp_path / "out", "cpu", console)
+        tables.append(console.file.getvalue()[console.file.getvalue().index("model ") :])
+    entry = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"][0]
+    assert any(None in row for row in entry["landscape"]["loss"])
+    assert entry["sharpness"]["min_sharpness"] is None or entry["sharpness"]["max_sharpness"] is None
+    assert measured.calls == 1
+    assert "nan" in tables[0]
+    assert tables[1].split("models")[0] == tables[0].split("models")[0]
+
+
+class Counted:
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.function(*arguments)
 
 
 def test_other_settings_and_strange_folders_are_refused_untouched(files, tmp_path):

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from ..flatness.density import Density, smoothed
 from ..flatness.probe import Reading
-from ..flatness.spectrum import Density, Eigenvalues, smoothed
+from ..flatness.spectrum import Eigenvalues
 from .figures import COLOURS, DASHES
 from .panels import figure, grouped, panels, tidy
 
 BINS = 25
 POINTS = 2000  # along a density
 DECADES = 6  # below the peak of a density that are shown
+CHOSEN = {"largest": "the top {}", "magnitude": "the {} of largest magnitude", "both ends": "the {} at both ends"}
+ABOVE = 20  # points between the axes and a title, with a line of small print between them
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class SpectrumInfo:
     variance: float
     converged: bool
     products: int
+    which: str = "largest"
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,13 @@ class DensityInfo:
     products: int
 
 
-def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "") -> list[SpectrumInfo]:
+def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str = "largest") -> list[SpectrumInfo]:
     """Maximum, mean and variance of each model's top eigenvalues.
 
     Args:
         found: by title.
         group: models of one group are drawn on one scale.
+        which: of the eigenvalues these are, as :func:`bsam.flatness.top_eigenvalues` was asked.
 
     Example:
         >>> found = Eigenvalues(np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9)
@@ -74,6 +79,7 @@ def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "") -> list[Spe
             variance=float(e.values.var()),
             converged=bool(e.converged),
             products=e.products,
+            which=which,
         )
         for title, e in found.items()
     ]
@@ -132,13 +138,14 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.hist(info.values, bins=list(bins), color=COLOURS[infos.index(info) % len(COLOURS)])
             ax.yaxis.get_major_locator().set_params(integer=True)
             ax.set_ylim(0, 1.05 * tallest)
-            ax.set_title(info.title)
             ax.set_xlabel("eigenvalue of the Hessian")
-            lines = f"maximum {info.maximum:.3g}\nmean {info.mean:.3g}\nvariance {info.variance:.3g}" + ("" if info.converged else "\nnot converged")
-            ax.text(0.97, 0.95, lines, transform=ax.transAxes, ha="right", va="top")
+            ax.locator_params(axis="x", nbins=5)
+            ax.set_title(info.title + ("" if info.converged else " (not converged)"), pad=ABOVE)
+            numbers = f"maximum {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
+            ax.text(0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")  # above the bars, never on them
             tidy(ax)
         first, ax = group[0]
-        ax.set_ylabel(f"{first.group}\n" * (len(groups) > 1) + f"how many of the top {len(first.values)}")
+        ax.set_ylabel(f"{first.group}\n" * (len(groups) > 1) + "how many of " + CHOSEN[first.which].format(len(first.values)))
     drawn.savefig(path, dpi=150)
 
 

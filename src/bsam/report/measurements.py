@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..core.extras import need
 from ..core.refusal import Refusal
-from ..recipes.flatness import STAGES, Instruments, Measured, load, loader, measure
-from ..training.record import check_settings
-from .extras import need
+from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, load, loader, measure
+from ..training.config import check_settings
+from ..training.environment import environment_info
+from ..training.files import write_json
 from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .progress import progress
-from .results import environment_info, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+SAME = 1e-6  # relative difference within which two losses count as one
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")
 
 
@@ -58,7 +61,7 @@ class Notebook:
             return
         try:
             content = json.loads(text)
-            theirs, self._models = content["settings"], content["models"]
+            theirs, self._models = content["settings"], _numbers_again(content["models"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder") from error
         check_settings(folder, theirs, self.settings)
@@ -75,6 +78,8 @@ class Notebook:
 
 def flatness_report(files: Sequence[Path], loader_name: str, instruments: Instruments, folder: Path, device: str, console: Console) -> list[Path]:
     """Measure each file that ``folder`` does not know yet, print a table and draw the figures; returns what was written.
+
+    A file that it knows is loaded, and its loss taken: where that is another one than before, the loader or its data has changed, and it is measured anew.
 
     Args:
         files: the saved models.
@@ -96,20 +101,43 @@ def flatness_report(files: Sequence[Path], loader_name: str, instruments: Instru
         bars.advance("models", 0)
         for file in files:
             sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+            loaded = load(function, file, place)
             entry = book.find(str(file), sha256)
-            if entry is None:
-                model, loss_fn, data = load(function, file, place)
-                try:
-                    found = measure(model, loss_fn, data, instruments, bars.reach)
-                except Refusal as refusal:
-                    raise Refusal(f"{file}: {refusal}") from refusal
-                entry = {"file": str(file), "sha256": sha256, "architecture": _architecture(model), **_numbers(found)}
-                book.add(entry)
+            try:
+                if entry is not None and (changed := _change(entry, loaded, instruments)):
+                    console.print(f"{file} is measured anew: {changed}. Has the loader changed, or its data?", soft_wrap=True)
+                    entry = None
+                if entry is None:
+                    found = measure(*loaded, instruments, bars.reach)
+                    entry = {"file": str(file), "sha256": sha256, "architecture": _architecture(loaded[0]), **_numbers(found, instruments.which)}
+                    book.add(entry)
+            except Refusal as refusal:
+                raise Refusal(f"{file}: {refusal}") from refusal
             entries.append(entry)
             bars.advance("models", 1)
     titles = _titles(files)
     console.print(_table(titles, entries))
     return [book.path, *_draw(titles, entries, folder)]
+
+
+def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) -> str | None:
+    """What differs between a model and what is known of it, in words, if anything does."""
+    loss, samples = glance(*loaded, instruments)
+    before, samples_before = entry["landscape"]["centre"], entry["samples"]
+    if samples != samples_before:
+        return f"it has {samples} samples now, and had {samples_before}"
+    if not math.isclose(loss, before, rel_tol=SAME):
+        return f"its loss is {loss:.6g} now, and was {before:.6g}"
+    return None if _architecture(loaded[0]) == entry["architecture"] else "it is another network now"
+
+
+def _numbers_again(value: Any) -> Any:
+    """What was read from strict JSON, where null stands for a number that is not finite."""
+    if isinstance(value, dict):
+        return {k: _numbers_again(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_numbers_again(v) for v in value]
+    return math.nan if value is None else value
 
 
 def _device(name: str) -> torch.device:
@@ -129,10 +157,10 @@ def _architecture(model: nn.Module) -> str:
     return f"{type(model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]}"
 
 
-def _numbers(found: Measured) -> dict[str, Any]:
+def _numbers(found: Measured, which: str) -> dict[str, Any]:
     """All of it, as plain values; what the figures need can be built from it again."""
     infos: dict[str, SpectrumInfo | DensityInfo | LandscapeInfo] = {
-        "eigenvalues": spectrum_info({"": found.eigenvalues})[0],
+        "eigenvalues": spectrum_info({"": found.eigenvalues}, which=which)[0],
         "density": density_info({"": found.density})[0],
         "landscape": landscape_info({"": found.landscape})[0],
     }
