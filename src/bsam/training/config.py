@@ -38,7 +38,7 @@ class Run:
     Args:
         method: ``"sgd"`` is the base optimizer alone; else a name of :data:`bsam.methods.METHODS`, around the base optimizer.
         arguments: of the method, by name.
-        task: what is learned, a name of :data:`bsam.training.task.TASKS`.
+        task: what is learned, a name of :data:`bsam.training.loop.TASKS`.
         model: a name of :data:`bsam.models.MODELS`.
         data: a name of :data:`bsam.data.DATASETS`.
         augment: a name of :data:`bsam.data.augment.AUGMENTATIONS`; None takes the data set's own.

@@ -27,7 +27,8 @@ class Folder:
 
     ``config.json`` has the settings, ``environment.json`` each machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for
     TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.bsam`` the state after the last epoch (and ``checkpoint-before.bsam`` that before),
-    ``model.safetensors`` the trained network. All of them are written whole or not at all.
+    ``curvature.json`` the eigenvalue and the landscape after the last epoch, ``model.safetensors`` the trained network. All of them are written whole or not
+    at all.
 
     Args:
         path: made if need be. A folder that holds another configuration, or something else, is refused and not touched.
@@ -56,8 +57,6 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise Refusal(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
-        if not config.exists():
-            write_json(config, self.run.settings())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -65,7 +64,10 @@ class Folder:
             self._lock.close()
 
     def begin(self, device: torch.device, notes: Mapping[str, Any], epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Note the machine that goes to work, what the task wants written down, and the epochs so far: a process may have been killed before it did."""
+        """Note the settings, which have proved possible by now; the machine that goes to work; what the task wants written down; and the epochs so far: a
+        process may have been killed before it did.
+        """
+        write_json(self.path / "config.json", self.run.settings())
         file = self.path / "environment.json"
         earlier = json.loads(file.read_text()) if file.exists() else []
         write_json(file, [*earlier, environment_info(device)])
@@ -100,10 +102,12 @@ class Folder:
         if readings:
             write(self.path / "probe.jsonl", lines(readings))
 
-    def finish(self, network: nn.Module) -> None:
-        """Write the trained network."""
+    def finish(self, network: nn.Module, found: Mapping[str, Any] | None = None) -> None:
+        """Write what was found after the last epoch, if anything, and the trained network: where that is, the run is finished."""
         from safetensors.torch import save
 
+        if found is not None:
+            write_json(self.path / "curvature.json", found)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         write(self.path / "model.safetensors", save(tensors, {"run": json.dumps(self.run.settings())}))
 

@@ -59,14 +59,14 @@ class Training:
             raise Refusal("saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa")
         self.run, self.task, self.team = run, task, team
         self.network = task.network()
-        captured = run.capture and team.device.type == "cuda" and team.size == 1 and (run.method == "sgd" or METHODS[run.method].capturable)
+        self.captured = run.capture and team.device.type == "cuda" and team.size == 1 and (run.method == "sgd" or METHODS[run.method].capturable)
         wrapped = team.wrapped(self.network)
         model: nn.Module = torch.compile(wrapped) if run.compile else wrapped  # type: ignore[assignment]
-        self.learner = learner_of(run, task, model, self.steps * run.epochs, captured)
+        self.learner = learner_of(run, task, model, self.steps * run.epochs, self.captured)
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.learner.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.learner.optimizer)
-        self._step = Captured(self.learner, None if self.probe is None else self.probe.due) if captured else Plain(self.learner)
+        self._step = Captured(self.learner, None if self.probe is None else self.probe.due) if self.captured else Plain(self.learner)
 
     def epoch(self, number: int) -> dict[str, float]:
         """Train for an epoch, counted from 0: the mean loss before its steps, the learning rate and rho_min of its last step, and seconds."""
@@ -149,6 +149,7 @@ def fit(
     data_dir: str | Path | None = None,
     device: str | None = None,
     task: type[Task] | None = None,
+    at_start: Callable[[Training, int], None] | None = None,
     each_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
     tell: Callable[[str], None] = print,
 ) -> Result:
@@ -163,6 +164,7 @@ def fit(
         data_dir: where the data is, if it is read from files.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None takes a GPU if there is one.
         task: what is learned; None takes the run's, from :data:`TASKS`.
+        at_start: called with the training and the number of epochs done before, when all is ready for the next one.
         each_epoch: called with the number of epochs done and the metrics of the last one; what it raises ends the run.
         tell: called with a sentence that a user should know.
 
@@ -188,6 +190,8 @@ def fit(
             epochs, readings = state["epochs"], state["readings"]
         if book is not None and processes.writes:
             book.begin(processes.device, work.notes(), epochs, readings)
+        if at_start is not None and processes.writes:
+            at_start(training, len(epochs))
         for number in range(len(epochs), run.epochs):
             metrics: dict[str, Any] = {"epoch": number + 1, **training.epoch(number)}
             if book is not None and not math.isfinite(metrics["train_loss"]):
@@ -206,11 +210,12 @@ def fit(
             processes.wait()
             if each_epoch is not None and processes.writes:
                 each_epoch(number + 1, metrics)
-        if book is not None and processes.writes:
-            book.finish(training.network)
         some = work.examples(CURVATURE_SAMPLES) if run.curvature or run.relief is not None else []
         top = _top_eigenvalue(training.network, work, some) if run.curvature else None
         relief = _relief(training.network, work, some, run.relief) if run.relief is not None else None
+        if book is not None and processes.writes:
+            found = {"top_eigenvalue": top, "relief": None if relief is None else asdict(relief)}
+            book.finish(training.network, found if some else None)
         return replace(result_of(run, epochs, training.steps), top_eigenvalue=top, relief=relief)
 
 
