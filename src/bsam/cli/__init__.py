@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from ..core.refusal import Refusal
-from . import catalogue, demo, flatness
+from . import catalogue, demo, flatness, train
+from .signals import Terminated
 
-COMMANDS = (catalogue, demo, flatness)
-REFUSED, INTERRUPTED = 2, 130
+COMMANDS = (catalogue, demo, train, flatness)
+REFUSED, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except Refusal as refusal:
-        print(f"bsam: {refusal}", file=sys.stderr)
+        _complain(str(refusal))
         return REFUSED
-    except KeyboardInterrupt:
-        print(f"bsam: interrupted. Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there.", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as end:
+        how, status = ("terminated", TERMINATED) if isinstance(end, Terminated) else ("interrupted", INTERRUPTED)
+        _complain(f"{how}. Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there.")
+        return status
     return 0
+
+
+def _complain(sentence: str) -> None:
+    """On the error stream; of the processes that torchrun started on a machine, the first one speaks."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"bsam: {sentence}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

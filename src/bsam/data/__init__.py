@@ -27,6 +27,7 @@ class DatasetEntry:
         side: of an image, in pixels.
         needs_folder: whether it is read from files.
         augmentation: of :data:`bsam.data.augment.AUGMENTATIONS`, the one to train with unless another is asked for.
+        model: of :data:`bsam.models.MODELS`, the one to train unless another is asked for.
         sources: where its files come from.
     """
 
@@ -38,6 +39,7 @@ class DatasetEntry:
     side: int
     needs_folder: bool
     augmentation: str
+    model: str
     sources: tuple[Source, ...] = ()
 
     def load(self, folder: Path | None = None) -> Dataset:
@@ -50,10 +52,10 @@ class DatasetEntry:
 DATASETS: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
-        DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none"),
-        DatasetEntry("cifar10", "CIFAR-10", cifar10, 10, 3, 32, True, "crop-flip-cutout", (CIFAR10.source,)),
-        DatasetEntry("cifar100", "CIFAR-100", cifar100, 100, 3, 32, True, "crop-flip-cutout", (CIFAR100.source,)),
-        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist, 10, 1, 28, True, "crop-flip", SOURCES),
+        DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none", "digits_net"),
+        DatasetEntry("cifar10", "CIFAR-10", cifar10, 10, 3, 32, True, "crop-flip-cutout", "resnet18", (CIFAR10.source,)),
+        DatasetEntry("cifar100", "CIFAR-100", cifar100, 100, 3, 32, True, "crop-flip-cutout", "resnet18", (CIFAR100.source,)),
+        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist, 10, 1, 28, True, "crop-flip", "resnet18", SOURCES),
     )
 }
 
@@ -73,7 +75,7 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
         ...
         bsam.core.refusal.Refusal: CIFAR-10 is read from files: say in which folder they are (--data-dir), or where to --download them to
     """
-    return _entry(name).load(None if folder is None else Path(folder))
+    return dataset_entry(name).load(None if folder is None else Path(folder))
 
 
 def download(name: str, folder: str | Path, progress: Progress | None = None) -> None:
@@ -84,11 +86,12 @@ def download(name: str, folder: str | Path, progress: Progress | None = None) ->
         folder: where to; :func:`load` finds them there.
         progress: called with the bytes that have come and the bytes that will, for each file anew.
     """
-    for source in _entry(name).sources:
+    for source in dataset_entry(name).sources:
         fetch(source, Path(folder), progress)
 
 
-def _entry(name: str) -> DatasetEntry:
+def dataset_entry(name: str) -> DatasetEntry:
+    """What :data:`DATASETS` says of a name; one that it does not have is refused."""
     if name not in DATASETS:
         raise Refusal(f"data must be one of {', '.join(DATASETS)}; got {name!r}")
     return DATASETS[name]

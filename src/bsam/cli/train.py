@@ -1,0 +1,97 @@
+"""``bsam train``: one run, kept in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..core.refusal import Refusal
+from ..data import dataset_entry, download
+from ..report.epochs import Narrator, epoch_numbers
+from ..training.config import Run
+from ..training.folder import read_metrics, read_run
+from ..training.loop import fit
+from ..training.team import team
+from .run_flags import add_run_flags, run_of
+from .signals import terminable
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    command = commands.add_parser(
+        "train",
+        help="train one network, by any method, into a folder that can be gone on from",
+        description="Train one network. The folder gets config.json (the settings), metrics.jsonl (a line per epoch), tensorboard/, environment.json, "
+        "checkpoints and, at the end, model.safetensors. Interrupted, by Ctrl-C, SIGTERM or worse, the same command goes on after the last finished epoch, and "
+        "ends as it would have ended. Started by torchrun, the processes share each batch. In what follows, None is a flag that is not given.",
+    )
+    add_run_flags(command)
+    command.add_argument("--data-dir", type=Path, help="folder with the files of the data set; digits needs none", metavar="FOLDER")
+    command.add_argument("--download", action="store_true", help="get the data set from its authors into --data-dir first, unless it is there")
+    command.add_argument("--out", type=Path, help="folder of the run (default: runs/METHOD-MODEL-DATA-sSEED)", metavar="FOLDER")
+    command.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)", metavar="NAME")
+    command.set_defaults(run=_train, kept="epochs")
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    run = run_of(arguments)
+    arguments.out = arguments.out or Path("runs") / f"{run.method}-{run.model}-{run.data}-s{run.seed}"
+    folder, device = arguments.out, None if arguments.device == "auto" else arguments.device
+    with terminable(), team(device) as processes:
+        say = _say if processes.writes else _say_nothing
+        if is_finished(folder, run):
+            say(f"The run in {folder} is finished.")
+        else:
+            if arguments.download:
+                if os.environ.get("LOCAL_RANK", "0") == "0":
+                    _download(run.data, arguments.data_dir)
+                processes.wait()
+            narrator = Narrator(run, folder, say)
+            fit(run, folder, data_dir=arguments.data_dir, device=device, at_start=narrator.start, each_epoch=narrator.epoch, tell=say)
+        if processes.writes:
+            _conclude(run, folder)
+
+
+def is_finished(folder: Path, run: Run) -> bool:
+    """Whether a folder holds exactly this run, with nothing left to do."""
+    if not (folder / "model.safetensors").exists():
+        return False
+    return read_run(folder).settings() == json.loads(json.dumps(run.settings())) and len(read_metrics(folder)) == run.epochs
+
+
+def _conclude(run: Run, folder: Path) -> None:
+    _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, read_metrics(folder)[-1]))}")
+    curvature = folder / "curvature.json"
+    if curvature.exists() and (top := json.loads(curvature.read_text())["top_eigenvalue"]) is not None:
+        _say(f"Largest eigenvalue of the Hessian: {top:.4g}")
+    names = sorted(file.name + "/" * file.is_dir() for file in folder.iterdir() if file.name != "lock" and file.suffix != ".draft")
+    _say(f"Written to {folder}: {', '.join(names)}")
+
+
+def _download(name: str, folder: Path | None) -> None:
+    if not dataset_entry(name).sources:
+        raise Refusal(f"{name} comes with scikit-learn: leave --download out")
+    if folder is None:
+        raise Refusal("say with --data-dir in which folder to put what is downloaded")
+    from ..core.extras import need
+
+    need("rich", "train")
+    from rich.console import Console
+
+    from ..report.progress import progress
+
+    console = Console()
+    stage = "MB of data"
+    with progress(console, {stage: 1}) as bars:
+        download(name, folder, lambda done, total: bars.reach(stage, done // 10**6, total // 10**6))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _say_nothing(line: str) -> None:
+    """The processes that torchrun started beside the first one are silent."""
