@@ -80,7 +80,7 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
     assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [5, 5, 5]  # none falls outside, the largest neither
     assert a.get_ylim() == b.get_ylim()
     texts = [ax.texts[0].get_text() for ax in (a, b, c)]
-    assert texts[0].startswith("maximum 4, mean 2.05, variance 1.9")
+    assert texts[0].startswith("max 4, mean 2.05, variance 1.9")
     assert [ax.get_title() for ax in (a, b, c)] == ["a", "b (not converged)", "c (not converged)"]
     drawn[0].canvas.draw()
     for ax in (a, b, c):  # between the bars and the title, in the width of the panel

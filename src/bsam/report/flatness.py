@@ -141,7 +141,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.set_xlabel("eigenvalue of the Hessian")
             ax.locator_params(axis="x", nbins=5)
             ax.set_title(info.title + ("" if info.converged else " (not converged)"), pad=ABOVE)
-            numbers = f"maximum {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
+            numbers = f"max {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
             ax.text(0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")  # above the bars, never on them
             tidy(ax)
         first, ax = group[0]
