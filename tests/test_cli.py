@@ -143,12 +143,13 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, 
     assert all(0 <= row["test_accuracy"] <= 1 and row["seconds_per_step"] > 0 for row in found)
     assert all(row["bilateral"] == pytest.approx(row["max_sharpness"] + row["min_sharpness"]) for row in found)
 
-    data = digits()
+    same = {"batch": 64, "epochs": 1, "label_smoothing": 0.0, "seed": 4, "radius": 0.05, "curvature": True}
     for row in found:
         method = row["method"].removesuffix("-2")
-        result = fit(Run(method, row["arguments"], row["lr"], 0.9, row["weight_decay"], 1, 64, row["label_noise"], 4, "test", 0.05, curvature=True), data)
+        own = {name: row[name] for name in ("lr", "weight_decay", "label_noise")}
+        result = fit(Run(method, row["arguments"], **own, **same), device="cpu")
         last = result.last
-        assert row["test_accuracy"] == last.accuracy
+        assert row["test_accuracy"] == result.accuracy
         assert row["top_eigenvalue"] == result.top_eigenvalue
         assert Sharpness(row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))) == last.sharpness
 

@@ -8,12 +8,12 @@ from bsam.methods import METHODS
 from bsam.recipes import demo as recipe
 from bsam.recipes.demo import DEFAULT, NOISE_RATES, TITLES, Plan, best, contenders, demo
 from bsam.training.config import Run
-from bsam.training.loop import Epoch, Result
 from bsam.training.record import Record
+from bsam.training.result import Epoch, Result
 
 
 def result(run, accuracies):
-    return Result(run, tuple(Epoch(a, None) for a in accuracies), 0.001)
+    return Result(run, tuple(Epoch({f"{run.held_out}_accuracy": a}) for a in accuracies), 0.001)
 
 
 def score(run):
@@ -67,11 +67,12 @@ def test_budget_is_equal_for_all_methods():
 def test_the_default_is_what_it_was():
     """Every setting of it, in the order that decides ties."""
     family = [(decay, lr, rho) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1) for rho in (0.03, 0.1)]
+    same = {"batch": 64, "label_smoothing": 0.0}
     expected = {
-        "sgd": [Run("sgd", lr=lr, weight_decay=decay) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1, 0.3, 0.6)],
-        "sam": [Run("sam", {"rho": rho}, lr=lr, weight_decay=decay) for decay, lr, rho in family],
-        "bsam": [Run("bsam", {"rho_max": rho, "rho_min": rho}, lr=lr, weight_decay=decay) for decay, lr, rho in family],
-        "bsam-2": [Run("bsam", {"rho_max": rho, "rho_min": rho, "passes": 2}, lr=lr, weight_decay=decay) for decay, lr, rho in family],
+        "sgd": [Run("sgd", lr=lr, weight_decay=decay, **same) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1, 0.3, 0.6)],
+        "sam": [Run("sam", {"rho": rho}, lr=lr, weight_decay=decay, **same) for decay, lr, rho in family],
+        "bsam": [Run("bsam", {"rho_max": rho, "rho_min": rho}, lr=lr, weight_decay=decay, **same) for decay, lr, rho in family],
+        "bsam-2": [Run("bsam", {"rho_max": rho, "rho_min": rho, "passes": 2}, lr=lr, weight_decay=decay, **same) for decay, lr, rho in family],
     }
     assert {c.name: list(c.candidates) for c in Plan().contenders} == expected
     assert tuple(expected) == DEFAULT
@@ -122,7 +123,7 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     for cell in cells:
         assert len(cell.tuning) == 8
         assert [r.run.seed for r in cell.results] == [3, 4]
-        assert cell.choice.last.accuracy == 0.9
+        assert cell.choice.accuracy == 0.9
         for r in cell.results:
             same = {"seed": 0, "held_out": "test", "radius": None, "curvature": False, "relief": None}
             assert replace(r.run, **same) == replace(cell.choice.run, **same)

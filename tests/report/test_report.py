@@ -9,17 +9,17 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import bsam
+from bsam.core.extras import need
 from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
 from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, contenders
 from bsam.report.catalogue import HEADER, methods_info, methods_table
-from bsam.report.extras import need
 from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
 from bsam.report.landscapes import plot_contours, reliefs_info
 from bsam.report.progress import progress
 from bsam.report.results import rows_info, write_results
 from bsam.report.tables import summary_info, summary_tables
-from bsam.training.loop import Epoch, Relief, Result
+from bsam.training.result import Epoch, Relief, Result
 
 
 def made_up(seeds=3, epochs=2, loss=1.0, methods=DEFAULT):
@@ -27,11 +27,14 @@ def made_up(seeds=3, epochs=2, loss=1.0, methods=DEFAULT):
     plan, cells = Plan(seeds=seeds, epochs=epochs, contenders=contenders(methods)), []
     for n, noise in enumerate((0.0, 0.4)):
         for m, contender in enumerate(plan.contenders):
-            tuning = tuple(Result(run, (Epoch(0.2, None), Epoch(0.5 + 0.01 * i, None)), 1.0) for i, run in enumerate(plan.tuning_runs(contender, noise)))
+            tuning = tuple(
+                Result(run, tuple(Epoch({"validation_accuracy": a}) for a in (0.2, 0.5 + 0.01 * i)), 1.0)
+                for i, run in enumerate(plan.tuning_runs(contender, noise))
+            )
             results = []
             for seed, run in enumerate(plan.final_runs(tuning[-1].run)):
                 base = (100 * m + 10 * n + seed) / 1000
-                curve = tuple(Epoch(base + e / 10_000, Sharpness(loss, base + 1, base + 2, 2 * base + 3, 0.5)) for e in range(epochs))
+                curve = tuple(Epoch({"test_accuracy": base + e / 10_000}, Sharpness(loss, base + 1, base + 2, 2 * base + 3, 0.5)) for e in range(epochs))
                 relief = None if run.relief is None else Relief((-1.0, 0.0, 1.0), ((3.0,) * 3, (base, base / 2, base), (3.0,) * 3))
                 results.append(Result(run, curve, (m + 1.0) * (1 + seed), 10 + base, relief))  # the machine slows down from seed to seed
             cells.append(Cell(contender, noise, tuning, tuple(results)))

@@ -6,13 +6,13 @@ import pytest
 import bsam
 from bsam.flatness.sharpness import Sharpness
 from bsam.training.config import Run
-from bsam.training.loop import Epoch, Relief, Result
 from bsam.training.record import Record
+from bsam.training.result import Epoch, Relief, Result
 
 SETTINGS = {"seed": 0, "epochs": 2}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=0.05)
 RELIEF = Relief((-1.0, 0.0, 1.0), ((1.0, 1 / 3, 2.0), (0.5, 0.1, 0.5), (1.0, 0.3, 2.0)))
-RESULT = Result(RUN, (Epoch(0.1, Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)), Epoch(0.7, None)), 0.00123, 1 / 7, RELIEF)
+RESULT = Result(RUN, (Epoch({"test_accuracy": 0.1, "lr": 1 / 9}, Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)), Epoch({"test_accuracy": 0.7})), 0.00123, 1 / 7, RELIEF)
 
 
 def test_what_was_added_is_found_again(tmp_path):
@@ -25,14 +25,24 @@ def test_what_was_added_is_found_again(tmp_path):
     assert Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=None) not in again
 
 
-def test_runs_of_an_earlier_version_are_read_and_are_not_taken_for_runs_that_measure_more(tmp_path):
-    run = {name: value for name, value in RUN.settings().items() if name not in ("curvature", "relief")}
-    line = {"run": run, "epochs": [{"accuracy": 0.5, "sharpness": None}], "seconds_per_step": 0.1}
-    (tmp_path / "runs.jsonl").write_text(f"{json.dumps(SETTINGS)}\n{json.dumps(line)}\n")
+def test_a_run_is_not_taken_for_one_that_measures_more(tmp_path):
+    Record(tmp_path, SETTINGS).add(RESULT)
     record = Record(tmp_path, SETTINGS)
-    assert record[RUN] == Result(RUN, (Epoch(0.5, None),), 0.1, None, None)
     assert replace(RUN, curvature=True) not in record
     assert replace(RUN, relief=13) not in record
+    assert replace(RUN, probe=1) not in record
+
+
+@pytest.mark.parametrize("half", ["", '{"run": {"meth'])
+def test_runs_of_an_earlier_version_are_refused_and_stay(tmp_path, half):
+    """Their order of samples was drawn otherwise: their numbers are not those of equal settings now."""
+    run = {name: RUN.settings()[name] for name in ("method", "arguments", "lr", "momentum", "weight_decay", "epochs", "batch", "label_noise", "seed")}
+    line = {"run": run, "epochs": [{"accuracy": 0.5, "sharpness": None}], "seconds_per_step": 0.1}
+    content = f"{json.dumps(SETTINGS)}\n{json.dumps(line)}\n{half}"
+    (tmp_path / "runs.jsonl").write_text(content)
+    with pytest.raises(bsam.Refusal, match=r"runs of another version.*choose another folder, or remove"):
+        Record(tmp_path, SETTINGS)
+    assert (tmp_path / "runs.jsonl").read_text() == content
 
 
 def test_half_a_line_is_dropped_and_the_next_one_is_whole(tmp_path):
@@ -42,7 +52,7 @@ def test_half_a_line_is_dropped_and_the_next_one_is_whole(tmp_path):
         f.write('{"run": {"meth')
     record = Record(tmp_path, SETTINGS)
     assert record[RUN] == RESULT
-    other = Result(Run("sgd"), (Epoch(0.5, None),), 0.1)
+    other = Result(Run("sgd"), (Epoch({"test_accuracy": 0.5}),), 0.1)
     record.add(other)
     again = Record(tmp_path, SETTINGS)
     assert again[RUN] == RESULT

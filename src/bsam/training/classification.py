@@ -119,6 +119,9 @@ def label_smoothing(others: float, classes: int) -> float:
         >>> round(torch_s * 9 / 10, 6)
         0.1
     """
+    most = (classes - 1) / classes  # what the other classes have when all have the same
+    if others > most:
+        raise Refusal(f"label_smoothing must be at most {most:g}, or the true class would be the least likely of {classes}; got {others}")
     return others * classes / (classes - 1)
 
 

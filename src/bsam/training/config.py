@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..core.checks import check_count, check_number
+from ..core.checks import check_count, check_number, check_radius
 from ..core.refusal import Refusal
 from ..methods import METHODS
 
@@ -27,7 +27,7 @@ def arguments_of(method: str) -> tuple[str, ...]:
         >>> arguments_of("asam")
         ('rho', 'eta', 'm_sharpness')
     """
-    given = ("base", "model", "optimizer", "samples", "classes", "reduction")
+    given = ("base", "model", "optimizer", "samples", "classes", "reduction", "label_smoothing")
     return tuple(name for name in inspect.signature(METHODS[method].cls).parameters if name not in given)
 
 
@@ -128,6 +128,19 @@ class Run:
             check_number(name, getattr(self, name), low=0)
         for name in ("label_smoothing", "label_noise"):
             check_number(name, getattr(self, name), low=0, high=1)
+        for name in ("nesterov", "compile", "capture", "curvature"):
+            if not isinstance(getattr(self, name), bool):
+                raise Refusal(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.momentum >= 1:
+            raise Refusal(f"momentum must be below 1, got {self.momentum}")
+        if self.nesterov and (self.base != "sgd" or not self.momentum):
+            raise Refusal(f"nesterov is a kind of SGD's momentum, and here base is {self.base} with momentum {self.momentum}: leave it out")
+        if self.warmup > self.epochs:
+            raise Refusal(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
+        if self.radius is not None:
+            check_radius("radius", self.radius)
+        if self.relief is not None and (self.relief < 3 or self.relief % 2 == 0):  # now, not after the last epoch
+            raise Refusal(f"relief must be 3, 5, 7 ..., so that the network is at the centre; got {self.relief}")
 
     def settings(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""

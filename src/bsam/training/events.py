@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .files import writing
+
 _CASTAGNOLI = 0x82F63B78
 
 
@@ -47,9 +49,10 @@ class Events:
     """
 
     def __init__(self, folder: Path, epochs: Sequence[Mapping[str, Any]]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
         self._file = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
         self._append([_double(1, time.time()) + _bytes(3, b"brain.Event:2"), *(event for epoch in epochs for event in _events(epoch))])
 
@@ -58,7 +61,7 @@ class Events:
         self._append(_events(epoch))
 
     def _append(self, events: Sequence[bytes]) -> None:
-        with self._file.open("ab") as file:
+        with writing(self._file), self._file.open("ab") as file:
             for event in events:
                 length = struct.pack("<Q", len(event))
                 file.write(length + struct.pack("<I", masked_crc(length)) + event + struct.pack("<I", masked_crc(event)))

@@ -9,6 +9,8 @@ import io
 import json
 import math
 import os
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,36 @@ import torch
 from ..core.refusal import Refusal
 
 _MAGIC = b"bsam checkpoint 1 "
+_MENDS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space and call again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Make the folder writable and call again"),
+}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What goes wrong on the disk in here is said in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        mend = _MENDS.get(error.errno or 0, "Once that is mended, call again")
+        raise Refusal(f"{path} could not be written ({error.strerror}); what was there before is kept. {mend}") from error
 
 
 def write(path: Path, content: bytes) -> None:
     """Write a file. Whatever happens meanwhile, the path holds the old content or the new one; once this returns, the new one is on the disk."""
     draft = path.with_name(f"{path.name}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make the folder writable"
-        raise Refusal(f"{path} could not be written ({error.strerror}); what was there before is kept. {mend[0].upper()}{mend[1:]} and call again") from error
+    with writing(path):
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -58,7 +74,10 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     first, _, content = path.read_bytes().partition(b"\n")
     if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
         raise Refusal(f"{path} is damaged: its content is not what was written")
-    return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    try:
+        return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise Refusal(f"{path} was refused: it holds more than tensors and plain values, or something else") from error
 
 
 def _strict(value: Any) -> Any:

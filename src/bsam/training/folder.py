@@ -17,7 +17,7 @@ from ..core.refusal import Refusal
 from .config import Run, check_settings
 from .environment import environment_info
 from .events import Events
-from .files import lines, read_checkpoint, write, write_checkpoint, write_json
+from .files import lines, read_checkpoint, write, write_checkpoint, write_json, writing
 
 CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
 
@@ -39,25 +39,39 @@ class Folder:
     def __init__(self, path: str | Path, run: Run, tell: Callable[[str], None] = print) -> None:
         self.path, self.run, self._tell = Path(path), run, tell
         self._lock: IO[str] | None = None
+        self._whole = False  # whether the newest checkpoint is: a damaged one must not take the place of the one before it
 
     def __enter__(self) -> Folder:
         need("safetensors", "train")  # now, not after the last epoch
+        config = self.path / "config.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted(file.name for file in self.path.iterdir() if file.name != "lock")
-            config = self.path / "config.json"
-            if config.exists():
-                check_settings(self.path, json.loads(config.read_text()), json.loads(json.dumps(self.run.settings())))
-            elif [name for name in strangers if not name.endswith(".draft")]:
-                raise Refusal(f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
+            self._check(config)
             self._lock = (self.path / "lock").open("w")
         except OSError as error:
             raise Refusal(f"{self.path} cannot be used as a folder for a run: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            self._lock.close()
             raise Refusal(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
+        try:
+            self._check(config)  # again: somebody may have come and gone meanwhile
+        except BaseException:
+            self._lock.close()
+            raise
         return self
+
+    def _check(self, config: Path) -> None:
+        strangers = sorted(file.name for file in self.path.iterdir() if file.name != "lock" and not file.name.endswith(".draft"))
+        if config.exists():
+            try:
+                theirs = dict(json.loads(config.read_bytes()))
+            except (ValueError, TypeError) as error:
+                raise Refusal(f"{config} is not the configuration of a run: choose another folder") from error
+            check_settings(self.path, theirs, json.loads(json.dumps(self.run.settings())))
+        elif strangers:
+            raise Refusal(f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._lock is not None:
@@ -81,7 +95,9 @@ class Folder:
         found = [self.path / name for name in (CHECKPOINT, BEFORE) if (self.path / name).exists()]
         for file in found:
             try:
-                return read_checkpoint(file, device)
+                state = read_checkpoint(file, device)
+                self._whole = file.name == CHECKPOINT
+                return state
             except Refusal as refusal:
                 self._tell(f"{refusal}. {'Going on from the one before it' if file != found[-1] else 'There is none before it'}.")
         if found:
@@ -91,9 +107,12 @@ class Folder:
     def keep(self, state: dict[str, Any], epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         """The state after an epoch, with the metrics and the readings so far."""
         checkpoint = self.path / CHECKPOINT
-        if checkpoint.exists():
-            checkpoint.replace(self.path / BEFORE)
+        if self._whole:
+            with writing(checkpoint):
+                checkpoint.replace(self.path / BEFORE)
+            self._whole = False
         write_checkpoint(checkpoint, {**state, "epochs": epochs, "readings": readings})
+        self._whole = True
         self._events.add(epochs[-1])
         self._publish(epochs, readings)
 

@@ -34,6 +34,7 @@ from .team import Team, team
 
 TASKS: dict[str, type[Task]] = {"classification": Classification}
 CURVATURE_SAMPLES = 256  # of the training data, the first ones: Hessian products take their time
+_MECHANICS = ("lr", "fused", "foreach", "capturable")  # how a step is computed here, whatever machine wrote the checkpoint; the schedule sets the value of lr
 _ORDER, _REST = 0x0DE, 0x4E57  # keep apart what is drawn from one (seed, epoch)
 
 
@@ -137,7 +138,11 @@ class Training:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
         self.network.load_state_dict(state["network"])
+        groups = self.learner.optimizer.param_groups
+        own = [{name: group[name] for name in _MECHANICS if name in group} for group in groups]
         self.learner.optimizer.load_state_dict(state["optimizer"])
+        for group, mechanics in zip(self.learner.optimizer.param_groups, own, strict=True):
+            group.update(mechanics)
         if self.learner.loss is not None:
             self.learner.loss.load_state_dict(state["loss"])
 

@@ -45,10 +45,13 @@ class Record:
             self._start(settings)
             return
         check_settings(self.folder, json.loads(whole[0]), settings)
+        for line in whole[1:]:
+            try:
+                self._remember(_result(json.loads(line)))
+            except (KeyError, TypeError) as error:
+                raise Refusal(f"{self.folder} holds runs of another version, which cannot be compared: choose another folder, or remove that one") from error
         if len(whole) < len(lines):
             self._file.write_bytes(b"".join(whole))
-        for line in whole[1:]:
-            self._remember(_result(json.loads(line)))
 
     def _start(self, settings: Mapping[str, Any]) -> None:
         strangers = sorted(path.name for path in self.folder.iterdir() if path != self._file)
