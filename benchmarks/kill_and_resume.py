@@ -1,0 +1,155 @@
+"""Kill a training with SIGKILL at random moments, start it again each time, and compare where it ends with a run that was left alone.
+
+The moments are drawn uniformly over the whole training, and a process that starts again is killed on its way there: while it imports and loads data, in the
+middle of an epoch, while it evaluates, while it writes. Weights, the optimizer's state and all numbers but the seconds must be equal bit for bit.
+
+    python benchmarks/kill_and_resume.py --data-dir DIR                    # DIR: cifar-10-batches-bin; resnet8, 2,000 images, 3 epochs, 10 kills
+    python benchmarks/kill_and_resume.py --data digits --kills 3           # no files needed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bsam
+from bsam.training.config import Run
+from bsam.training.files import read_checkpoint
+from bsam.training.folder import CHECKPOINT, read_metrics
+
+CHILD = """
+import json, sys, torch
+torch.set_num_threads(1)
+from bsam.training.config import Run
+from bsam.training.loop import fit
+fit(Run(**json.loads(sys.argv[1])), sys.argv[2], data_dir=sys.argv[3] or None, device="cpu")
+"""
+LIMIT = 300  # seconds that one process may take
+LAST = 0.9  # of the last epoch: a kill later than that might find nobody there
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened: whether the ends are equal, how many processes were killed, and the epochs that were on disk at each kill."""
+
+    equal: bool
+    kills: int
+    epochs: list[int]
+
+
+def kill_and_resume(run: Run, data_dir: Path | None, folder: Path, kills: int, seed: int, say: Callable[[str], None] = print) -> Outcome:
+    """Train once in peace and once with ``kills`` kills, in two folders below ``folder``."""
+    whole, killed = folder / "whole", folder / "killed"
+    begin = time.monotonic()
+    process = start(run, whole, data_dir)
+    wait_for(process, lambda: len(read_metrics(whole)) > 0)
+    first = time.monotonic() - begin
+    finish(process)
+    epoch = read_metrics(whole)[0]["seconds"]
+    say(f"left alone: {time.monotonic() - begin:.1f} s, of which {first - epoch:.1f} s to start and {epoch:.1f} s an epoch")
+    dice = random.Random(seed)
+    moments = sorted(dice.uniform(0, run.epochs - 1 + LAST) for _ in range(kills))
+    at: list[int] = []
+    for moment in moments:
+        target, share = int(moment), moment % 1
+        there, process = len(read_metrics(killed)) >= target, start(run, killed, data_dir)
+        wait_for(process, lambda: len(read_metrics(killed)) >= target)
+        if there:  # it starts in the epoch of its end: every other one is killed anywhere on its way, the rest while it trains
+            pause(process, share * first if dice.random() < 0.5 else first - epoch + share * epoch)
+        else:
+            pause(process, share * epoch)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        if process.returncode == -signal.SIGKILL:
+            at.append(len(read_metrics(killed)))
+            say(f"kill {len(at)} at {moment:.2f} epochs: {at[-1]} on disk, {sorted(path.name for path in killed.glob('*')) if killed.exists() else []}")
+    finish(start(run, killed, data_dir))
+    return Outcome(same_end(whole, killed), len(at), at)
+
+
+def start(run: Run, folder: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
+    """A process that trains, or goes on."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(run.settings()), str(folder), str(data_dir or "")], env=environment)
+
+
+def wait_for(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
+    """Until something is so, or the process ended."""
+    deadline = time.monotonic() + LIMIT
+    while not done() and process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            raise TimeoutError(f"no end after {LIMIT} s")
+        time.sleep(0.01)
+
+
+def pause(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Let the process go on for a while."""
+    until = time.monotonic() + seconds
+    wait_for(process, lambda: time.monotonic() >= until)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that is left alone."""
+    wait_for(process, lambda: False)
+    if process.returncode:
+        raise RuntimeError(f"the training ended with status {process.returncode}")
+
+
+def same_end(a: Path, b: Path) -> bool:
+    """Whether two finished runs agree in every bit of the trained network, the optimizer's state and the numbers, seconds aside."""
+    cpu = torch.device("cpu")
+    networks = (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+    return networks and same(*({**read_checkpoint(folder / CHECKPOINT, cpu), "epochs": timeless(folder)} for folder in (a, b)))
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of each epoch without its seconds."""
+    return [{name: value for name, value in epoch.items() if name != "seconds"} for epoch in read_metrics(folder)]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nests of plain values and tensors agree in every bit."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and a == b
+
+
+def main(arguments: list[str] | None = None) -> bool:
+    """Parse, run, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=["cifar10", "digits"], default="cifar10", help="what to train on")
+    parser.add_argument("--data-dir", type=Path, help="where cifar-10-batches-bin is")
+    parser.add_argument("--method", default="bsam", help="sgd, or a name of METHODS")
+    parser.add_argument("--kills", type=int, default=10, help="how many")
+    parser.add_argument("--epochs", type=int, default=3, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    asked = parser.parse_args(arguments)
+    sizes = {"limit_train": 2000, "batch": 128} if asked.data == "cifar10" else {"batch": 64, "augment": "crop-flip"}
+    run = Run(asked.method, model="resnet8", data=asked.data, epochs=asked.epochs, **sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = kill_and_resume(run, asked.data_dir, Path(folder), asked.kills, asked.seed)
+    print(f"{outcome.kills} kills of {asked.kills}; weights, optimizer state and metrics {'equal, bit for bit' if outcome.equal else 'DIFFER'}")
+    return outcome.equal and outcome.kills == asked.kills
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
