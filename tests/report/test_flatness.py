@@ -17,6 +17,7 @@ from bsam.flatness.density import Density
 from bsam.flatness.landscape import Landscape
 from bsam.flatness.probe import Probe, Reading
 from bsam.flatness.spectrum import Eigenvalues
+from bsam.recipes import run_folder
 from bsam.recipes.flatness import Instruments
 from bsam.report import flatness, measurements, panels
 from bsam.report.flatness import density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
@@ -283,7 +284,7 @@ def loader(path):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     loader.asked = []
-    monkeypatch.setattr(measurements, "loader", lambda name: loader)
+    monkeypatch.setattr(run_folder, "loader", lambda name: loader)
     monkeypatch.chdir(tmp_path)
     paths = [tmp_path / name for name in ("a.pt", "b.pt", "wide.pt")]
     for path, text in zip(paths, ("1 4", "2 4", "3 6"), strict=True):
@@ -392,12 +393,12 @@ def test_a_file_is_measured_anew_when_its_loader_or_the_data_changed(change, wor
         (entry,) = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"]
         return entry, console.file.getvalue()
 
-    monkeypatch.setattr(measurements, "loader", lambda name: lambda path: loaded())
+    monkeypatch.setattr(run_folder, "loader", lambda name: lambda path: loaded())
     first, _ = report()
     again, out = report()
     assert again == first
     assert "anew" not in out
-    monkeypatch.setattr(measurements, "loader", lambda name: lambda path: loaded(**change))
+    monkeypatch.setattr(run_folder, "loader", lambda name: lambda path: loaded(**change))
     changed, out = report()
     assert re.search(rf"a\.pt is measured anew: {words}\. Has the loader changed, or its data\?", out)
     assert changed["eigenvalues"]["values"] != first["eigenvalues"]["values"]
@@ -414,7 +415,7 @@ def test_landscapes_with_points_that_are_no_numbers_are_drawn_again_from_the_fil
         near = float(model(x).detach().square().mean())
         return model, lambda out, y: torch.sqrt(1.01 * near - out.square().mean()), [(x, torch.zeros(4))]
 
-    monkeypatch.setattr(measurements, "loader", lambda name: load)
+    monkeypatch.setattr(run_folder, "loader", lambda name: load)
     monkeypatch.setattr(measurements, "measure", measured := Counted(measurements.measure))
     tables = []
     for _ in range(2):

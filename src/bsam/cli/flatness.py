@@ -9,24 +9,28 @@ from typing import Any
 
 from ..flatness.spectrum import WHICH
 from ..recipes.flatness import Instruments
+from ..recipes.run_folder import IMAGES
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "flatness",
-        help="eigenvalues of the Hessian, sharpness and landscapes of saved models",
-        description="Measure saved models: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS, BilS), and the loss on a "
-        "plane. The loader is a function of yours, FUNCTION in MODULE, which may lie in the current folder: function(path), with the path of a file as a "
-        "pathlib.Path, returns (model, loss_fn, data): the network, loss_fn(model(x), y) giving the mean loss of a batch, and the batches (x, y), as a list or "
-        "a DataLoader that gives the same ones on every walk. Writes flatness.json (all numbers), spectrum.png, density.png, contours.png, surfaces.png and "
-        "surfaces.html (to turn by hand). Models of one architecture share directions and scales. Interrupted, it goes on with the model it was at when called "
-        "again.",
+        help="eigenvalues of the Hessian, sharpness and landscapes of trained networks",
+        description="Measure networks of runs of bsam train, or saved models: the top eigenvalues of the Hessian, its trace and spectral density, sharpness "
+        "(MaxS, MinS, BilS), and the loss on a plane. A folder of a run is measured on the run's training samples, not augmented, with the labels as "
+        "trained on and without label smoothing. A file needs a loader, a function of yours, FUNCTION in MODULE, which may lie in the current folder: "
+        "function(path), with the path of a file as a pathlib.Path, returns (model, loss_fn, data): the network, loss_fn(model(x), y) giving the mean "
+        "loss of a batch, and the batches (x, y), as a list or a DataLoader that gives the same ones on every walk. Writes flatness.json (all "
+        "numbers), spectrum.png, density.png, contours.png, surfaces.png and surfaces.html (to turn by hand). Models of one architecture share "
+        "directions and scales. Interrupted, it goes on with the model it was at when called again.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     its = Instruments
-    command.add_argument("files", nargs="+", type=Path, help="the saved models", metavar="FILE")
-    command.add_argument("--loader", required=True, help="what loads them: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
+    command.add_argument("files", nargs="+", type=Path, help="the folders of finished runs, or files", metavar="RUN_DIR|FILE")
+    command.add_argument("--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
+    command.add_argument("--images", type=int, help=f"measure a run on its first N training samples; None: {IMAGES}", metavar="N")
+    command.add_argument("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
     command.add_argument("--out", type=Path, default=Path("runs/flatness"), help="folder for the results", metavar="FOLDER")
     command.add_argument("--k", type=int, default=its.k, help="how many eigenvalues", metavar="N")
     command.add_argument("--which", default=its.which, help=f"of them: {', '.join(WHICH)}", metavar="END")
@@ -56,5 +60,5 @@ def _flatness(arguments: argparse.Namespace) -> None:
 
     instruments = Instruments(**{field.name: getattr(arguments, field.name) for field in fields(Instruments)})
     console = Console()
-    written = flatness_report(arguments.files, arguments.loader, instruments, arguments.out, arguments.device, console)
+    written = flatness_report(arguments.files, arguments.loader, instruments, arguments.out, arguments.device, console, arguments.images, arguments.data_dir)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -15,7 +15,8 @@ from torch import nn
 
 from ..core.extras import need
 from ..core.refusal import Refusal
-from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, load, loader, measure
+from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
+from ..recipes.run_folder import subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
 from ..training.files import write_json
@@ -76,32 +77,40 @@ class Notebook:
         write_json(self.path, {"settings": self.settings, "environment": environment_info(), "models": self._models})
 
 
-def flatness_report(files: Sequence[Path], loader_name: str, instruments: Instruments, folder: Path, device: str, console: Console) -> list[Path]:
-    """Measure each file that ``folder`` does not know yet, print a table and draw the figures; returns what was written.
+def flatness_report(
+    files: Sequence[Path],
+    loader_name: str | None,
+    instruments: Instruments,
+    folder: Path,
+    device: str,
+    console: Console,
+    images: int | None = None,
+    data_dir: Path | None = None,
+) -> list[Path]:
+    """Measure each model that ``folder`` does not know yet, print a table and draw the figures; returns what was written.
 
-    A file that it knows is loaded, and its loss taken: where that is another one than before, the loader or its data has changed, and it is measured anew.
+    A model that it knows is loaded, and its loss taken: where that is another one than before, the loader or its data has changed, and it is measured anew.
 
     Args:
-        files: the saved models.
-        loader_name: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
+        files: the saved models, or the folders of finished runs.
+        loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``. None for folders.
         instruments: their settings.
         folder: for the results.
         device: ``"auto"`` takes a GPU if there is one.
         console: where the bars go.
+        images: for folders: how many training samples to measure on.
+        data_dir: for folders: where the data is, if it is read from files.
     """
-    files = list(dict.fromkeys(files))
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise Refusal(f"there is no file {missing[0]}")
-    function, place = loader(loader_name), _device(device)
+    models, place = subjects(files, loader_name, images, data_dir), _device(device)
+    files = models.paths
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
-    book = Notebook(folder, {"loader": loader_name, "device": str(place), **instruments.settings(), **versions})
+    book = Notebook(folder, {**models.settings, "device": str(place), **instruments.settings(), **versions})
     entries = []
     with progress(console, {"models": len(files), **dict.fromkeys(STAGES, 1)}) as bars:
         bars.advance("models", 0)
         for file in files:
-            sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-            loaded = load(function, file, place)
+            sha256 = hashlib.sha256(models.weights(file).read_bytes()).hexdigest()
+            loaded = models.load(file, place)
             entry = book.find(str(file), sha256)
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
@@ -109,13 +118,14 @@ def flatness_report(files: Sequence[Path], loader_name: str, instruments: Instru
                     entry = None
                 if entry is None:
                     found = measure(*loaded, instruments, bars.reach)
-                    entry = {"file": str(file), "sha256": sha256, "architecture": _architecture(loaded[0]), **_numbers(found, instruments.which)}
+                    known = {"file": str(file), "sha256": sha256, **models.about(file), "architecture": _architecture(loaded[0])}
+                    entry = {**known, **_numbers(found, instruments.which)}
                     book.add(entry)
             except Refusal as refusal:
                 raise Refusal(f"{file}: {refusal}") from refusal
             entries.append(entry)
             bars.advance("models", 1)
-    titles = _titles(files)
+    titles = [models.title(file) for file in files]
     console.print(_table(titles, entries))
     return [book.path, *_draw(titles, entries, folder)]
 
@@ -172,12 +182,6 @@ def _numbers(found: Measured, which: str) -> dict[str, Any]:
         "trace": asdict(found.trace),
         **{name: {key: value for key, value in asdict(info).items() if key not in ("title", "group")} for name, info in infos.items()},
     }
-
-
-def _titles(files: Sequence[Path]) -> list[str]:
-    """The files' names without their endings, or the whole paths where two would be alike."""
-    stems = [file.stem for file in files]
-    return stems if len(set(stems)) == len(stems) else list(map(str, files))
 
 
 def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
