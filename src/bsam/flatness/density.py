@@ -51,6 +51,7 @@ def spectral_density(
         progress: called after each product with the number done and the number expected.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(3, 1, bias=False)
         >>> data = [(torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.zeros(3, 1))]
         >>> H = HessianOperator(model, torch.nn.functional.mse_loss, data)

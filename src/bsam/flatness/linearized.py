@@ -61,7 +61,8 @@ class Linearizer:
         """What Python read from the batch that was recorded (``tolist``, ``numpy``) is part of the graph: then the loss of another batch comes out wrong."""
         with self.loss.measuring():
             plain = self.loss.of(self.loss.model(x), y)
-        if not torch.allclose(value, plain, rtol=torch.finfo(plain.dtype).eps ** 0.5, atol=torch.finfo(plain.dtype).eps ** 0.5, equal_nan=True):
+        near = torch.finfo(plain.dtype).eps ** 0.4  # 2e-3 in float32: convolutions in TF32 may go another way each time
+        if not torch.allclose(value, plain, rtol=near, atol=near, equal_nan=True):
             raise Refusal(f"{TAKES}. Recorded on one batch, it gives a loss of {float(value):.6g} on another one, where it is {float(plain):.6g}")
 
     def _cut(self, inputs: Inputs) -> tuple[fx.GraphModule, fx.GraphModule]:
