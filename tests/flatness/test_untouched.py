@@ -90,7 +90,7 @@ def test_the_model_is_as_before_after_each_instrument_and_after_a_failure_at_any
         measure(model, counted, data, mode)
     total = len(calls)
     assert total >= len(data)
-    for after in {0, 1, 2, 3, 5, 7, 10, 16, total - 1}:  # the first few passes and the last one: those between repeat them
+    for after in {0, 1, 2, 3, 7, 16, total - 1}:  # the first few passes and the last one: those between repeat them
         if after < total:
             with unchanged(model), pytest.raises(Stop):
                 measure(model, stopping(F.cross_entropy, after)[0], data, mode)
@@ -98,7 +98,7 @@ def test_the_model_is_as_before_after_each_instrument_and_after_a_failure_at_any
                 measure(model, F.cross_entropy, Breaking(data, after), mode)
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 5])
+@pytest.mark.parametrize("after", [1, 5])
 def test_the_model_is_as_before_after_kept_products_and_a_failure_in_them(used, unchanged, after):
     model, data = used[0], [used[1][0]] * 3
     loss_fn, calls = stopping(F.cross_entropy, after)
