@@ -199,15 +199,16 @@ def fit(
             at_start(training, len(epochs))
         for number in range(len(epochs), run.epochs):
             metrics: dict[str, Any] = {"epoch": number + 1, **training.epoch(number)}
-            if book is not None and not math.isfinite(metrics["train_loss"]):
-                raise Refusal(
-                    f"the training loss is {metrics['train_loss']} in epoch {number + 1}: a smaller lr (now {run.lr:g}) or radius may help. "
-                    f"{f'The checkpoint of epoch {number} is kept in {folder}' if number else 'No epoch was finished'}"
-                )
             if processes.writes:
                 metrics |= training.evaluate()
-                if run.radius is not None:
-                    metrics["sharpness"] = asdict(training.sharpness(run.radius))
+            lost = [name for name, value in metrics.items() if name.endswith("_loss") and not math.isfinite(value)]
+            if book is not None and lost:  # the test loss tells of a last step that went too far
+                raise Refusal(
+                    f"the {lost[0].replace('train_', 'training_').replace('_', ' ')} is {metrics[lost[0]]} in epoch {number + 1}: a smaller lr "
+                    f"(now {run.lr:g}) or radius may help. {f'The checkpoint of epoch {number} is kept in {folder}' if number else 'No epoch was finished'}"
+                )
+            if processes.writes and run.radius is not None:
+                metrics["sharpness"] = asdict(training.sharpness(run.radius))
             epochs.append(metrics)
             readings += training.readings()
             if book is not None and processes.writes:

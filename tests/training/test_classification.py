@@ -1,0 +1,224 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.data import load
+from bsam.data.augment import Draws
+from bsam.data.digits import digits
+from bsam.models import build
+from bsam.training.classification import Classification
+from bsam.training.config import Run
+from bsam.training.loop import fit, learner_of
+
+CPU = torch.device("cpu")
+ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}
+
+
+def spread_targets(y, classes, others):
+    """The distribution that label smoothing means, written out: every other class has its share of ``others``."""
+    target = torch.full((len(y), classes), others / (classes - 1))
+    target[torch.arange(len(y)), y] = 1 - others
+    return target
+
+
+def smoothed(logits, y, others):
+    return -(spread_targets(y, logits.shape[1], others) * logits.log_softmax(1)).sum(1)
+
+
+def by_hand(image, draws, i, mean, std):
+    """One image, padded, cropped, perhaps mirrored, normalised, perhaps with a hole, as chance decided for its place in the training set."""
+    (row, column), (_, step), (top, left) = (getattr(draws, name)[i].tolist() for name in ("begin", "step", "corner"))
+    padded = torch.zeros(3, 40, 40)
+    padded[:, 4:36, 4:36] = image / 255
+    column -= 31 if step == -1 else 0
+    crop = padded[:, row : row + 32, column : column + 32]
+    crop = crop.flip(2) if step == -1 else crop
+    crop = (crop - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    crop[:, max(top, 0) : max(top + 16, 0), max(left, 0) : max(left + 16, 0)] = 0
+    return crop
+
+
+def test_sgd_equals_a_plain_loop(small_cifar):
+    """The order of the samples, their augmentation, smoothing, flipped labels, the cosine, momentum, batch norm, the last epoch: all from the outside."""
+    run = Run("sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=3, batch=32, label_noise=0.2, seed=7, warmup=1 / 3)
+    result = fit(run, data_dir=small_cifar, device="cpu")
+    data = load("cifar10", small_cifar)
+    noisy, _ = bsam.data.label_noise.flip_labels(data.train.y, 0.2, 10, 7)
+    model = build("resnet8", 10, 3, seed=7)
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    t = 0
+    for epoch in range(3):
+        model.train()
+        draws = Draws.of(100, seed=7, epoch=epoch)
+        order = np.random.default_rng((7, epoch, 0x0DE)).permutation(100)
+        losses = []
+        for i in range(0, 96, 32):  # the last 4 do not fill a batch
+            chosen = order[i : i + 32].tolist()
+            x = torch.stack([by_hand(data.train.x[j], draws, j, data.mean, data.std) for j in chosen])
+            loss = smoothed(model(x), noisy[chosen], 0.1).mean()
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            lr = 0.05 if t == 0 else 0.05 * math.cos(math.pi / 2 * (t - 1) / 8) ** 2
+            with torch.no_grad():
+                for p, v, g in zip(model.parameters(), velocity, grads, strict=True):
+                    v.mul_(0.8).add_(g + 1e-3 * p)
+                    p.sub_(lr * v)
+            losses.append(loss.item())
+            t += 1
+        found = result.epochs[epoch].metrics
+        assert found["train_loss"] == pytest.approx(sum(losses) / 3, rel=1e-4)
+        assert found["lr"] == pytest.approx(lr, rel=1e-12)
+        model.eval()
+        with torch.no_grad():
+            test = (data.test.x / 255 - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
+            logits = model(test)
+        assert found["test_loss"] == pytest.approx(F.cross_entropy(logits, data.test.y).item(), rel=1e-3)
+        assert found["test_accuracy"] == pytest.approx((logits.argmax(1) == data.test.y).float().mean().item(), abs=1.01 / 30)
+    assert (result.last.metrics["epoch"], result.accuracy) == (3, found["test_accuracy"])
+
+
+@pytest.mark.parametrize(("data", "classes"), [("cifar10", 10), ("cifar100", 100)])
+@pytest.mark.parametrize("method", ["sgd", "saf", "mesa"])
+def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method, small_cifar):
+    """By the distribution written out; and, as log-likelihoods are linear in the targets, the targets can be read off the losses of one-hot logits."""
+    run = Run(method, model="resnet8", data=data, label_smoothing=0.1)
+    task = Classification(run, CPU, small_cifar)
+    network = task.network()
+    learner = learner_of(run, task, network, 10)
+    torch.manual_seed(0)
+    x, y, index = task.batch(torch.arange(12))
+    with torch.no_grad():
+        losses, logits = learner.losses(x, y, index), network.train()(x)
+    assert torch.allclose(losses, smoothed(logits, y, 0.1), rtol=1e-4)
+    if method == "sgd":
+        scale, batch = 50.0, (x[:1], y[:1], index[:1])
+        eye = scale * torch.eye(classes)
+        of_class = torch.stack([task.losses(row[None], batch) for row in eye]).flatten().double()  # = log Z - scale * target
+        log_z = math.log(math.exp(scale) + classes - 1)
+        targets = (log_z - of_class) / scale
+        assert torch.allclose(targets.float(), spread_targets(y[:1], classes, 0.1)[0], atol=1e-6)
+
+
+def test_more_smoothing_than_there_is_to_share_is_refused():
+    assert Classification(Run("sgd", label_smoothing=0.9), CPU).classes == 10
+    with pytest.raises(bsam.Refusal, match=r"label_smoothing must be at most 0\.9"):
+        Classification(Run("sgd", label_smoothing=0.91), CPU)
+
+
+def labels(task):
+    return torch.cat([y for _, y in task.examples()])
+
+
+def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_set():
+    true = digits().train.y
+    found = {}
+    for share, seed in ((0.0, 0), (0.25, 0), (0.25, 1), (0.4, 0)):
+        task = Classification(Run("sgd", label_noise=share, seed=seed), CPU)
+        found[share, seed] = labels(task)
+        wrong = (found[share, seed] != true).nonzero().flatten().tolist()
+        assert len(wrong) == round(640 * share)
+        assert task.notes() == ({"flipped": wrong} if share else {})
+        assert torch.equal(task.batch(torch.arange(640))[1], found[share, seed])
+        assert torch.equal(task._held_out.y, digits().test.y)
+    assert torch.equal(found[0.25, 0], labels(Classification(Run("sgd", label_noise=0.25, seed=0), CPU)))
+    assert not torch.equal(found[0.25, 0], found[0.25, 1])
+
+
+def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path):
+    run = Run("sgd", epochs=1, label_noise=0.3, seed=4, limit_train=200, **ON_DIGITS)
+    fit(run, tmp_path / "noisy", device="cpu")
+    fit(replace(run, label_noise=0.0), tmp_path / "clean", device="cpu")
+    wrong = (labels(Classification(run, CPU)) != digits().train.y[:200]).nonzero().flatten().tolist()
+    assert json.loads((tmp_path / "noisy" / "flipped.json").read_text()) == wrong
+    assert len(wrong) == 60
+    assert not (tmp_path / "clean" / "flipped.json").exists()
+
+
+def test_limits_take_the_first_samples_and_refuse_more_than_there_are():
+    task = Classification(Run("sgd", limit_train=70, limit_test=33), CPU)
+    assert task.samples == 70
+    (x, y), *_ = task.examples()
+    assert torch.equal(x, digits().train.x[:70])
+    assert torch.equal(y, digits().train.y[:70])
+    (first, _), *rest = task.examples(limit=12)
+    assert (len(first), rest) == (12, [])
+    zeros = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    nn.init.zeros_(zeros[1].weight)
+    zeros[1].bias.data = torch.eye(10)[3]
+    assert task.evaluate(zeros)["test_accuracy"] == int((digits().test.y[:33] == 3).sum()) / 33
+    for wrong in ({"limit_train": 641}, {"limit_test": 758}, {"limit_test": 401, "held_out": "validation"}):
+        with pytest.raises(bsam.Refusal, match=rf"{next(iter(wrong))} must be at most (640|757|400)"):
+            Classification(Run("sgd", **wrong), CPU)
+
+
+def test_the_last_batch_is_full_and_a_batch_larger_than_the_set_is_refused():
+    with pytest.raises(bsam.Refusal, match="batch must be at most 50, the number of training samples; got 64"):
+        fit(Run("sgd", epochs=1, limit_train=50, **ON_DIGITS), device="cpu")
+
+
+def test_evaluation_is_the_mean_over_single_images(small_cifar):
+    data = load("cifar10", small_cifar)
+    task = Classification(Run("sgd", model="resnet8", data="cifar10"), CPU, small_cifar)
+    network = task.network().eval()
+    loss, right = 0.0, 0
+    for image, label in zip(data.test.x.tolist(), data.test.y.tolist(), strict=True):
+        x = (torch.tensor(image) / 255 - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
+        logits = network(x[None])[0].double().detach()
+        loss += float(logits.logsumexp(0) - logits[label])
+        right += int(logits.argmax()) == label
+    found = task.evaluate(network)
+    assert found == {"test_loss": pytest.approx(loss / 30, rel=1e-5), "test_accuracy": right / 30}
+
+
+def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(monkeypatch):
+    from bsam.training import classification
+
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return F.one_hot(torch.zeros(len(x), dtype=torch.int64), 10)
+
+    for size in (1, 100, 320, 1000):
+        monkeypatch.setattr(classification, "EVALUATION_BATCH", {"cpu": size})
+        found = Classification(Run("sgd"), CPU).evaluate(Fixed())
+        assert found["test_accuracy"] == int((digits().test.y == 0).sum()) / 757
+
+
+def test_held_out_set_is_the_named_one():
+    network = Classification(Run("sgd"), CPU).network().eval()
+    for name, examples in (("validation", digits().validation), ("test", digits().test)):
+        found = Classification(Run("sgd", held_out=name, label_noise=0.4), CPU).evaluate(network)
+        expected = F.cross_entropy(network(examples.x), examples.y).item()
+        assert found[f"{name}_loss"] == pytest.approx(expected, rel=1e-5)
+        assert list(found) == [f"{name}_loss", f"{name}_accuracy"]
+
+
+def test_what_the_data_does_not_have_is_refused(small_cifar):
+    with pytest.raises(bsam.Refusal, match="cifar10 has no validation set: set held_out to test"):
+        Classification(Run("sgd", data="cifar10", held_out="validation"), CPU, small_cifar)
+    with pytest.raises(bsam.Refusal, match="digits_net does not take images of 3x32x32, as cifar10 has them"):
+        Classification(Run("sgd", data="cifar10", model="digits_net"), CPU, small_cifar).network()
+    with pytest.raises(bsam.Refusal, match="--data-dir"):
+        fit(Run("sgd", data="cifar10", model="resnet8"), device="cpu")
+    for wrong in ({"data": "mnist"}, {"model": "resnet9"}, {"augment": "mixup"}):
+        with pytest.raises(bsam.Refusal, match=next(iter(wrong.values()))):
+            fit(Run("sgd", **wrong), device="cpu")
+
+
+def test_augmentation_is_the_data_sets_own_unless_another_is_asked_for(small_cifar):
+    index = torch.arange(100)
+    plain, own = (Classification(Run("sgd", model="resnet8", data="cifar10", augment=name), CPU, small_cifar) for name in ("none", None))
+    assert torch.equal(plain.batch(index)[0], plain.examples()[0][0])
+    first = own.batch(index)[0]
+    holes = (first == 0).all(1).flatten(1).sum(1)
+    assert 20 < int((holes > 30).sum()) < 80
+    own.begin_epoch(1)
+    assert not torch.equal(own.batch(index)[0], first)
+    own.begin_epoch(0)
+    assert torch.equal(own.batch(index)[0], first)
+    assert torch.equal(own.batch(index[40:50])[0], first[40:50])

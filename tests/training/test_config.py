@@ -1,0 +1,90 @@
+import json
+import math
+from dataclasses import fields
+
+import pytest
+
+import bsam
+from bsam.methods import METHODS
+from bsam.training.config import Run, arguments_of
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"method": "adam"}, r"method must be one of sgd, sam, .*bsam; got 'adam'"),
+        ({"method": "sgd", "arguments": {"rho": 0.1}}, "sgd takes no arguments"),
+        ({"method": "sgd", "probe": 5}, "sgd is none"),
+        ({"base": "lbfgs"}, "base must be one of sgd, adam, adamw; got 'lbfgs'"),
+        ({"schedule": "linear"}, "schedule must be one of cosine, constant"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
+        ({"held_out": "train"}, "held_out must be one of validation, test"),
+        *(({name: wrong}, name) for name in ("epochs", "batch", "limit_train", "limit_test", "probe", "relief") for wrong in (0, -1, 1.5, True, "3")),
+        *(({name: wrong}, name) for name in ("lr", "momentum", "weight_decay", "warmup") for wrong in (-0.1, math.nan, math.inf, "0.1")),
+        *(({name: wrong}, name) for name in ("label_smoothing", "label_noise") for wrong in (-0.1, 1.1, math.nan)),
+        *(({name: wrong}, name) for name in ("nesterov", "compile", "capture", "curvature") for wrong in (1, None, "yes")),
+        ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
+        ({"radius": -0.1}, "radius"),
+        ({"radius": math.nan}, "radius"),
+        ({"relief": 4}, "relief must be 3, 5, 7"),
+        ({"relief": 1}, "relief must be 3, 5, 7"),
+        ({"momentum": 1.0}, "momentum must be below 1"),
+        ({"nesterov": True, "base": "adam"}, "nesterov is a kind of SGD's momentum"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov is a kind of SGD's momentum"),
+        ({"warmup": 5.5, "epochs": 5}, "warmup must be at most the 5 epochs"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(wrong, words):
+    Run("sam")
+    with pytest.raises(bsam.Refusal, match=words):
+        Run(**{"method": "sam", **wrong})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_unknown_argument_of_a_method_is_refused_with_the_known_ones(method):
+    with pytest.raises(bsam.Refusal) as refusal:
+        Run(method, {"rhoo": 0.1})
+    known = arguments_of(method)
+    assert str(refusal.value) == f"{method} has no argument 'rhoo': it takes {', '.join(known)}"
+    assert known
+    for name in known:
+        assert Run(method, {name: 0.5}).arguments == {name: 0.5}
+    for name in ("base", "model", "optimizer", "samples", "classes", "reduction", "label_smoothing"):  # the run itself says these
+        with pytest.raises(bsam.Refusal, match=name):
+            Run(method, {name: 1})
+
+
+def test_the_defaults_are_the_papers():
+    run = Run("bsam")
+    assert (run.lr, run.momentum, run.weight_decay, run.batch, run.label_smoothing, run.epochs, run.schedule) == (0.05, 0.9, 1e-3, 128, 0.1, 200, "cosine")
+
+
+def test_settings_are_all_fields_as_plain_values():
+    run = Run("bsam", {"rho_max": 0.1, "passes": 2}, base="adamw", seed=3, probe=4, radius=0.1, augment="crop-flip")
+    assert Run(**json.loads(json.dumps(run.settings()))) == run
+    assert list(run.settings()) == [field.name for field in fields(Run)]
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_cosine_leads_from_lr_to_almost_nothing_step_by_step(steps):
+    run = Run("sgd", lr=0.3, epochs=5)
+    total = 5 * steps
+    expected = [0.3 * math.cos(math.pi / 2 * t / total) ** 2 for t in range(total)]  # (1 + cos 2a) / 2 = cos² a
+    assert [run.learning_rate(t, steps) for t in range(total)] == pytest.approx(expected, rel=1e-12)
+    assert run.learning_rate(0, steps) == 0.3
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_warm_up_rises_in_a_straight_line_and_the_schedule_begins_where_it_ends(schedule):
+    run, steps = Run("sgd", lr=0.4, epochs=6, warmup=1.5, schedule=schedule), 4
+    found = [run.learning_rate(t, steps) for t in range(24)]
+    assert found[:6] == pytest.approx([0.4 * (t + 1) / 6 for t in range(6)], rel=1e-12)
+    down = [0.4 * math.cos(math.pi / 2 * t / 18) ** 2 for t in range(18)] if schedule == "cosine" else [0.4] * 18
+    assert found[6:] == pytest.approx(down, rel=1e-12)
+    assert max(found) == pytest.approx(0.4)
+
+
+def test_warm_up_may_last_the_whole_run():
+    run = Run("sgd", lr=0.4, epochs=2, warmup=2)
+    assert [run.learning_rate(t, 2) for t in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
