@@ -1,0 +1,127 @@
+"""The numbers that the paper printed: test accuracy in %, as they stand in its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..core.refusal import Refusal
+
+EPOCHS = 200  # of every run that the authors made themselves
+SEEDS = 5  # of SGD, SAM and BSAM in the classification table; of the others, and in the other tables, the paper does not say how many
+Cell: TypeAlias = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of the paper. ``std`` is None where the paper gives none; ``note`` says where the number is not the authors' own run of 200 epochs."""
+
+    mean: float
+    std: float | None
+    note: str = ""
+
+
+DATA = ("cifar10", "cifar100")  # the order of all pairs below
+
+CLASSIFICATION: Mapping[str, Mapping[str, tuple[Cell, Cell]]] = {
+    "resnet18": {
+        "sgd": ((96.18, 0.09), (79.89, 0.38)),
+        "sam": ((96.74, 0.05), (81.08, 0.27)),
+        "asam": ((96.63, 0.15), (81.68, 0.12)),
+        "fisher_sam": ((96.72, 0.03), (80.99, 0.13)),
+        "friendly_sam": ((96.75, 0.09), (81.29, 0.12)),
+        "looksam": ((96.47, 0.13), (80.48, 0.24)),
+        "esam": ((96.56, 0.08), (80.41, 0.10)),
+        "saf": ((96.37, 0.02), (80.06, 0.05)),
+        "bsam": ((96.82, 0.12), (81.48, 0.18)),
+    },
+    "wide_resnet28_10": {
+        "sgd": ((96.93, 0.05), (82.56, 0.27)),
+        "sam": ((97.52, 0.05), (84.71, 0.21)),
+        "asam": ((97.63, 0.13), (84.99, 0.22)),
+        "fisher_sam": ((97.46, 0.18), (84.91, 0.07)),
+        "friendly_sam": ((97.53, 0.11), (85.16, 0.07)),
+        "looksam": ((97.13, 0.04), (83.52, 0.09)),
+        "esam": ((97.29, 0.11), (84.51, 0.01)),
+        "saf": ((97.08, 0.15), (83.81, 0.04)),
+        "bsam": ((97.56, 0.07), (85.51, 0.14)),
+    },
+    "pyramidnet110": {
+        "sgd": ((97.10, 0.08), (83.38, 0.21)),
+        "sam": ((97.65, 0.06), (86.06, 0.16)),
+        "asam": ((97.82, 0.07), (86.47, 0.09)),
+        "fisher_sam": ((97.64, 0.09), (86.53, 0.07)),
+        "friendly_sam": ((97.84, 0.05), (86.70, 0.14)),
+        "looksam": ((97.22, 0.05), (83.76, 0.45)),
+        "esam": ((97.81, 0.01), (85.56, 0.05)),
+        "saf": ((97.34, 0.06), (84.71, 0.01)),
+        "bsam": ((97.96, 0.10), (86.20, 0.06)),
+    },
+}
+RHO_MIN_STUDY: Mapping[float, tuple[Cell, Cell]] = {  # ResNet-18
+    0.01: ((96.75, 0.09), (81.56, 0.05)),
+    0.025: ((96.78, 0.02), (81.29, 0.11)),
+    0.05: ((96.82, 0.12), (81.65, 0.04)),
+    0.1: ((96.66, 0.13), (81.48, 0.18)),
+    0.25: ((96.18, 0.09), (81.58, 0.25)),
+}
+NOISE_RATES = (0.2, 0.4, 0.6, 0.8)
+LABEL_NOISE: Mapping[str, Mapping[str, tuple[float, float, float, float]]] = {  # ResNet-18, at these rates; without deviations
+    "cifar10": {"sgd": (85.94, 70.25, 48.50, 28.91), "sam": (90.44, 79.71, 67.22, 76.94), "bsam": (93.34, 85.58, 76.37, 78.27)},
+    "cifar100": {"sgd": (65.42, 48.91, 31.46, 12.32), "sam": (69.10, 55.06, 35.59, 9.82), "bsam": (71.65, 57.61, 38.71, 32.69)},
+}
+
+FROM_FRIENDLY = "taken by the paper from Li et al., CVPR 2024"
+NOTES: Mapping[str, str] = {
+    **dict.fromkeys(("asam", "fisher_sam", "friendly_sam"), FROM_FRIENDLY),
+    "esam": "taken by the paper from Du et al., ICLR 2022",
+    "saf": "source unclear: the paper's text has K-SAM, from Zhao et al., 2022, where its table has SAF",
+}
+LONGER = "pyramidnet110", ("asam", "fisher_sam", "friendly_sam"), ", after 300 epochs"
+
+
+def _tables() -> dict[str, dict[tuple[Any, ...], Published]]:
+    classification = {
+        (model, data, method): Published(*cell, NOTES.get(method, "") + (LONGER[2] if model == LONGER[0] and method in LONGER[1] else ""))
+        for model, rows in CLASSIFICATION.items()
+        for method, cells in rows.items()
+        for data, cell in zip(DATA, cells, strict=True)
+    }
+    study = {(data, rho_min): Published(*cell) for rho_min, cells in RHO_MIN_STUDY.items() for data, cell in zip(DATA, cells, strict=True)}
+    noise = {
+        (data, method, rate): Published(mean, None)
+        for data, rows in LABEL_NOISE.items()
+        for method, means in rows.items()
+        for rate, mean in zip(NOISE_RATES, means, strict=True)
+    }
+    return {"classification": classification, "rho_min_study": study, "label_noise": noise}
+
+
+TABLES = _tables()
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "classification": ("model", "data", "method"),
+    "rho_min_study": ("data", "rho_min"),
+    "label_noise": ("data", "method", "label_noise"),
+}
+
+
+def published(table: str, **place: Any) -> Published | None:
+    """What the paper's table has there; None where it has nothing.
+
+    Args:
+        table: ``classification``, ``rho_min_study`` or ``label_noise``.
+        place: all that the table goes by, see :data:`PLACES`.
+
+    Example:
+        >>> published("classification", model="resnet18", data="cifar10", method="bsam")
+        Published(mean=96.82, std=0.12, note='')
+        >>> published("label_noise", data="cifar100", method="sam", label_noise=0.8)
+        Published(mean=9.82, std=None, note='')
+        >>> published("classification", model="resnet18", data="digits", method="bsam")
+    """
+    if table not in PLACES:
+        raise Refusal(f"table must be one of {', '.join(PLACES)}; got {table!r}")
+    if set(place) != set(PLACES[table]):
+        raise Refusal(f"{table} goes by {', '.join(PLACES[table])}; got {', '.join(place) or 'nothing'}")
+    return TABLES[table].get(tuple(place[name] for name in PLACES[table]))

@@ -1,0 +1,102 @@
+"""How much of an experiment is run: the paper's protocol, the same with fewer epochs, or all of it in small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ..core.refusal import Refusal
+from ..training.config import Run
+from .columns import Column, arguments
+
+NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, and what each of them sets otherwise than Run's defaults
+    "resnet18": {},
+    "wide_resnet28_10": {},
+    "pyramidnet110": {"lr": 0.1, "weight_decay": 5e-4},
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a run of the paper is made.
+
+    Args:
+        name: by which it is called on the command line.
+        about: in a sentence.
+        networks: of the classification table.
+        data: sets.
+        probe: steps between two readings, where a recipe reads sharpness.
+        settings: of every run.
+        stand_ins: small networks in place of the paper's.
+        threads: of torch on a CPU; None leaves them as they are.
+    """
+
+    name: str
+    about: str
+    networks: tuple[str, ...]
+    data: tuple[str, ...]
+    probe: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+
+    def run(self, column: Column, network: str, data: str, **more: Any) -> Run:
+        """One method on one network and data set.
+
+        Args:
+            column: the method.
+            network: the paper's.
+            data: of :attr:`data`.
+            more: settings of the run; ``arguments`` are added to those of the method.
+        """
+        own = {**arguments(column, data), **more.pop("arguments", {})}
+        model = self.stand_ins.get(network, network)
+        return Run(column.method, own, model=model, data=data, **{**NETWORKS[network], **self.settings, **more})
+
+    def largest(self) -> str:
+        """The data set of the figures: CIFAR-100 where there is one."""
+        return self.data[-1]
+
+
+FAST = {"precision": "bf16", "compile": True}  # the paper does not say its precision
+CIFAR = ("cifar10", "cifar100")
+
+SCALES: Mapping[str, Scale] = MappingProxyType(
+    {
+        scale.name: scale
+        for scale in (
+            Scale(
+                "smoke",
+                "small networks on digits, 3 epochs: that everything runs, in a minute on two cores",
+                tuple(NETWORKS),
+                ("digits",),
+                probe=1,
+                settings={"epochs": 3, "batch": 64, "limit_train": 256, "limit_test": 160},
+                stand_ins={"resnet18": "resnet8", "wide_resnet28_10": "wide_resnet10_1", "pyramidnet110": "pyramidnet8"},
+                threads=1,  # of two the second one would wait most of the time, and hold up the first
+            ),
+            Scale(
+                "short", "the paper's protocol with 24 epochs: about an hour of a large GPU", ("resnet18",), CIFAR, probe=20, settings={**FAST, "epochs": 24}
+            ),
+            Scale("paper", "the paper's protocol: 200 epochs", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+        )
+    }
+)
+
+
+def scale_of(name: str) -> Scale:
+    """A scale by its name.
+
+    Example:
+        >>> scale_of("short").settings["epochs"]
+        24
+        >>> scale_of("tiny")
+        Traceback (most recent call last):
+        ...
+        bsam.core.refusal.Refusal: scale must be one of smoke, short, paper; got 'tiny'
+    """
+    if name not in SCALES:
+        raise Refusal(f"scale must be one of {', '.join(SCALES)}; got {name!r}")
+    return SCALES[name]

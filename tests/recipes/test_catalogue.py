@@ -1,0 +1,167 @@
+import inspect
+from dataclasses import replace
+
+import pytest
+
+import bsam
+from bsam.data import DATASETS
+from bsam.methods import METHODS
+from bsam.models import MODELS
+from bsam.recipes.catalogue import RECIPES, only
+from bsam.recipes.columns import BSAMS, COLUMNS, arguments, column_of, passes_of
+from bsam.recipes.runner import folder_name
+from bsam.recipes.scales import SCALES
+from bsam.training.config import Run
+
+PAPER = {"data": "cifar10", "precision": "bf16", "compile": True}  # with Run's defaults, ResNet-18 on CIFAR-10
+
+
+def test_every_method_is_a_column_and_bsam_is_three():
+    assert [column.method for column in COLUMNS.values()] == ["sgd", *METHODS, "bsam", "bsam"]
+    assert [COLUMNS[name].title for name in BSAMS] == ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    assert [dict(COLUMNS[name].variant) for name in BSAMS] == [{}, {"passes": 2}, {"start_from_min": True}]
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "digits"])
+def test_a_run_finds_its_column_again_and_repeats_no_default(data):
+    for column in COLUMNS.values():
+        run = Run(column.method, arguments(column, data))
+        assert column_of(run) == column
+        for name, value in run.arguments.items():
+            if name not in ("rho_max", "rho_min"):
+                assert inspect.signature(METHODS[run.method].cls).parameters[name].default != value
+
+
+def test_hyperparameters():
+    """As ALGORITHMS.md has them."""
+
+    def full(name, data):
+        column = COLUMNS[name]
+        signature = inspect.signature(METHODS[column.method].cls).parameters
+        return {**{n: p.default for n, p in signature.items()}, **arguments(column, data)}
+
+    for name in ("sam", "gsam", "looksam", "esam", "ksam", "aesam", "rst"):
+        assert (full(name, "cifar10")["rho"], full(name, "cifar100")["rho"]) == (0.05, 0.1)
+    assert (full("asam", "cifar10")["rho"], full("asam", "cifar100")["rho"]) == (0.5, 1.0)
+    assert {full("asam", data)["eta"] for data in ("cifar10", "cifar100")} == {0.01}
+    assert [full("friendly_sam", data)[name] for data in ("cifar10", "cifar100") for name in ("rho", "decay")] == [0.05, 0.9, 0.2, 0.6]
+    for data in ("cifar10", "cifar100"):
+        assert (full("fisher_sam", data)["rho"], full("fisher_sam", data)["eta"]) == (0.1, 0.2)
+        assert (full("pgn", data)["rho"], full("pgn", data)["alpha"]) == (0.1, 0.8)
+        assert full("msam", data)["rho"] == 3.0
+        for name in BSAMS:
+            own = full(name, data)
+            assert own["rho_max"] == own["rho_min"] == {"cifar10": 0.05, "cifar100": 0.1}[data]
+            assert own["rho_min_floor"] == 0
+
+
+def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
+    runs = RECIPES["classification"].runs("paper")
+    assert len(runs) == 3 * 2 * 19
+    assert {(run.model, run.data, column_of(run).name) for run in runs} == {
+        (model, data, name) for model in ("resnet18", "wide_resnet28_10", "pyramidnet110") for data in ("cifar10", "cifar100") for name in COLUMNS
+    }
+    for run in runs:
+        pyramid = run.model == "pyramidnet110"
+        assert (run.lr, run.weight_decay) == ((0.1, 5e-4) if pyramid else (0.05, 1e-3))
+        assert (run.epochs, run.batch, run.momentum, run.nesterov, run.schedule, run.label_smoothing) == (200, 128, 0.9, False, "cosine", 0.1)
+        assert (run.held_out, run.label_noise, run.limit_train, run.probe) == ("test", 0.0, None, None)
+    assert runs[0] == Run("sgd", model="resnet18", **PAPER)
+
+
+def test_the_study_is_five_radii_on_both_data_sets():
+    runs = RECIPES["rho-min-study"].runs("paper")
+    assert {(run.data, run.arguments["rho_min"], column_of(run).name) for run in runs} == {
+        (data, rho, name) for data in ("cifar10", "cifar100") for rho in (0.01, 0.025, 0.05, 0.1, 0.25) for name in BSAMS
+    }
+    assert len(runs) == 30
+    assert {run.model for run in runs} == {"resnet18"}
+    assert {(run.data, run.arguments.get("rho_max", 0.05)) for run in runs} == {("cifar10", 0.05), ("cifar100", 0.1)}
+
+
+def test_label_noise_is_four_rates_on_both_data_sets():
+    runs = RECIPES["label-noise"].runs("paper")
+    assert {(run.data, run.label_noise, column_of(run).name) for run in runs} == {
+        (data, rate, name) for data in ("cifar10", "cifar100") for rate in (0.2, 0.4, 0.6, 0.8) for name in ("sgd", "sam", *BSAMS)
+    }
+    assert len(runs) == 40
+
+
+def test_the_curves():
+    curves = RECIPES["training-curves"].runs("paper")
+    assert [(run.model, run.data, column_of(run).name) for run in curves] == [("wide_resnet28_10", "cifar100", name) for name in ("sgd", "sam", *BSAMS)]
+    sharpness = RECIPES["sharpness-curves"].runs("paper")
+    assert [column_of(run).name for run in sharpness] == ["sam", *BSAMS]
+    assert {run.probe for run in sharpness} == {100}
+    conflict = RECIPES["gradient-conflict"].runs("paper")
+    courses = {(run.arguments["rho_min"], run.arguments["rho_min_floor"], column_of(run).name) for run in conflict}
+    assert courses == {(0.1, floor, name) for floor in (0.1, 0.05, 0.0) for name in BSAMS}
+    assert all(run.probe for run in conflict)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_short_is_the_paper_with_fewer_epochs(name):
+    paper = [replace(run, epochs=24, probe=None) for run in RECIPES[name].runs("paper")]
+    short = [replace(run, probe=None) for run in RECIPES[name].runs("short")]
+    assert {run.epochs for run in short} == {24}
+    assert all(run in paper for run in short)
+    assert len(short) == (38 if name == "classification" else len(paper))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_smoke_has_every_row_in_small(name):
+    recipe = RECIPES[name]
+    smoke = recipe.runs("smoke")
+    assert {run.data for run in smoke} == {"digits"}
+    assert all(MODELS[run.model].parameters < 120_000 and run.epochs < 5 for run in smoke)
+    assert {recipe.place(run).row for run in smoke} == {recipe.place(run).row for run in recipe.runs("paper")}
+    assert all(recipe.place(run).column == DATASETS["digits"].title for run in smoke if name != "label-noise")
+    assert all(recipe.published(run) is None for run in smoke)  # the paper has no digits
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_folders_and_places_are_unique_and_seeds_come_one_after_the_other(name, scale):
+    recipe = RECIPES[name]
+    runs = recipe.runs(scale, seeds=3)
+    folders = [folder_name(run) for run in runs]
+    assert len(set(folders)) == len(runs)
+    assert all(set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for folder in folders)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    assert len({(recipe.place(run), run.seed) for run in runs}) == len(runs)
+
+
+def test_published_numbers_stand_where_they_belong():
+    for recipe in RECIPES.values():
+        beside = [run for run in recipe.runs("paper") if recipe.published(run) is not None]
+        expected = {"classification": 6 * 11, "rho-min-study": 30, "label-noise": 40, "training-curves": 5, "sharpness-curves": 4, "gradient-conflict": 0}
+        assert len(beside) == expected[recipe.name]
+    run = RECIPES["label-noise"].runs("paper")[4]
+    assert (column_of(run).name, RECIPES["label-noise"].published(run).mean) == ("bsam-released", 93.34)
+
+
+def test_the_name_of_a_folder_is_its_settings():
+    run = Run("bsam", {"rho_min": 0.1}, model="resnet18", **PAPER)
+    assert folder_name(run).startswith("resnet18-cifar10-bsam-rho_min0.1-seed0-")
+    others = [replace(run, lr=0.1), replace(run, epochs=3), replace(run, arguments={"rho_min": 0.1, "rho_max": 0.1}), replace(run, label_noise=0.2)]
+    assert len({folder_name(each) for each in (run, *others)}) == 5
+    assert folder_name(replace(run, batch=128)) == folder_name(run)
+
+
+def test_passes():
+    assert [passes_of(Run(column.method, arguments(column, "cifar10"))) for column in COLUMNS.values() if column.method in ("sgd", "gam", "bsam")] == [
+        1,
+        4,
+        3,
+        2,
+        3,
+    ]
+
+
+def test_refusals():
+    with pytest.raises(bsam.Refusal, match="seeds"):
+        RECIPES["label-noise"].runs("smoke", seeds=0)
+    with pytest.raises(bsam.Refusal, match=r"scale must be one of smoke, short, paper; got 'huge'"):
+        RECIPES["label-noise"].runs("huge")
+    with pytest.raises(bsam.Refusal, match="no method 'asam': choose from sgd, sam, bsam, bsam-2, bsam-released"):
+        only(RECIPES["label-noise"].runs("smoke"), ["asam"])
