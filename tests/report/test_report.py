@@ -13,7 +13,7 @@ from bsam.core.extras import need
 from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
 from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, contenders
-from bsam.report.catalogue import HEADER, methods_info, methods_table
+from bsam.report.catalogue import CATALOGUES, catalogue_table, methods_info
 from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
 from bsam.report.landscapes import plot_contours, reliefs_info
 from bsam.report.progress import progress
@@ -150,11 +150,12 @@ def test_no_two_methods_are_drawn_alike():
     assert len({(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(TITLES))}) == len(TITLES)
 
 
+@pytest.mark.parametrize("name", CATALOGUES)
 @pytest.mark.parametrize("width", [20, 100, 120, 160, 400])
-def test_the_list_of_methods_fits_and_loses_no_word(width):
-    lines = methods_table(width).splitlines()
+def test_a_list_fits_and_loses_no_word(name, width):
+    lines = catalogue_table(name, width).splitlines()
     assert max(map(len, lines)) <= min(max(width, 100), 160)
-    starts = [lines[0].index(name) for name in HEADER]
+    starts = [lines[0].index(title) for title in CATALOGUES[name].header]
     ends = [start - 2 for start in starts[1:]] + [None]
     columns = list(zip(starts, ends, strict=True))
     cells = [[line[start:end].strip() for start, end in columns] for line in lines[2:]]
@@ -164,9 +165,12 @@ def test_the_list_of_methods_fits_and_loses_no_word(width):
             rows.append(line)
         else:
             rows[-1] = [f"{so_far} {more}".strip() for so_far, more in zip(rows[-1], line, strict=True)]
-    assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == methods_info()
-    assert [row[0] for row in rows] == list(METHODS)
-    assert [float(row[HEADER.index("passes")]) for row in rows] == [method.passes for method in METHODS.values()]
+    assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == CATALOGUES[name].rows()
+
+
+def test_the_list_of_methods_has_them_all():
+    assert [row[0] for row in methods_info()] == list(METHODS)
+    assert [float(row[3]) for row in methods_info()] == [method.passes for method in METHODS.values()]
 
 
 @pytest.mark.parametrize(("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")])

@@ -1,4 +1,4 @@
-"""``bsam methods``: what there is."""
+"""``bsam list`` and ``bsam methods``: what there is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import argparse
 import shutil
 from typing import Any
 
-from ..report.catalogue import methods_table
+from ..report.catalogue import CATALOGUES, catalogue_table
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the commands."""
+    command = commands.add_parser("list", help=f"what there is: {', '.join(CATALOGUES)}", description="List what there is, all of it or one kind.")
+    command.add_argument("which", nargs="?", help=f"one of {', '.join(CATALOGUES)}; all of them if left out", metavar="KIND")
+    command.set_defaults(run=_list)
     command = commands.add_parser("methods", help="every method: what it costs, what it needs, what it is for", description="List the methods.")
-    command.set_defaults(run=_methods)
+    command.set_defaults(run=_list, which="methods")
 
 
-def _methods(_: argparse.Namespace) -> None:
-    print(methods_table(shutil.get_terminal_size((120, 24)).columns))
-    print("\nPasses: forward and backward, a step. Memory: beyond the base optimizer's own peak, in units of the parameters' size.")
+def _list(arguments: argparse.Namespace) -> None:
+    width = shutil.get_terminal_size((120, 24)).columns
+    names = list(CATALOGUES) if arguments.which is None else [arguments.which]
+    print("\n\n\n".join(f"{catalogue_table(name, width)}\n\n{CATALOGUES[name].note}" for name in names))

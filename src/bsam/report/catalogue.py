@@ -1,19 +1,32 @@
-"""The list of methods, in plain text: it needs torch and numpy alone."""
+"""What there is, in plain text: methods, networks, data sets, recipes. It needs torch and numpy alone."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
+from ..core.refusal import Refusal
+from ..data import DATASETS
 from ..methods import METHODS
+from ..models import MODELS
+from ..recipes.catalogue import RECIPES
 
-HEADER = ("name", "title", "class", "passes", "memory", "needs", "for", "reference")
 NARROWEST, WIDEST = 100, 160
 
 
+@dataclass(frozen=True)
+class Catalogue:
+    """One list: what its columns are, where its rows come from, and a line below them."""
+
+    header: tuple[str, ...]
+    rows: Callable[[], list[tuple[str, ...]]]
+    note: str
+
+
 def methods_info() -> list[tuple[str, ...]]:
-    """One row per method, in the order of the header; a dash where it needs nothing.
+    """One row per method; a dash where it needs nothing.
 
     Example:
         >>> methods_info()[0]
@@ -22,19 +35,80 @@ def methods_info() -> list[tuple[str, ...]]:
     return [(m.name, m.title, m.cls.__name__, f"{m.passes:g}", m.memory, m.needs or "-", m.purpose, m.reference) for m in METHODS.values()]
 
 
-def methods_table(width: int) -> str:
-    """The rows below their header, in ``width`` columns (100 at least, 160 at most); long texts wrap.
+def models_info() -> list[tuple[str, ...]]:
+    """One row per network.
 
     Example:
-        >>> print("\\n".join(methods_table(160).splitlines()[:3]))  # doctest: +ELLIPSIS
+        >>> models_info()[1]
+        ('resnet8', 'ResNet-8', '78,042', '3 x 32 x 32', 'He et al., CVPR 2016')
+    """
+    return [(m.name, m.title, f"{m.parameters:,}", f"{m.channels} x {m.images} x {m.images}", m.reference or "-") for m in MODELS.values()]
+
+
+def data_info() -> list[tuple[str, ...]]:
+    """One row per data set.
+
+    Example:
+        >>> data_info()[1]
+        ('cifar10', 'CIFAR-10', '10', '3 x 32 x 32', 'crop-flip-cutout', 'resnet18', '--data-dir FOLDER')
+    """
+    return [
+        (
+            d.name,
+            d.title,
+            str(d.classes),
+            f"{d.channels} x {d.side} x {d.side}",
+            d.augmentation,
+            d.model,
+            "--data-dir FOLDER" if d.needs_folder else "scikit-learn",
+        )
+        for d in DATASETS.values()
+    ]
+
+
+def recipes_info() -> list[tuple[str, ...]]:
+    """One row per experiment of the paper, with its runs of one seed on the paper's scale.
+
+    Example:
+        >>> recipes_info()[2][:2]
+        ('label-noise', 'A part of the training labels flipped')
+    """
+    return [(r.name, r.title, str(len(r.runs("paper")))) for r in RECIPES.values()]
+
+
+CATALOGUES: dict[str, Catalogue] = {
+    "methods": Catalogue(
+        ("name", "title", "class", "passes", "memory", "needs", "for", "reference"),
+        methods_info,
+        "Passes: forward and backward, a step. Memory: beyond the base optimizer's own peak, in units of the parameters' size.",
+    ),
+    "models": Catalogue(("name", "title", "parameters", "images", "reference"), models_info, "Parameters: with 10 classes."),
+    "data": Catalogue(
+        ("name", "title", "classes", "images", "augmentation", "model", "from"),
+        data_info,
+        "Augmentation and model: those that `bsam train` takes unless others are named. --download gets what is read from a folder.",
+    ),
+    "recipes": Catalogue(("name", "shows", "runs"), recipes_info, "Runs: of one seed, on the paper's scale. `bsam run NAME --dry-run` lists them."),
+}
+
+
+def catalogue_table(name: str, width: int) -> str:
+    """The rows of a list below their header, in ``width`` columns (100 at least, 160 at most); long texts wrap.
+
+    Example:
+        >>> print("\\n".join(catalogue_table("methods", 160).splitlines()[:3]))  # doctest: +ELLIPSIS
         name ...  title ...  class ...  passes  memory ...  needs ...  for ...  reference
         ------...
         sam  ...  SAM   ...  SAM   ...  2       2      ...  -     ...  Flat ...  Foret et al., ICLR 2021
     """
-    rows = [HEADER, *methods_info()]
-    widths = _widths(rows, min(max(width, NARROWEST), WIDEST) - 2 * (len(HEADER) - 1))
+    if name not in CATALOGUES:
+        raise Refusal(f"there is no list of {name!r}: choose from {', '.join(CATALOGUES)}")
+    catalogue = CATALOGUES[name]
+    rows = [catalogue.header, *catalogue.rows()]
+    gaps = 2 * (len(catalogue.header) - 1)
+    widths = _widths(rows, min(max(width, NARROWEST), WIDEST) - gaps)
     header, *body = (_lines(row, widths) for row in rows)
-    return "\n".join([*header, "-" * (sum(widths) + 2 * (len(HEADER) - 1)), *(line for lines in body for line in lines)])
+    return "\n".join([*header, "-" * (sum(widths) + gaps), *(line for lines in body for line in lines)])
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
