@@ -58,11 +58,12 @@ def test_in_order_and_never_twice(fake, tmp_path):
     assert fake.asked == [*RUNS, replace(TINY, seed=2)]
 
 
-def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path):
-    fake.trouble[folder_name(RUNS[1])] = bsam.Refusal("the training loss is nan in epoch 1: a smaller lr may help")
+@pytest.mark.parametrize("loss", ["training loss is nan", "test loss is inf"])
+def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
+    fake.trouble[folder_name(RUNS[1])] = bsam.Refusal(f"the {loss} in epoch 1: a smaller lr may help")
     states = run_all(RUNS, tmp_path)
     assert words(states) == ["done", "diverged", "done", "done"]
-    assert "loss is nan in epoch 1" in states[1].diverged
+    assert loss in states[1].diverged
     assert (states[1].over, states[1].finished, states[1].left) == (True, False, 0)
     run_all(RUNS, tmp_path)
     assert len(fake.asked) == 4  # not tried again
@@ -145,7 +146,12 @@ def test_a_real_run_diverges_and_the_next_one_does_not(tmp_path):
     wild = replace(TINY, lr=1e30)
     states = run_all([wild, TINY], tmp_path)
     assert words(states) == ["diverged", "done"]
-    assert states[0].diverged.startswith("the training loss is")
+    assert "loss is" in states[0].diverged
+
+
+def test_a_real_run_whose_last_step_went_too_far(tmp_path):
+    (state,) = run_all([replace(TINY, epochs=1, batch=128, lr=1e30)], tmp_path)  # one step: the training loss before it is fine
+    assert state.diverged.startswith("the test loss is")
 
 
 def test_a_real_lock_is_passed_over(tmp_path):

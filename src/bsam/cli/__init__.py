@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..core.refusal import Refusal
-from . import catalogue, demo, flatness, train
+from . import catalogue, demo, flatness, run, train
 from .signals import Terminated
 
-COMMANDS = (catalogue, demo, train, flatness)
+COMMANDS = (catalogue, demo, train, run, flatness)
 REFUSED, INTERRUPTED, TERMINATED = 2, 130, 143
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ..training.loop import fit
 from .columns import column_of, passes_of
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
-_LOST, _TAKEN = "the training loss is", "another process is training there"  # how `fit` says so
+_LOST, _TAKEN = re.compile(r"loss is (nan|-?inf) in epoch"), re.compile("another process is training there")  # how `fit` says so
 
 
 def folder_name(run: Run) -> str:
@@ -195,10 +196,10 @@ def _over(run: Run, runs: Sequence[Run], out: Path, clock: Clock, watcher: Watch
     try:
         fit(run, state.folder, each_epoch=each_epoch, tell=watcher.tell, **options)
     except Refusal as refusal:
-        if _TAKEN in str(refusal):
+        if _TAKEN.search(str(refusal)):
             watcher.tell(f"{state.folder.name}: another process is at it")
             return False
-        if _LOST not in str(refusal):
+        if not _LOST.search(str(refusal)):
             raise
         write_json(state.folder / DIVERGED, {"reason": str(refusal)})
     watcher.ends(state_of(run, out))

@@ -1,0 +1,93 @@
+"""What a recipe leaves behind: its table, every run's last numbers with their machine and date, and its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..recipes.catalogue import Recipe
+from ..recipes.columns import column_of
+from ..recipes.runner import State
+from ..training.files import write, write_json
+from .comparison import Entry, comparison_info, comparison_markdown
+from .recipe_figures import FIGURES
+
+
+def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
+    """One entry per run: its settings, how far it is, the metrics of its last epoch if it is finished, and each machine that worked on it, with dates."""
+    return [
+        {
+            "folder": state.folder.name,
+            "title": column_of(state.run).title,
+            "state": str(state),
+            "reason": state.diverged,
+            "epochs_done": len(state.epochs),
+            "last": dict(state.epochs[-1]) if state.finished else None,
+            "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
+            "settings": state.run.settings(),
+            "machines": _machines(state.folder),
+        }
+        for state in states
+    ]
+
+
+def _machines(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "environment.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def table_info(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The table as plain values."""
+    return [
+        {
+            "part": entry.place.part,
+            "row": entry.place.row,
+            "column": entry.place.column,
+            "mean": None if entry.ours is None else entry.ours.mean,
+            "std": None if entry.ours is None else entry.ours.std,
+            "n": 0 if entry.ours is None else entry.ours.n,
+            "diverged": entry.diverged,
+            "missing": entry.missing,
+            "paper": None if entry.paper is None else {"mean": entry.paper.mean, "std": entry.paper.std, "note": entry.paper.note},
+        }
+        for entry in entries
+    ]
+
+
+def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the numbers come from, in lines: devices, versions and dates."""
+    machines = [machine for run in runs for machine in run["machines"]]
+    if not machines:
+        return []
+    devices = dict.fromkeys(f"{machine['device']}, torch {machine['torch']}, bsam {machine['bsam']}" for machine in machines)
+    dates = sorted(machine["date"][:10] for machine in machines)
+    return [f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}."]
+
+
+def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]) -> list[Path]:
+    """Write ``table.md``, ``results.json`` and the recipe's figures, of those runs that are finished."""
+    entries, runs = comparison_info(recipe, states), runs_info(states)
+    seeds = sorted({state.run.seed for state in states})
+    paths = [out / "table.md", out / "results.json"]
+    with _alone(out):
+        write(paths[0], comparison_markdown(recipe, entries, states[0].run.epochs, origin_info(runs)).encode())
+        content = {"recipe": recipe.name, "scale": scale, "title": recipe.title, "unit": "test accuracy %", "seeds": seeds, "table": table_info(entries)}
+        write_json(paths[1], {**content, "runs": runs})
+        if any(state.finished for state in states):
+            for name in recipe.figures:
+                paths.append(out / f"{name}.png")
+                FIGURES[name](recipe, states, paths[-1])
+    return paths
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Several processes may work on one folder; one of them writes at a time."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

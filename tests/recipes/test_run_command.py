@@ -1,0 +1,113 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bsam
+from bsam import cli
+from bsam.recipes.catalogue import RECIPES
+from bsam.recipes.runner import folder_name, run_all
+
+CHEAP = {"classification": ["sgd"], "rho-min-study": ["bsam-2"], "label-noise": ["sgd"], "gradient-conflict": ["bsam-2"]}
+
+
+def folders(out):
+    return {path.name for path in out.iterdir() if path.is_dir()}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_smoke(name, tmp_path, capsys):
+    """The cheapest methods of every recipe, really trained; then nothing is left to do."""
+    only = ["--only", *CHEAP[name]] if name in CHEAP else []
+    command = ["run", name, "--out", str(tmp_path), "--device", "cpu", *only]
+    assert cli.main(command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    results = json.loads((tmp_path / "results.json").read_text())
+    trained = [run for run in results["runs"] if run["state"] == "done"]
+    assert {run["folder"] for run in trained} == folders(tmp_path)
+    assert all(0 <= run["last"]["test_accuracy"] <= 1 and len(run["machines"]) == 1 for run in trained)
+    assert f"{len(trained)} runs: 0 over, 0 begun, {len(trained)} missing." in text
+    for figure in RECIPES[name].figures:
+        assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert cli.main(command) == 0
+    assert f"{len(trained)} runs: {len(trained)} over, 0 begun, 0 missing." in " ".join(capsys.readouterr().out.split())
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before
+
+
+def test_every_method_trains_at_the_scale_smoke(tmp_path):
+    """On the smallest of the networks."""
+    runs = [run for run in RECIPES["classification"].runs("smoke") if run.model == "resnet8"]
+    assert len(runs) == 19
+    assert all(state.finished for state in run_all(runs, tmp_path, device="cpu"))
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys):
+    assert cli.main(["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "80 runs: 0 over, 0 begun, 80 missing. Time left: unknown before the first epoch." in " ".join(text.split())
+    assert text.count("missing") == 81
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "rho-min-study", "--scale", "short", "--report"]) == 0
+    out = tmp_path / "runs" / "rho-min-study-short"
+    assert folders(out) == set()
+    table = (out / "table.md").read_text()
+    assert "| 0.05 | - | 96.82 ± 0.12 | - | 81.65 ± 0.04 |" in table
+    assert "after the last of 24 epochs" in table
+    assert "paper: as published, after 200 epochs" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "recipe must be one of classification"),
+        (["label-noise", "--scale", "huge"], "scale must be one of smoke, short, paper"),
+        (["label-noise", "--seeds", "0"], "seeds"),
+        (["label-noise", "--only", "msam"], "no method 'msam'"),
+        (["label-noise", "--device", "tpu"], "device"),
+        (["label-noise", "--scale", "short", "--device", "cpu"], "--data-dir"),
+    ],
+)
+def test_refusals(arguments, sentence, tmp_path, capsys):
+    assert cli.main(["run", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_torchrun_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["run", "label-noise", "--out", str(tmp_path)]) == 2
+    assert "instead of torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["rich", "safetensors", "matplotlib"])
+def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'bsam[" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_the_same_command_goes_on(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "bsam", "run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    runs = RECIPES["training-curves"].runs("smoke")
+    first = tmp_path / folder_name(runs[0]) / "model.safetensors"
+    while not first.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"are kept in {tmp_path}; the same command goes on from there" in error
+    assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]] == ["done"] * 5
