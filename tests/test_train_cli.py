@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import types
 import urllib.error
 import urllib.request
@@ -199,6 +200,15 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert cli.main([*LONG, "--out", str(folder)]) == 0
     return folder
+
+
+def test_in_a_thread_signals_are_left_alone(tmp_path):
+    handler, ends = signal.getsignal(signal.SIGTERM), []
+    thread = threading.Thread(target=lambda: ends.append(cli.main([*SHORT, "--epochs", "1", "--out", str(tmp_path / "out")])))
+    thread.start()
+    thread.join()
+    assert ends == [0]
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.parametrize(("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])

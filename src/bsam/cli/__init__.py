@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
     except KeyboardInterrupt as end:
         how, status = ("terminated", TERMINATED) if isinstance(end, Terminated) else ("interrupted", INTERRUPTED)
-        _complain(f"{how}. Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there.")
+        kept = f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there." if "kept" in arguments else ""
+        _complain(f"{how}.{kept}")
         return status
     return 0
 

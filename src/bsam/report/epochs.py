@@ -86,10 +86,10 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
 
     Example:
         >>> epoch_line(Run("sam", epochs=10), {"epoch": 3, "train_loss": 0.51, "lr": 0.02, "seconds": 1.26, "test_loss": 0.4, "test_accuracy": 0.875})
-        'epoch  3/10  train loss 0.5100  test loss 0.4000  test accuracy 0.8750  lr 0.0200  1.3 s'
+        'epoch  3/10  train loss 0.5100  test loss 0.4000  test accuracy 0.8750  lr 2.00e-02  1.3 s'
     """
     total = str(run.epochs)
-    steps = (f"{name} {_number(metrics[name])}" for name in ("lr", "rho_min") if name in metrics)
+    steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if name in metrics)
     return "  ".join([f"epoch {metrics['epoch']:>{len(total)}}/{total}", *epoch_numbers(run, metrics), *steps, f"{metrics['seconds']:.1f} s"])
 
 
