@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import subprocess
@@ -106,13 +107,14 @@ def test_what_others_finished_meanwhile_is_not_run(fake, tmp_path):
 
 
 def test_options_reach_the_training_and_watchers_are_told(monkeypatch, tmp_path):
-    seen, told = [], []
+    seen, told, clock = [], [], itertools.count()
 
     def note(run, folder, **options):
         seen.append({name: options[name] for name in ("data_dir", "device")})
         FakeFit()(run, folder, options["each_epoch"], options["tell"])
 
     monkeypatch.setattr(runner, "fit", note)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))  # a second later at each look
     watcher = Watcher(
         begins=lambda state, over, left: told.append((str(state), over, left)),
         epoch=lambda done, total: told.append((done, total)),
@@ -195,17 +197,27 @@ def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
     assert str(state_of(TINY, tmp_path)) == "epoch 1 of 2"
 
 
+def measured(run, *seconds):
+    return State(run, Path("there"), tuple({"seconds": s} for s in seconds))
+
+
 def test_the_clock():
     sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
+    clock = Clock([measured(sgd, 9.0, 1.0, 1.0, 2.0)])
+    assert clock.left(measured(sgd)) == 9 + 9 * 1.0  # the first epoch compiles
+    assert clock.left(measured(sgd, 9.0, 1.0)) == 9 + 7 * 1.0  # again after a new start
+    assert clock.left(measured(sam)) == 2 * (9 + 9 * 1.0)
+    assert clock.left(measured(replace(sam, model="resnet18"))) is None
+    clock.add(sam, 3.0, first=False)
+    assert clock.left(measured(sam)) == 18 + 9 * 3.0
+    assert clock.left(replace(measured(sam), diverged="nan")) == 0
+    states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
+    assert clock.total(states) == (9 + 1.0 + 45.0, 1)
+    assert Clock([measured(sgd, 4.0)]).left(measured(sgd)) == 40.0  # nothing but a first epoch is known
 
-    def measured(run, *seconds):
-        return State(run, Path("there"), tuple({"seconds": s} for s in seconds))
 
-    clock = Clock([measured(sgd, 9.0, 1.0, 1.0)])
-    assert clock.epoch(sgd) == 1.0  # the first epoch, which compiles, does not count for much
-    assert clock.epoch(sam) == 2.0
-    assert clock.epoch(replace(sam, model="resnet18")) is None
-    clock.add(sam, 3.0)
-    assert clock.epoch(sam) == 3.0
-    states = [measured(sgd, 1.0, 1.0), measured(sam), replace(measured(sam), diverged="nan"), measured(replace(sgd, model="resnet18"))]
-    assert clock.left(states) == (8 * 1.0 + 10 * 3.0, 1)
+def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypatch):
+    resets = []
+    monkeypatch.setattr(runner.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
+    run_all([TINY, replace(TINY, compile=True), replace(TINY, compile=True, seed=1)], tmp_path)
+    assert resets == [1, 2]  # before each of the two

@@ -78,6 +78,7 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said():
     assert entries[1].ours == Spread(91.0, None, 1)
     assert [entry.missing for entry in entries] == [2, 0, 0, 0, 0]
     assert caption(entries, 200)[-1] == "2 runs are not finished."
+    assert caption(entries, 200)[-2].startswith("diverged: ")
 
 
 def test_without_published_numbers_there_is_no_column_for_them():
@@ -210,10 +211,10 @@ def test_the_plan():
     states = [finished(runs[0]), State(runs[1], Path("b"), ({"seconds": 3.0},)), *(State(run, Path("c")) for run in runs[2:])]
     plan = plan_info(states)
     assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
-    per_pass = statistics.median([2.0] * 3 + [1.5])
-    assert [seconds for _, _, seconds in plan] == [0.0, 6.0, 9 * per_pass, 9.0, 9 * per_pass]
+    first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
+    assert [seconds for _, _, seconds in plan] == pytest.approx([0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)])
     text = shown(plan_table(recipe, states), totals(states))
-    assert "5 runs: 1 over, 1 begun, 3 missing. Time left: about 51 s." in text
+    assert "5 runs: 1 over, 1 begun, 3 missing. Time left: about 52 s." in text
     assert all(name_of(run) in text for run in runs)
     assert "?" in shown(plan_table(recipe, [State(run, Path("c")) for run in runs]))
 

@@ -6,10 +6,13 @@ import hashlib
 import json
 import re
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..core.refusal import Refusal
 from ..training.config import Run
@@ -95,39 +98,45 @@ def _plain(run: Run) -> Any:
 
 
 class Clock:
-    """How long epochs take, by those that were measured: of the same network, data and number of passes; or else scaled from another number of passes.
+    """How long runs take, by epochs that were measured: of the same network, data and number of passes; or else scaled from another number of passes.
 
-    Seconds are those of training; evaluation comes on top.
+    The first epoch after a start is kept apart: it compiles. Epochs of earlier calls are known by their training alone, without the evaluation after them.
 
     Example:
-        >>> clock = Clock([State(Run("sgd"), Path("runs/a"), ({"seconds": 2.0},))])
-        >>> clock.epoch(Run("sam")), clock.epoch(Run("sam", model="resnet8"))
-        (4.0, None)
+        >>> clock = Clock([State(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))])
+        >>> clock.left(State(Run("sam", epochs=3), Path("b"))), clock.left(State(Run("sam", model="resnet8"), Path("c")))
+        (26.0, None)
     """
 
     def __init__(self, states: Iterable[State] = ()) -> None:
-        self._seconds: dict[tuple[Any, ...], dict[float, list[float]]] = {}
+        self._measured: dict[tuple[Any, ...], list[tuple[float, bool, float]]] = {}
         for state in states:
-            for metrics in state.epochs:
-                self.add(state.run, metrics["seconds"])
+            for i, metrics in enumerate(state.epochs):
+                self.add(state.run, metrics["seconds"], first=i == 0)
 
-    def add(self, run: Run, seconds: float) -> None:
-        """An epoch took so long."""
-        self._seconds.setdefault(_kind(run), {}).setdefault(passes_of(run), []).append(seconds)
+    def add(self, run: Run, seconds: float, *, first: bool) -> None:
+        """An epoch, the first one after a start or not, took so long."""
+        self._measured.setdefault(_kind(run), []).append((passes_of(run), first, seconds))
 
-    def epoch(self, run: Run) -> float | None:
-        """Seconds of an epoch; None where nothing like it was measured."""
-        known, passes = self._seconds.get(_kind(run)), passes_of(run)
-        if not known:
-            return None
-        if passes in known:
-            return statistics.median(known[passes])
-        return passes * statistics.median(seconds / n for n, measured in known.items() for seconds in measured)
+    def left(self, state: State) -> float | None:
+        """Seconds that are left of a run; None where nothing like it was measured."""
+        if not state.left:
+            return 0.0
+        first, other = (self._epoch(state.run, which) for which in (True, False))
+        known = [seconds for seconds in (first, other) if seconds is not None]
+        return known[0] + (state.left - 1) * known[-1] if known else None
 
-    def left(self, states: Iterable[State]) -> tuple[float, int]:
-        """Seconds that are left, and the number of runs beyond them of which nothing is known."""
-        waiting = [(state, self.epoch(state.run)) for state in states if state.left]
-        return sum(state.left * seconds for state, seconds in waiting if seconds is not None), sum(seconds is None for _, seconds in waiting)
+    def _epoch(self, run: Run, first: bool) -> float | None:
+        passes, measured = passes_of(run), [(n, seconds) for n, began, seconds in self._measured.get(_kind(run), []) if began == first]
+        same = [seconds for n, seconds in measured if n == passes]
+        if same:
+            return statistics.median(same)
+        return passes * statistics.median(seconds / n for n, seconds in measured) if measured else None
+
+    def total(self, states: Iterable[State]) -> tuple[float, int]:
+        """Seconds that are left of all of them, and the number of runs beyond them of which nothing is known."""
+        each = [self.left(state) for state in states]
+        return sum(seconds for seconds in each if seconds is not None), each.count(None)
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
@@ -139,7 +148,7 @@ class Watcher:
     """What is told to whom while runs are run. Nothing, unless somebody asks.
 
     Args:
-        begins: called with the run that begins, the number of runs that are over, and the time that is left, as :meth:`Clock.left` gives it.
+        begins: called with the run that begins, the number of runs that are over, and the time that is left, as :meth:`Clock.total` gives it.
         epoch: called with epochs done and epochs to do.
         ends: called with a run that is over.
         tell: called with a sentence.
@@ -187,10 +196,14 @@ def _over(run: Run, runs: Sequence[Run], out: Path, clock: Clock, watcher: Watch
     if state.over:
         return True
     states = [state_of(each, out) for each in runs]
-    watcher.begins(state, sum(each.over for each in states), clock.left(states))
+    watcher.begins(state, sum(each.over for each in states), clock.total(states))
+    if run.compile:
+        torch.compiler.reset()  # graphs of the runs before count against torch's limit of 8 a function, and fit where they are not the fastest
+    marks = [time.perf_counter()]
 
     def each_epoch(done: int, metrics: Mapping[str, float]) -> None:
-        clock.add(run, metrics["seconds"])
+        marks.append(time.perf_counter())
+        clock.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
         watcher.epoch(done, run.epochs)
 
     try:

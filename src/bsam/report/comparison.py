@@ -113,6 +113,8 @@ def caption(entries: Sequence[Entry], epochs: int) -> list[str]:
     if any(entry.paper is not None for entry in entries):
         lines.append(f"paper: as published, after {EPOCHS} epochs. It has one BSAM, which stands beside all three forms of ours.")
     lines += [f"{mark} {note}" for mark, note in zip(MARKS, notes_info(entries), strict=False)]
+    if any(entry.diverged for entry in entries):
+        lines.append("diverged: the loss was no number; such a run is run anew once its folder is removed (which one: results.json).")
     missing = sum(entry.missing for entry in entries)
     return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
 

@@ -74,8 +74,8 @@ def plot_accuracy_lines(lines: Sequence[Line], xlabel: str, path: Path, log: boo
     for ax, title in zip(axes, titles, strict=True):
         own = [line for line in lines if line.panel == title]
         for i, line in enumerate(own):
-            x = [value * 1.02**i for value in line.x] if log else line.x  # whiskers side by side
             means, deviations = [point.mean for point in line.ours], [point.std or 0.0 for point in line.ours]
+            x = [value * 1.02**i for value in line.x] if log and any(deviations) else line.x  # whiskers side by side
             ax.errorbar(x, means, deviations if any(deviations) else None, color=colour(line.method), marker="o", markersize=4, capsize=3, label=line.title)
         for line in own:
             known = [(x, number.mean) for x, number in zip(line.x, line.paper, strict=True) if number is not None]
@@ -131,7 +131,7 @@ def _course(states: Sequence[State]) -> Course:
 
 def plot_training_curves(courses: Sequence[Course], path: Path) -> None:
     """Training loss, test loss, test accuracy."""
-    shown = (("train_loss", "training loss (smoothed labels, augmented)"), ("test_loss", "test loss"), ("test_accuracy", "test accuracy, %"))
+    shown = (("train_loss", "training loss, label smoothing in it"), ("test_loss", "test loss"), ("test_accuracy", "test accuracy, %"))
     drawn = figure(4.2 * len(shown), 4.1)
     axes = drawn.subplots(1, len(shown))
     for ax, (name, label) in zip(axes, shown, strict=True):

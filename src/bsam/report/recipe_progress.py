@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def time_left(left: tuple[float, int]) -> str:
-    """What :meth:`bsam.recipes.runner.Clock.left` found, in words.
+    """What :meth:`bsam.recipes.runner.Clock.total` found, in words.
 
     Example:
         >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))
@@ -65,8 +65,7 @@ def name_of(run: Run) -> str:
 def plan_info(states: Sequence[State]) -> list[tuple[str, str, float | None]]:
     """Each run in words, how far it is, and seconds that are left of it; None where nothing like it was measured."""
     clock = Clock(states)
-    each = [(state, clock.epoch(state.run)) for state in states]
-    return [(name_of(state.run), str(state), None if seconds is None else state.left * seconds) for state, seconds in each]
+    return [(name_of(state.run), str(state), clock.left(state)) for state in states]
 
 
 def plan_table(recipe: Recipe, states: Sequence[State]) -> Table:
@@ -79,7 +78,7 @@ def plan_table(recipe: Recipe, states: Sequence[State]) -> Table:
     for name, side in (("run", "left"), ("state", "left"), ("left", "right")):
         table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
     for name, state, seconds in plan_info(states):
-        table.add_row(name, state, "?" if seconds is None and state not in ("done", "diverged") else duration(seconds) if seconds else "-")
+        table.add_row(name, state, "?" if seconds is None else duration(seconds) if seconds else "-")
     return table
 
 
@@ -93,7 +92,7 @@ def totals(states: Sequence[State]) -> str:
     """
     over, begun = sum(state.over for state in states), sum(bool(state.epochs) and not state.over for state in states)
     missing = len(states) - over - begun
-    return f"{len(states)} runs: {over} over, {begun} begun, {missing} missing. Time left: {time_left(Clock(states).left(states))}."
+    return f"{len(states)} runs: {over} over, {begun} begun, {missing} missing. Time left: {time_left(Clock(states).total(states))}."
 
 
 @contextlib.contextmanager
