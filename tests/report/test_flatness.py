@@ -459,9 +459,7 @@ def test_other_settings_and_strange_folders_are_refused_untouched(files, tmp_pat
 
 
 def test_a_loss_that_is_not_finite_is_refused_with_the_file(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        run_folder, "loader", lambda name: lambda path: (network(0), lambda out, y: out.sum() * math.nan, [(torch.ones(2, 3), torch.ones(2))])
-    )
+    monkeypatch.setattr(run_folder, "loader", lambda name: lambda path: (network(0), lambda out, y: out.sum() * math.nan, [(torch.ones(2, 3), torch.ones(2))]))
     with pytest.raises(bsam.Refusal, match=r"a\.pt: the loss is nan"):
         flatness_report(files, "m:f", Instruments(**CHEAP), tmp_path / "out", "cpu", QUIET)
 
