@@ -41,7 +41,7 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and (a == b or a != a and b != b)
+    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator
@@ -78,11 +79,7 @@ def team(device: str | None = None) -> Iterator[Team]:
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
-    own = not dist.is_initialized()
-    if own:
+    if not dist.is_initialized():
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
-    try:
-        yield Team(place, dist.get_rank(), dist.get_world_size())
-    finally:
-        if own:
-            dist.destroy_process_group()
+        atexit.register(dist.destroy_process_group)  # not before: processes that parted would not find each other again for the next run
+    yield Team(place, dist.get_rank(), dist.get_world_size())

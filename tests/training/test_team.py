@@ -1,0 +1,89 @@
+"""Two processes that torchrun starts, on gloo, against one process on whole batches."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import bsam
+from bsam.training.files import read_checkpoint
+from bsam.training.folder import CHECKPOINT, read_metrics
+from bsam.training.loop import fit
+
+SCRIPT = Path(__file__).with_name("torchrun_fit.py")
+spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
+cases = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(cases)
+
+
+def torchrun(folder, how):
+    """The exit status and what was said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
+    log = folder / f"{how}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen([*command, str(SCRIPT), str(folder), how], stdout=file, stderr=subprocess.STDOUT, env=environment)
+    try:
+        process.wait(timeout=100)
+    finally:
+        process.terminate()  # which ends the two as well
+        process.wait(timeout=60)
+    return process.returncode, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A training that broke off after its first epoch, and went on; and others that did not break off: the folder, and what both ranks noted."""
+    folder = tmp_path_factory.mktemp("ranks")
+    status, out = torchrun(folder, "stop")
+    assert status != 0
+    assert "as a kill would" in out
+    assert [row["epoch"] for row in read_metrics(folder / "bsam")] == [1]
+    status, out = torchrun(folder, "all")
+    assert status == 0, out
+    return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", cases.RUNS)
+def test_two_processes_end_where_one_does(name, ranks, tmp_path):
+    """In a network without batch norm; BSAM also after it broke off."""
+    folder, notes = ranks
+    fit(cases.RUNS[name], tmp_path / "one", device="cpu", task=cases.Without)
+    one, two = (read_checkpoint(path / CHECKPOINT, torch.device("cpu")) for path in (tmp_path / "one", folder / name))
+    for key, value in one["network"].items():
+        assert torch.allclose(value, two["network"][key], rtol=1e-5, atol=1e-5), key
+    start = cases.Without(cases.RUNS[name], torch.device("cpu")).network().state_dict()
+    assert all((value - start[key]).abs().max() > 1e-2 for key, value in one["network"].items())  # there was something to get wrong
+    for a, b in zip(one["epochs"], two["epochs"], strict=True):
+        assert list(a) == list(b)
+        assert {**b, "seconds": 0} == pytest.approx({**a, "seconds": 0}, rel=1e-4)
+    assert notes[0][name] == notes[1][name] == pytest.approx([epoch["train_loss"] for epoch in one["epochs"]], rel=1e-5)
+
+
+def test_only_the_first_process_writes_and_tells(ranks):
+    """The other one would have raised on the first file that it opened to write."""
+    folder, notes = ranks
+    assert [note["told"] for note in notes] == [[2, 1, 2, 1, 2], []]
+    assert len(json.loads((folder / "bsam" / "environment.json").read_text())) == 2  # one for each start, not for each process
+    assert len(json.loads((folder / "sgd" / "environment.json").read_text())) == 1
+    assert [json.loads(line)["step"] for line in (folder / "bsam" / "probe.jsonl").read_text().splitlines()] == [0, 3, 6]
+    for name in cases.RUNS:
+        assert len(list((folder / name / "tensorboard").iterdir())) == 1
+        assert (folder / name / "model.safetensors").exists()
+
+
+def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
+    for note in ranks[1]:
+        assert note["saf"] == "saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
+        assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
