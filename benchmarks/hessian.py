@@ -26,11 +26,12 @@ from torch.nn import functional as F
 
 import machine
 from bsam.flatness import HessianOperator, top_eigenvalues
+from bsam.models import MODELS, build
 from step_time import spread
-from workloads import CLASSES, WORKLOADS
 
 Data: TypeAlias = list[tuple[Tensor, Tensor]]
 Found: TypeAlias = tuple[list[float], list[Tensor], dict[str, Any]]
+CLASSES = 10
 PEERS = {"PyHessian": "PyHessian", "curvlinops": "curvlinops-for-pytorch"}
 RECORD = 3073  # bytes of a CIFAR-10 image: the label and three planes
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training images
@@ -148,7 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "hessian")
-    parser.add_argument("--model", choices=["resnet8", "resnet18"], default="resnet8")
+    parser.add_argument("--model", choices=[name for name in MODELS if MODELS[name].channels == 3], default="resnet8")
     parser.add_argument("--cifar", type=Path, help="the folder cifar-10-batches-bin, with any of its training files; noise if not given")
     parser.add_argument("--epochs", type=int, default=1, help="of training before the measurement (default 1)")
     parser.add_argument("--images", type=int, default=512, help="test images that the Hessian is of (default 512)")
@@ -165,14 +166,12 @@ def main(arguments: list[str] | None = None) -> None:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
-    model = WORKLOADS[args.model].model().to(device)
-    if device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)
+    model = build(args.model).to(device)
     batches = [path.stem for path in sorted(args.cifar.glob("data_batch_*.bin"))] if args.cifar else []
     train(model, *images(args.cifar, batches, device), args.epochs)
     torch.backends.cudnn.allow_tf32 = args.tf32
     x, y = (t[: args.images] for t in images(args.cifar, ["test_batch"], device))
-    x = x.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else x
+    x = x.contiguous(memory_format=torch.channels_last)
     data = list(zip(x.split(args.batch), y.split(args.batch), strict=True))
     settings = {name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32", "keep")}
     content: dict[str, Any] = {"benchmark": "hessian", **machine.description(device), **settings, "data": "CIFAR-10 test" if args.cifar else "noise"}

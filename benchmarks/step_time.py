@@ -95,9 +95,9 @@ def build_cases(workload: Workload, device: torch.device, precision: str, method
         (torch.randn(workload.batch, device=device), torch.randint(CLASSES, (size,), device=device), torch.arange(i * size, (i + 1) * size, device=device))
         for i in range(1 if capturable else BATCHES)
     ]
+    if len(workload.batch) == 4:
+        batches = [(x.to(memory_format=torch.channels_last), y, index) for x, y, index in batches]
     if precision == "bf16":
-        if device.type == "cuda" and len(workload.batch) == 4:
-            model, batches = model.to(memory_format=torch.channels_last), [(x.to(memory_format=torch.channels_last), y, index) for x, y, index in batches]
         model = Autocast(model, device, cache=not capturable)  # a cache of casts outlives the capture that filled it, and would hand its replay to the next one
     settings = {**workload.settings, "capturable": True} if capturable and workload.base is torch.optim.AdamW else workload.settings
 
@@ -289,7 +289,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "step_time")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: under autocast, on CUDA in channels_last too")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: under autocast")
     chosen = f"some of: {', '.join(WORKLOADS)} (default: on CUDA all, on the CPU {', '.join(DEFAULT['cpu'])})"
     parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), metavar="MODEL", help=chosen)
     parser.add_argument(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from bsam.models import build
 
 CLASSES = 10
 
@@ -28,33 +29,6 @@ class Workload:
     settings: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-6, "momentum": 0.9, "weight_decay": 5e-4})
     threads: int | None = None  # on the CPU; None: as many as there are
     rival: bool = False  # whether pytorch_optimizer's SAM runs beside ours
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
-        same = stride == 1 and width_in == width
-        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """From one feature map to the next."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-def resnet(widths: tuple[int, ...], blocks: int) -> nn.Module:
-    """A ResNet with the CIFAR stem: a 3x3 convolution and no pooling."""
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
-    before = widths[0]
-    for stage, width in enumerate(widths):
-        for block in range(blocks):
-            layers.append(BasicBlock(before, width, 2 if stage and not block else 1))
-            before = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
 
 
 def tiny() -> nn.Module:
@@ -89,8 +63,8 @@ WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
         Workload("tiny", tiny, (32, 64), {"cpu": 100, "cuda": 30}, threads=1),
-        Workload("resnet8", lambda: resnet((16, 32, 64), 1), (128, 3, 32, 32), {"cpu": 20, "cuda": 30}),
-        Workload("resnet18", lambda: resnet((64, 128, 256, 512), 2), (128, 3, 32, 32), {"cpu": 5, "cuda": 20}),
+        Workload("resnet8", lambda: build("resnet8"), (128, 3, 32, 32), {"cpu": 20, "cuda": 30}),
+        Workload("resnet18", lambda: build("resnet18"), (128, 3, 32, 32), {"cpu": 5, "cuda": 20}),
         Workload("deep-linear", deep_linear, (32, 256), {"cpu": 60, "cuda": 30}, threads=1, rival=True),
         Workload("wide-100m", wide, (1, 1024), {"cpu": 5, "cuda": 20}, base=torch.optim.AdamW, settings={"lr": 1e-8, "weight_decay": 5e-4}, rival=True),
     )
