@@ -24,7 +24,7 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
         "bsam": __version__,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy", "scikit-learn")},
-        "machine": platform.platform(),
+        "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         **({} if device is None else _device(device)),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
