@@ -1,0 +1,290 @@
+"""Whole trainings on the device: steps of one CUDA graph are the steps of plain code, wherever a training begins, stops or is watched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bsam.core.optimizer import SharpnessAware
+from bsam.data.examples import Dataset, Examples
+from bsam.methods import METHODS
+from bsam.training import classification
+from bsam.training.classification import Classification
+from bsam.training.config import Run
+from bsam.training.files import read_checkpoint, write_checkpoint
+from bsam.training.loop import Training, fit
+from bsam.training.steps import Captured, Plain, side_stream
+from bsam.training.team import Team
+
+pytestmark = pytest.mark.gpu
+
+SAME = {"lr": 0.05, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "seed": 4}
+TOLERANCE = 5e-3  # of the way that the weights went: fused steps round otherwise, and twenty steps carry that on; 5 % of the learning rate are ten times that
+WIDE_TOLERANCE = (
+    2e-2  # where rounding is carried on further: on a CPU, weights changed by 1e-6 end 1e-3 apart with these methods; and Adam divides by next to nothing
+)
+WIDE = ("gam", "asam", "msam")
+ARGUMENTS = {"asam": {"rho": 0.5}, "ksam": {"k": 32}, "gsam": {"rho_floor": 0.01}, "saf": {"start_epoch": 1, "epochs_back": 1}, "mesa": {"start_epoch": 1}}
+FLOOR = {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.0}
+RUNS = {
+    "sgd": Run("sgd", **SAME),
+    **{name: Run(name, ARGUMENTS.get(name, {}), **SAME) for name, method in METHODS.items() if method.capturable},
+    "nesterov": Run("sam", nesterov=True, **SAME),
+    "bsam with a floor": Run("bsam", FLOOR, **SAME),
+    "bsam-2": Run("bsam", {**FLOOR, "passes": 2}, **SAME),
+    "bsam as released": Run("bsam", {"start_from_min": True}, **SAME),
+    "augmented": Run("sam", augment="crop-flip", **SAME),
+    "sgd on adamw": Run("sgd", base="adamw", **{**SAME, "lr": 3e-3}),
+    "bsam on adamw": Run("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.fixture(autouse=True)
+def _data(monkeypatch):
+    """Images like the digits, that need no scikit-learn: a pattern for each class, under noise."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randn(10, 1, 8, 8, generator=generator)
+
+    def examples(n):
+        y = torch.randint(0, 10, (n,), generator=generator)
+        return Examples(patterns[y] + 1.2 * torch.randn(n, 1, 8, 8, generator=generator), y)
+
+    made = Dataset("digits", 10, examples(640), examples(200), examples(500), (0.0,), (1.0,))
+    monkeypatch.setattr(classification, "_load", lambda name, folder=None: made)
+
+
+def device_of(name="cuda"):
+    return torch.device(name)
+
+
+def start(run, device="cuda", state=None, task=Classification):
+    training = Training(run, task(run, device_of(device)), Team(device_of(device)))
+    if state is not None:
+        training.load_state_dict(state)
+    return training
+
+
+def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
+    """The training after these epochs, with their metrics and readings."""
+    with side_stream(device_of(device)):
+        training = start(run, device, state, task)
+        metrics, readings = [], []
+        for number in epochs:
+            metrics.append({**training.epoch(number), **training.evaluate()})
+            readings += training.readings()
+        training.network.train()
+    return training, metrics, readings
+
+
+def weights(training):
+    return torch.cat([t.detach().double().flatten().cpu() for t in training.network.state_dict().values() if t.is_floating_point()])
+
+
+def plain(run):
+    return Run(**{**run.settings(), "capture": False})
+
+
+def apart(a, b):
+    """How far apart two trainings ended, in units of the way that the second one went."""
+    beginning = weights(start(b.run, b.team.device.type))
+    return float((weights(a) - weights(b)).norm() / (weights(b) - beginning).norm())
+
+
+def tolerance(run):
+    return WIDE_TOLERANCE if run.base != "sgd" or run.method in WIDE else TOLERANCE
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_captured_steps_are_plain_steps(run):
+    captured, metrics, _ = train(run)
+    reference, expected, _ = train(plain(run))
+    assert type(captured._step) is Captured
+    assert captured._step._graph is not None
+    assert type(reference._step) is Plain
+    assert apart(captured, reference) < tolerance(run)
+    for found, wanted in zip(metrics, expected, strict=True):
+        assert list(found) == list(wanted)
+        assert found["train_loss"] == pytest.approx(wanted["train_loss"], rel=2e-3)
+        assert found["lr"] == wanted["lr"]
+        assert found.get("rho_min") == pytest.approx(wanted.get("rho_min"), rel=1e-5)
+        assert found["test_accuracy"] == pytest.approx(wanted["test_accuracy"], abs=0.02)
+    counts = [t for name, t in captured.network.state_dict().items() if name.endswith("num_batches_tracked")]
+    assert counts
+    assert all(int(t) == 20 for t in counts)  # once a step, whatever the number of passes
+    if isinstance(captured.learner.optimizer, SharpnessAware):
+        assert captured.learner.optimizer.t == reference.learner.optimizer.t == 20
+    (lr,) = {float(group["lr"]) for group in captured.learner.optimizer.param_groups}
+    assert lr == pytest.approx(metrics[-1]["lr"], rel=1e-6)
+
+
+def test_the_tolerance_tells_a_small_difference():
+    """A graph that went on with an old learning rate, or an old radius, would be seen."""
+    first, _, _ = train(RUNS["bsam with a floor"])
+    for other in ({"lr": 0.05 * 1.05}, {"schedule": "constant"}, {"arguments": {**FLOOR, "rho_min_floor": 0.2}}):
+        second, _, _ = train(Run(**{**RUNS["bsam with a floor"].settings(), **other}))
+        assert apart(second, first) > 2 * TOLERANCE, other
+
+
+def test_the_same_run_gives_the_same_numbers():
+    a, first, _ = train(RUNS["bsam"])
+    b, second, _ = train(RUNS["bsam"])
+    assert apart(a, b) < TOLERANCE
+    assert [row["train_loss"] for row in first] == pytest.approx([row["train_loss"] for row in second], rel=1e-3)
+
+
+def through_a_file(training, folder):
+    write_checkpoint(folder / "state", training.state_dict())
+    return read_checkpoint(folder / "state", device_of())
+
+
+@pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor", "bsam-2", "msam", "sgd on adamw", "bsam on adamw"])
+def test_a_captured_training_goes_on_after_an_interruption(name, tmp_path):
+    run = RUNS[name]
+    whole, expected, _ = train(run)
+    first, _, _ = train(run, epochs=[0])
+    second, found, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
+    assert type(second._step) is Captured
+    assert second._step._graph is not None
+    assert apart(second, whole) < tolerance(run)
+    assert found[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
+    if isinstance(second.learner.optimizer, SharpnessAware):
+        assert second.learner.optimizer.t == 20
+
+
+@pytest.mark.parametrize("name", ["sgd", "bsam with a floor", "bsam on adamw"])
+@pytest.mark.parametrize("elsewhere", ["cpu", "plain"])
+def test_a_checkpoint_of_another_machine_goes_on_in_a_graph(name, elsewhere, tmp_path):
+    """Whose learning rate was a plain number: a graph would have gone on with the value of its first step for ever."""
+    run = RUNS[name]
+    whole, _, _ = train(run)
+    first, _, _ = train(run, "cpu", epochs=[0]) if elsewhere == "cpu" else train(plain(run), epochs=[0])
+    second, metrics, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
+    (group,) = second.learner.optimizer.param_groups
+    assert isinstance(group["lr"], torch.Tensor)
+    assert group["lr"].is_cuda
+    assert float(group["lr"]) == pytest.approx(metrics[-1]["lr"], rel=1e-6)
+    assert apart(second, whole) < 4 * tolerance(run)  # a CPU's convolutions round in other places, and not to TF32
+
+
+def test_a_checkpoint_of_a_graph_goes_on_on_a_cpu(tmp_path):
+    run = RUNS["bsam with a floor"]
+    first, _, _ = train(run, epochs=[0])
+    write_checkpoint(tmp_path / "state", first.state_dict())
+    second, _, _ = train(run, "cpu", epochs=[1], state=read_checkpoint(tmp_path / "state", device_of("cpu")))
+    whole, _, _ = train(run, "cpu")
+    assert apart(second, whole) < 4 * TOLERANCE
+    assert isinstance(second.learner.optimizer.param_groups[0]["lr"], float)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+@pytest.mark.parametrize("name", ["sam", "bsam with a floor"])
+def test_the_probe_reads_what_it_reads_of_plain_steps(name, every):
+    run = Run(**{**RUNS[name].settings(), "probe": every})
+    captured, _, readings = train(run)
+    reference, _, expected = train(plain(run))
+    assert [reading["step"] for reading in readings] == [reading["step"] for reading in expected] == list(range(0, 20, every))
+    for found, wanted in zip(readings, expected, strict=True):
+        assert found["extra_passes"] == wanted["extra_passes"]
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=5e-3)
+        assert found["rho_min"] == pytest.approx(wanted["rho_min"], rel=1e-5)
+        assert found["bilateral"] == pytest.approx(wanted["bilateral"], rel=5e-2, abs=1e-3)
+    assert apart(captured, reference) < TOLERANCE
+    assert apart(captured, train(RUNS[name])[0]) < TOLERANCE  # watched or not
+
+
+@pytest.mark.filterwarnings("ignore")  # whatever inductor has to say
+@pytest.mark.parametrize("name", ["sgd", "bsam with a floor"])
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_compiled_network_trains_alike(name, capture):
+    run = Run(**{**RUNS[name].settings(), "compile": True, "capture": capture})
+    compiled, found, _ = train(run)
+    reference, expected, _ = train(plain(RUNS[name]))
+    assert apart(compiled, reference) < 4 * TOLERANCE  # fused kernels sum in another order
+    assert found[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sam", "bsam", "bsam-2", "msam", "bsam on adamw"])
+def test_bfloat16_learns_in_a_graph_as_without(name):
+    run = Run(**{**RUNS[name].settings(), "precision": "bf16", "epochs": 4})
+    captured, found, _ = train(run, epochs=range(4))
+    _, expected, _ = train(plain(run), epochs=range(4))
+    assert captured._step._graph is not None
+    assert found[-1]["test_accuracy"] > 0.8
+    assert found[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.05)
+    assert all(p.dtype == torch.float32 for p in captured.network.parameters())
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.capturable])
+def test_methods_whose_steps_differ_are_not_captured_and_learn(method):
+    training, metrics, _ = train(Run(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
+    assert type(training._step) is Plain
+    assert metrics[-1]["test_accuracy"] > 0.8
+
+
+class Noted(nn.Module):
+    """Keeps the mask that its last pass drew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(64))
+
+    def forward(self, x):
+        if self.training:
+            self.mask.copy_(nn.functional.dropout(torch.ones_like(self.mask), 0.5))
+        return x
+
+
+class Dropping(Classification):
+    """Notes the mask of each step before the next one."""
+
+    def network(self):
+        self.noted, self.masks = Noted().to(self.device), []
+        return nn.Sequential(self.noted, super().network())
+
+    def batch(self, index):
+        self.masks.append(tuple(self.noted.mask.tolist()))
+        return super().batch(index)
+
+
+def test_a_graph_draws_new_random_numbers_in_each_step_by_seed_and_epoch(tmp_path):
+    run = RUNS["sgd"]
+    whole, _, _ = train(run, task=Dropping)
+    masks = whole.task.masks[1:]
+    assert len(set(masks)) == len(masks) == 19
+    again, _, _ = train(run, epochs=[1], task=Dropping)
+    assert again.task.masks[1:] == masks[10:]  # of the second epoch, whatever came before it
+    other, _, _ = train(Run(**{**run.settings(), "seed": 5}), task=Dropping)
+    assert not set(other.task.masks[1:]) & set(masks)
+
+
+def test_fit_trains_on_the_device_and_leaves_the_callers_state_as_it_was():
+    before = torch.cuda.get_rng_state(), torch.random.get_rng_state(), torch.backends.cudnn.benchmark, torch.cuda.current_stream()
+    seen = []
+    result = fit(RUNS["bsam"], at_start=lambda training, done: seen.append((training.team.device.type, training.captured, done)))
+    assert seen == [("cuda", True, 0)]
+    assert torch.equal(torch.cuda.get_rng_state(), before[0])
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert (torch.backends.cudnn.benchmark, torch.cuda.current_stream()) == before[2:]
+    _, metrics, _ = train(RUNS["bsam"])
+    assert result.last.metrics["train_loss"] == pytest.approx(metrics[-1]["train_loss"], rel=1e-3)
+    assert result.accuracy == pytest.approx(metrics[-1]["test_accuracy"], abs=0.02)
+
+
+def test_runs_that_follow_one_another_do_not_disturb_each_other():
+    """Each has a graph of its own, and the memory of the ones before is free again."""
+    first = fit(RUNS["sam"], device="cuda").accuracy
+    torch.cuda.synchronize()
+    used = torch.cuda.memory_allocated()
+    for _ in range(3):
+        fit(RUNS["bsam"], device="cuda")
+    assert fit(RUNS["sam"], device="cuda").accuracy == pytest.approx(first, abs=0.02)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() < used + 20e6
