@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import bsam
 from bsam import cli
-from bsam.cli import train
+from bsam.cli import downloads, train
 from bsam.cli.run_flags import add_run_flags, explanations, method_arguments, run_of
 from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
@@ -304,7 +304,7 @@ def test_a_download_goes_where_the_data_is_read_from(tmp_path, capsys, monkeypat
         progress(10**8, 2 * 10**8)
         progress(2 * 10**8, 2 * 10**8)
 
-    monkeypatch.setattr(train, "download", download)
+    monkeypatch.setattr(downloads, "download", download)
     capsys.readouterr()
     assert cli.main([*SHORT, "--data", "cifar10", "--download", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert asked == [("cifar10", tmp_path)]

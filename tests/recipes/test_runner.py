@@ -12,8 +12,8 @@ import bsam
 from bsam.recipes import runner
 from bsam.recipes.runner import Clock, State, Watcher, folder_name, run_all, state_of
 from bsam.training.config import Run
-from bsam.training.folder import Folder, read_metrics
-from bsam.training.loop import fit
+from bsam.training.folder import Folder, Taken, read_metrics
+from bsam.training.loop import Diverged, fit
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
 RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, method="sam", seed=1)]
@@ -61,7 +61,7 @@ def test_in_order_and_never_twice(fake, tmp_path):
 
 @pytest.mark.parametrize("loss", ["training loss is nan", "test loss is inf"])
 def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
-    fake.trouble[folder_name(RUNS[1])] = bsam.Refusal(f"the {loss} in epoch 1: a smaller lr may help")
+    fake.trouble[folder_name(RUNS[1])] = Diverged(f"the {loss} in epoch 1: a smaller lr may help")
     states = run_all(RUNS, tmp_path)
     assert words(states) == ["done", "diverged", "done", "done"]
     assert loss in states[1].diverged
@@ -90,7 +90,7 @@ def test_interrupted_it_keeps_everything(fake, tmp_path):
 
 def test_a_run_that_another_process_holds_is_tried_again_at_the_end(fake, tmp_path):
     told = []
-    fake.trouble[folder_name(RUNS[0])] = bsam.Refusal(f"{tmp_path}: another process is training there. Wait for it, or choose another folder")
+    fake.trouble[folder_name(RUNS[0])] = Taken(f"{tmp_path}: another process is training there. Wait for it, or choose another folder")
     assert words(run_all(RUNS, tmp_path, Watcher(tell=told.append))) == ["done"] * 4
     assert fake.asked == [*RUNS, RUNS[0]]
     assert len(told) == 1

@@ -14,6 +14,7 @@ from ..core.refusal import Refusal
 from ..recipes.catalogue import RECIPES, only, recipe_of
 from ..recipes.runner import run_all, state_of
 from ..recipes.scales import SCALES, scale_of
+from .downloads import download_to
 from .signals import terminable
 
 
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
     command.add_argument("--seeds", type=int, default=1, help="how many, from 0 on (default: 1)", metavar="N")
     command.add_argument("--only", nargs="+", default=[], help="run these methods only; the table has all that is there", metavar="METHOD")
     command.add_argument("--data-dir", type=Path, help="folder with the files of CIFAR; the scale smoke needs none", metavar="FOLDER")
+    command.add_argument("--download", action="store_true", help="get the data sets from their authors into --data-dir first, unless they are there")
     command.add_argument("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
     command.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)", metavar="NAME")
     command.add_argument("--dry-run", action="store_true", help="print the plan: every run, how far it is, how long it will take; train nothing")
@@ -62,6 +64,9 @@ def _run_recipe(arguments: argparse.Namespace) -> None:
         console.print(totals(states), highlight=False)
         return
     if not arguments.report:
+        if arguments.download:
+            for name in dict.fromkeys(run.data for run in chosen):
+                download_to(name, arguments.data_dir)
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
         threads, device = scale_of(arguments.scale).threads, None if arguments.device == "auto" else arguments.device
         if threads is not None:

@@ -8,13 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..core.refusal import Refusal
-from ..data import dataset_entry, download
 from ..report.epochs import Narrator, epoch_numbers
 from ..training.config import Run
 from ..training.folder import read_metrics, read_run
 from ..training.loop import fit
 from ..training.team import team
+from .downloads import download_to
 from .run_flags import add_run_flags, run_of
 from .signals import terminable
 
@@ -47,7 +46,7 @@ def _train(arguments: argparse.Namespace) -> None:
         else:
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
-                    _download(run.data, arguments.data_dir)
+                    download_to(run.data, arguments.data_dir)
                 processes.wait()
             narrator = Narrator(run, folder, say)
             fit(run, folder, data_dir=arguments.data_dir, device=device, at_start=narrator.start, each_epoch=narrator.epoch, tell=say)
@@ -69,24 +68,6 @@ def _conclude(run: Run, folder: Path) -> None:
         _say(f"Largest eigenvalue of the Hessian: {top:.4g}")
     names = sorted(file.name + "/" * file.is_dir() for file in folder.iterdir() if file.name != "lock" and file.suffix != ".draft")
     _say(f"Written to {folder}: {', '.join(names)}")
-
-
-def _download(name: str, folder: Path | None) -> None:
-    if not dataset_entry(name).sources:
-        raise Refusal(f"{name} comes with scikit-learn: leave --download out")
-    if folder is None:
-        raise Refusal("say with --data-dir in which folder to put what is downloaded")
-    from ..core.extras import need
-
-    need("rich", "train")
-    from rich.console import Console
-
-    from ..report.progress import progress
-
-    console = Console()
-    stage = "MB of data"
-    with progress(console, {stage: 1}) as bars:
-        download(name, folder, lambda done, total: bars.reach(stage, done // 10**6, total // 10**6))
 
 
 def _say(line: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +16,11 @@ import torch
 from ..core.refusal import Refusal
 from ..training.config import Run
 from ..training.files import write_json
-from ..training.folder import read_metrics, read_run
-from ..training.loop import fit
+from ..training.folder import Taken, read_metrics, read_run
+from ..training.loop import Diverged, fit
 from .columns import column_of, passes_of
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
-_LOST, _TAKEN = re.compile(r"loss is (nan|-?inf) in epoch"), re.compile("another process is training there")  # how `fit` says so
 
 
 def folder_name(run: Run) -> str:
@@ -208,12 +206,10 @@ def _over(run: Run, runs: Sequence[Run], out: Path, clock: Clock, watcher: Watch
 
     try:
         fit(run, state.folder, each_epoch=each_epoch, tell=watcher.tell, **options)
-    except Refusal as refusal:
-        if _TAKEN.search(str(refusal)):
-            watcher.tell(f"{state.folder.name}: another process is at it")
-            return False
-        if not _LOST.search(str(refusal)):
-            raise
+    except Taken:
+        watcher.tell(f"{state.folder.name}: another process is at it")
+        return False
+    except Diverged as refusal:
         write_json(state.folder / DIVERGED, {"reason": str(refusal)})
     watcher.ends(state_of(run, out))
     return True

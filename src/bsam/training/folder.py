@@ -22,6 +22,10 @@ from .files import lines, read_checkpoint, write, write_checkpoint, write_json, 
 CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
 
 
+class Taken(Refusal):
+    """Another process holds the folder."""
+
+
 class Folder:
     """A folder for one run, held by one process at a time.
 
@@ -54,7 +58,7 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise Refusal(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
+            raise Taken(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
         try:
             self._check(config)  # again: somebody may have come and gone meanwhile
         except BaseException:

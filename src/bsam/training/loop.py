@@ -38,6 +38,10 @@ _MECHANICS = ("lr", "fused", "foreach", "capturable")  # how a step is computed 
 _ORDER, _REST = 0x0DE, 0x4E57  # keep apart what is drawn from one (seed, epoch)
 
 
+class Diverged(Refusal):
+    """A loss was no number at last."""
+
+
 class Training:
     """A network in training: what an epoch does, and all that the next epoch depends on.
 
@@ -203,7 +207,7 @@ def fit(
                 metrics |= training.evaluate()
             lost = [name for name, value in metrics.items() if name.endswith("_loss") and not math.isfinite(value)]
             if book is not None and lost:  # the test loss tells of a last step that went too far
-                raise Refusal(
+                raise Diverged(
                     f"the {lost[0].replace('train_', 'training_').replace('_', ' ')} is {metrics[lost[0]]} in epoch {number + 1}: a smaller lr "
                     f"(now {run.lr:g}) or radius may help. {f'The checkpoint of epoch {number} is kept in {folder}' if number else 'No epoch was finished'}"
                 )
