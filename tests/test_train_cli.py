@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import bsam
 from bsam import cli
-from bsam.cli import downloads, train
+from bsam.cli import downloads
 from bsam.cli.run_flags import add_run_flags, explanations, method_arguments, run_of
 from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
