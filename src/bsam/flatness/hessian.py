@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from ..core.checks import check_count
 from ..core.refusal import Refusal
 from ..core.vector import Vector
+from .affine_norms import AffineNorms
 from .dataset_loss import Batches, DatasetLoss, LossFunction, Piece
 from .kept import Kept
 from .linearized import no_forward_derivative
@@ -120,7 +121,12 @@ class HessianOperator:
     def _mean(self, products: Generator[Product]) -> Tensor:
         out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         sums, count = self._views(out), 0
-        with self.loss.measuring(), sdpa_kernel(SDPBackend.MATH), contextlib.closing(products):  # or an interrupt would leave its dual level open
+        with (
+            self.loss.measuring(),
+            AffineNorms(),
+            sdpa_kernel(SDPBackend.MATH),
+            contextlib.closing(products),
+        ):  # or an interrupt would leave its dual level open
             for product, n in products:
                 for s, t in zip(sums, product, strict=True):
                     if t is not None:
