@@ -23,9 +23,9 @@ from bsam.data.examples import Dataset, Examples
 from bsam.models import MODELS
 from bsam.training.classification import Classification
 from bsam.training.config import Run
-from bsam.training.loop import Training
 from bsam.training.steps import Captured, side_stream
 from bsam.training.team import Team
+from bsam.training.training import Training
 from step_time import spread
 
 IMAGES, BATCH = 50_000, 128  # of CIFAR, and of the paper

@@ -13,9 +13,10 @@ from bsam.training import classification
 from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.files import read_checkpoint, write_checkpoint
-from bsam.training.loop import Training, fit
+from bsam.training.loop import fit
 from bsam.training.steps import Captured, Plain, side_stream
 from bsam.training.team import Team
+from bsam.training.training import Training
 
 pytestmark = pytest.mark.gpu
 

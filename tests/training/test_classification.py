@@ -15,7 +15,8 @@ from bsam.data.digits import digits
 from bsam.models import build
 from bsam.training.classification import Classification
 from bsam.training.config import Run
-from bsam.training.loop import fit, learner_of
+from bsam.training.loop import fit
+from bsam.training.training import learner_of
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}

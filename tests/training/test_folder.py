@@ -15,7 +15,7 @@ import torch
 import bsam
 from bsam.models.digits_net import DigitsNet
 from bsam.training import folder as folder_module
-from bsam.training import loop
+from bsam.training import training
 from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.files import read_checkpoint, write, write_checkpoint
@@ -101,7 +101,7 @@ def test_a_run_without_folder_gives_the_same_numbers(whole):
 def test_a_finished_run_is_not_trained_again(whole, tmp_path, monkeypatch, agree):
     first = train(tmp_path / "run")
     before = contents(tmp_path / "run")
-    monkeypatch.setattr(loop.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     again = train(tmp_path / "run")
     assert again == first
     after = contents(tmp_path / "run")

@@ -12,10 +12,11 @@ from bsam.data.label_noise import flip_labels
 from bsam.flatness.sharpness import sharpness
 from bsam.models.digits_net import DigitsNet
 from bsam.recipes.demo import TITLES, contenders
-from bsam.training import loop
+from bsam.training import training
 from bsam.training.classification import Classification
 from bsam.training.config import Run
-from bsam.training.loop import fit, learner_of
+from bsam.training.loop import fit
+from bsam.training.training import learner_of
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "weight_decay": 5e-4}
@@ -102,14 +103,14 @@ def test_no_radius_no_sharpness():
 def test_step_time_is_the_mean_of_an_epochs_steps_and_the_median_of_epochs(monkeypatch):
     """Steps may differ (LookSAM's, RST's), and an epoch may be disturbed."""
     ticks = iter([0.0, 12.0, 100.0, 159.0, 200.0, 210.0])
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(ticks))
     assert fit(Run("sgd", epochs=3, **SAME), device="cpu").seconds_per_step == 1.2
 
 
 def trained(run, monkeypatch):
     """The result, and the network behind it."""
     made = []
-    monkeypatch.setattr(loop, "learner_of", lambda run, task, model, *known: made.append(model) or learner_of(run, task, model, *known))
+    monkeypatch.setattr(training, "learner_of", lambda run, task, model, *known: made.append(model) or learner_of(run, task, model, *known))
     return fit(run, device="cpu"), made[-1]
 
 
@@ -197,7 +198,7 @@ def test_optimizer_gets_every_setting():
 def test_methods_learn_what_the_run_knows(monkeypatch):
     """Coins from the run's seed, AE-SAM's whole length, SAF's table for all samples and its epochs."""
     made = []
-    monkeypatch.setattr(loop, "learner_of", lambda *known: made.append(learner_of(*known)) or made[-1])
+    monkeypatch.setattr(training, "learner_of", lambda *known: made.append(learner_of(*known)) or made[-1])
     fit(Run("rst", epochs=1, seed=9, **SAME), device="cpu")
     fit(Run("aesam", epochs=2, **{**SAME, "batch": 60}), device="cpu")
     back = {"start_epoch": 1, "epochs_back": 1}

@@ -14,8 +14,8 @@ from ..data import DATASETS
 from ..methods import METHODS
 from ..models import MODELS
 from ..training.config import Run
-from ..training.loop import Training
 from ..training.team import Team
+from ..training.training import Training
 
 BASES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 

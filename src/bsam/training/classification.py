@@ -55,7 +55,7 @@ class Classification(Task):
         self._train = train.labelled(noisy).to(device)
         self._held_out = (held_out if run.limit_test is None else _limited(held_out, "limit_test", run.limit_test)).to(device)
         self._augment = augmentation(run.augment or DATASETS[run.data].augmentation, data)
-        self._smoothing = label_smoothing(run.label_smoothing, data.classes)
+        self.smoothing = label_smoothing(run.label_smoothing, data.classes)
         self._size = EVALUATION_BATCH[device.type]
         self.begin_epoch(0)
 
@@ -80,7 +80,7 @@ class Classification(Task):
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy with label smoothing."""
-        return F.cross_entropy(outputs.float(), batch[1], reduction="none", label_smoothing=self._smoothing)
+        return F.cross_entropy(outputs.float(), batch[1], reduction="none", label_smoothing=self.smoothing)
 
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:

@@ -31,6 +31,7 @@ class Task(ABC):
     logits: ClassVar[bool] = False  # whether outputs are the logits of classes and the first target is the class: what SAF and MESA need
     samples: int  # to train on
     classes: int  # outputs of a sample
+    smoothing: float = 0.0  # of the labels, as torch's cross-entropy counts it: for SAF and MESA, which bring their own
 
     @abstractmethod
     def __init__(self, run: Run, device: torch.device, data_dir: Path | None = None) -> None: ...
