@@ -4,6 +4,7 @@ import copyreg
 import os
 import pickle
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -183,6 +184,48 @@ def test_deep_and_endless_nests_do_no_harm():
     assert (len(found), len(found[0]), len(found[-1]), found[-1][0] is found[-2]) == (61, 0, 50, True)
     itself = read_pickle(b"\x80\x02}" + short("itself") + b"]q\x00h\x00as.")["itself"]
     assert itself[0] is itself
+
+
+def long(text: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(text)) + text
+
+
+MILLION = b"a" * 1_000_000
+ARRAY_OF_ZERO = RECONSTRUCT + b"cnumpy\nndarray\nK\x00\x85" + short("b") + b"\x87R"
+BYTES_8 = b"cnumpy\ndtype\n" + short("u1") + b"K\x00K\x01\x87R"
+ARRAY_OF_TEXT = ARRAY_OF_ZERO + b"(K\x01J" + struct.pack("<i", 10**6) + b"\x85h\x01\x89h\x00tb"
+BOMBS = {
+    "bytes made of one text": b"c_codecs\nencode\nq\x00" + long(MILLION) + b"q\x01" + long(b"latin1") + b"q\x02" + b"h\x00h\x01h\x02\x86R" * 200,
+    "arrays made of one text": long(MILLION) + b"q\x00" + BYTES_8 + b"q\x01" + ARRAY_OF_TEXT * 200,
+    "long keys made of bytes": b"B" + struct.pack("<I", 10**6) + MILLION + b"q\x00" + b"}h\x00K\x01s" * 200,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_cannot_ask_for_much_memory(bomb):
+    content = b"\x80\x03}(" + long(b"data") + b"(" + BOMBS[bomb] + b"tu."
+    tracemalloc.start()
+    try:
+        with pytest.raises(bsam.Refusal, match=r"makes more bytes than it has itself|a key or a name of 1,000,000 characters"):
+            read_pickle(content)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(content)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("many", [b"(" * 5_000_000, b")" + b"\x85" * 5_000_000, b"]" + b"K\x01a" * 2_500_000], ids=["marks", "tuples", "numbers"])
+def test_a_small_file_cannot_ask_for_much_time(many):
+    with pytest.raises(bsam.Refusal, match="a pickle of more than 1,000,000 instructions"):
+        read_pickle(b"\x80\x02" + many + b".")
+
+
+def test_the_largest_file_as_python_3_writes_it_is_within_the_bounds():
+    n = 50_000
+    content = {b"filenames": [b"%d.png" % i for i in range(n)], b"fine_labels": [i % 100 for i in range(n)], b"coarse_labels": [i % 20 for i in range(n)]}
+    content[b"data"] = np.full((n, 8), 255, np.uint8)  # fewer pixels: they are one instruction, however many
+    found = read_pickle(pickle.dumps(content, protocol=2))
+    assert found["filenames"] == content[b"filenames"]
+    np.testing.assert_array_equal(found["data"], content[b"data"])
 
 
 def test_every_truncation_is_refused():

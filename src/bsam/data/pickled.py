@@ -20,6 +20,8 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict,
 }  # fmt: skip
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_MOST_INSTRUCTIONS = 1_000_000  # about 2 s; the largest file, the 50,000 images of CIFAR-100, takes a quarter of them, or a half as Python 3 may write it
+_LONGEST_KEY = 100
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def read_pickle(content: bytes) -> dict[str, Any]:
 
     This is no ``Unpickler``: a small machine of its own follows the instructions, knows only those that such files contain, and stops at every other one.
     The five globals of numpy arrays stand for plain records here, and only the arguments that numpy writes are taken; no global is ever imported or called.
+    Time and memory are bounded: by a million instructions, and by as many bytes made of text as the file has.
 
     Args:
         content: the whole file.
@@ -82,9 +85,11 @@ def read_pickle(content: bytes) -> dict[str, Any]:
         bsam.core.refusal.Refusal: a pickle that asks for builtins print: only arrays of bytes, lists, numbers and text belong here
     """
     file = BytesIO(content)
-    machine = _Machine()
+    machine = _Machine(len(content))
     try:
-        for operation, argument, _ in pickletools.genops(file):
+        for count, (operation, argument, _) in enumerate(pickletools.genops(file), start=1):
+            if count > _MOST_INSTRUCTIONS:
+                raise Refusal(f"a pickle of more than {_MOST_INSTRUCTIONS:,} instructions, which no file of this kind needs")
             machine.do(operation.name, argument)
         found = machine.stack.pop()
     except Refusal:
@@ -99,9 +104,10 @@ def read_pickle(content: bytes) -> dict[str, Any]:
 
 
 class _Machine:
-    """The stack and the memo of a pickle."""
+    """The stack and the memo of a pickle, and how many bytes it may still make of text."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self.room = room
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -140,10 +146,10 @@ class _Machine:
             stack.append(_look_up(f"{_text(module)} {_text(attribute)}"))
         elif name == "REDUCE":
             arguments, function = stack.pop(), stack.pop()
-            stack.append(_reduce(function, arguments))
+            stack.append(self.reduce(function, arguments))
         elif name == "BUILD":
             state = stack.pop()
-            _build(stack[-1], state)
+            self.build(stack[-1], state)
         elif name not in ("PROTO", "FRAME", "STOP"):
             raise Refusal(f"a pickle with the instruction {name}, which no file of this kind contains")
 
@@ -164,6 +170,38 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             self.stack[-1][_text(key)] = value
 
+    def reduce(self, function: Any, arguments: Any) -> Any:
+        match function, arguments:
+            case _Name("_reconstruct"), (_Name("ndarray"), (0,), "b" | b"b"):
+                return _Array()
+            case _Name("dtype"), ("u1" | b"u1", 0, 1):  # False and True as well
+                return _Bytes8()
+            case _Name("encode"), (str() as text, "latin1" | "latin-1"):
+                return self.encode(text)
+        raise Refusal("a pickle that makes something other than an array of bytes (uint8)")
+
+    def build(self, made: Any, state: Any) -> None:
+        match made, state:
+            case _Array(shape=(0,)), (1, tuple(shape), _Bytes8(), 0 | 1 as by_columns, str() | bytes() as content) if _is_shape(shape):
+                content = content if isinstance(content, bytes) else self.encode(content)
+                size = 1
+                for length in shape:
+                    size *= length
+                if size != len(content):
+                    raise Refusal(f"a pickle with an array of {len(content)} bytes that says it holds {size}")
+                made.shape, made.content, made.by_columns = shape, content, bool(by_columns)
+            case _Bytes8(), (3, "|" | b"|", None, None, None, -1, -1, 0):
+                pass
+            case _:
+                raise Refusal("a pickle with an array that is not one of bytes (uint8)")
+
+    def encode(self, text: str) -> bytes:
+        """A text of the memo can be asked for again and again: all together may not be longer than the file, where each text stands once."""
+        self.room -= len(text)
+        if self.room < 0:
+            raise Refusal("a pickle that makes more bytes than it has itself")
+        return text.encode("latin-1")
+
 
 def _look_up(name: str) -> _Name:
     if name not in _GLOBALS:
@@ -171,40 +209,13 @@ def _look_up(name: str) -> _Name:
     return _GLOBALS[name]
 
 
-def _reduce(function: Any, arguments: Any) -> Any:
-    match function, arguments:
-        case _Name("_reconstruct"), (_Name("ndarray"), (0,), "b" | b"b"):
-            return _Array()
-        case _Name("dtype"), ("u1" | b"u1", 0, 1):  # False and True as well
-            return _Bytes8()
-        case _Name("encode"), (str() as text, "latin1" | "latin-1"):
-            return text.encode("latin-1")
-    raise Refusal("a pickle that makes something other than an array of bytes (uint8)")
-
-
-def _build(made: Any, state: Any) -> None:
-    match made, state:
-        case _Array(shape=(0,)), (1, tuple(shape), _Bytes8(), 0 | 1 as by_columns, str() | bytes() as content) if _is_shape(shape):
-            content = content if isinstance(content, bytes) else content.encode("latin-1")
-            size = 1
-            for length in shape:
-                size *= length
-            if size != len(content):
-                raise Refusal(f"a pickle with an array of {len(content)} bytes that says it holds {size}")
-            made.shape, made.content, made.by_columns = shape, content, bool(by_columns)
-        case _Bytes8(), (3, "|" | b"|", None, None, None, -1, -1, 0):
-            pass
-        case _:
-            raise Refusal("a pickle with an array that is not one of bytes (uint8)")
-
-
 def _is_shape(shape: tuple[Any, ...]) -> bool:
     return 1 <= len(shape) <= 4 and all(type(length) is int and 0 <= length < 2**31 for length in shape)
 
 
 def _text(key: Any) -> str:
-    if isinstance(key, bytes):
-        return key.decode("latin-1")
-    if not isinstance(key, str):
+    if not isinstance(key, (str, bytes)):
         raise Refusal("a pickle with keys or names that are not text")
-    return key
+    if len(key) > _LONGEST_KEY:
+        raise Refusal(f"a pickle with a key or a name of {len(key):,} characters; {_LONGEST_KEY} are enough for every file of this kind")
+    return key.decode("latin-1") if isinstance(key, bytes) else key
