@@ -55,9 +55,24 @@ def test_batches_cover_all_in_order(data):
 
 
 def test_refuses_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(bsam.Refusal, match=r"pip install 'bsam\[demo\]'"):
         digits()
+
+
+@pytest.mark.parametrize("problem", [ImportError("numpy.core.multiarray failed to import"), ModuleNotFoundError("scipy"), KeyboardInterrupt()])
+def test_what_breaks_the_import_of_scikit_learn_is_not_called_its_absence(problem, monkeypatch):
+    class Breaks:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "sklearn.datasets":
+                raise problem
+
+    monkeypatch.delitem(sys.modules, "sklearn.datasets")
+    monkeypatch.setattr(sys, "meta_path", [Breaks, *sys.meta_path])
+    with pytest.raises(type(problem)) as raised:
+        digits()
+    assert raised.value is problem
 
 
 def test_labels_are_replaced_in_a_copy(data):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..core.refusal import Refusal
+from ..core.extras import need
 from .examples import Dataset
 from .examples import Examples as Examples
 
@@ -36,11 +36,10 @@ def digits(seed: int = 0) -> Digits:
         >>> data.train.x.shape
         torch.Size([640, 1, 8, 8])
     """
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as missing:
-        raise Refusal("the digits come with scikit-learn, which is not installed: pip install 'bsam[demo]'") from missing
+    need("sklearn", "demo")
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     images, labels = load_digits(return_X_y=True)
     rest, test = train_test_split(np.arange(len(labels)), test_size=TEST, stratify=labels, random_state=seed)
     train, validation = train_test_split(rest, train_size=TRAIN, test_size=VALIDATION, stratify=labels[rest], random_state=seed)
