@@ -21,6 +21,54 @@ def test_more_than_there_are_is_refused(n):
         TEN.first(n)
 
 
+def numbered(y):
+    """Images whose only pixel is their place."""
+    return Examples(torch.arange(float(len(y))).view(-1, 1, 1, 1), y)
+
+
+MIXED = torch.arange(60) % 5  # twelve of each class
+ORDERS = {
+    "by turns": MIXED,
+    "sorted": MIXED.sort().values,
+    "backwards": MIXED.sort(descending=True).values,
+    "shuffled": MIXED[torch.randperm(60, generator=torch.Generator().manual_seed(0))],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_some_have_as_many_of_each_class_in_any_order(order):
+    examples = numbered(ORDERS[order])
+    for n in range(1, 61):
+        some = examples.some(n)
+        counts = some.y.bincount(minlength=5)
+        places = some.x.flatten().long()
+        assert len(some) == n
+        assert counts.max() - counts.min() <= 1
+        assert (places.diff() > 0).all()  # in their order, none twice
+        assert torch.equal(examples.y[places], some.y)
+        for label in range(5):  # of each class the first ones
+            assert torch.equal(places[some.y == label], (examples.y == label).nonzero().flatten()[: counts[label]])
+    assert torch.equal(examples.some(60).x, examples.x)
+
+
+def test_some_take_more_of_the_others_where_a_class_has_few():
+    some = numbered(torch.tensor([2, 2, 2, 2, 0, 2, 7])).some(5)
+    assert some.x.flatten().tolist() == [0, 1, 2, 4, 6]
+    assert some.y.tolist() == [2, 2, 2, 0, 7]
+
+
+def test_some_that_are_more_contain_those_that_are_fewer():
+    examples = numbered(ORDERS["shuffled"])
+    for n in range(1, 60):
+        assert set(examples.some(n).x.flatten().tolist()) < set(examples.some(n + 1).x.flatten().tolist())
+
+
+@pytest.mark.parametrize("n", [0, -1, 11])
+def test_some_of_more_than_there_are_is_refused(n):
+    with pytest.raises(bsam.Refusal, match=rf"of 10 examples 1 to 10 can be taken, not {n}"):
+        TEN.some(n)
+
+
 @pytest.mark.parametrize("validation", [None, TEN])
 def test_a_whole_data_set_moves(validation):
     data = Dataset("ten", 10, TEN, validation, TEN, (0.0,), (1.0,)).to("meta")

@@ -16,9 +16,9 @@ class Examples:
     """Images ``x`` of shape (n, channels, height, width) and their classes ``y``.
 
     Example:
-        >>> few = Examples(torch.zeros(5, 1, 8, 8), torch.arange(5)).first(2)
-        >>> len(few), few.y
-        (2, tensor([0, 1]))
+        >>> sorted_by_class = Examples(torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1]))
+        >>> len(sorted_by_class), sorted_by_class.some(4).y
+        (6, tensor([0, 0, 1, 1]))
     """
 
     x: Tensor
@@ -36,6 +36,16 @@ class Examples:
         if not 1 <= n <= len(self):
             raise Refusal(f"of {len(self)} examples the first 1 to {len(self)} can be taken, not {n!r}")
         return Examples(self.x[:n], self.y[:n])
+
+    def some(self, n: int) -> Examples:
+        """``n`` of them, in their order, as evenly from all classes as can be: the first of each class, then the second of each, and so on."""
+        if not 1 <= n <= len(self):
+            raise Refusal(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
+        by_class = self.y.sort(stable=True)
+        rank = torch.empty_like(by_class.indices)
+        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - torch.searchsorted(by_class.values, by_class.values)
+        chosen = rank.argsort(stable=True)[:n].sort().values
+        return Examples(self.x[chosen], self.y[chosen])
 
     def to(self, device: torch.device | str) -> Examples:
         """The same on another device."""
