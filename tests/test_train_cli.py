@@ -311,6 +311,27 @@ def test_a_download_goes_where_the_data_is_read_from(tmp_path, capsys, monkeypat
     assert "200/200" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("folder", ["cifar-10-batches-py", "."], ids=["the other layout", "the folder of the files itself"])
+def test_a_download_is_not_asked_for_what_is_there(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked for"))
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (tmp_path / folder / name).touch()
+    error = refused(capsys, *SHORT, "--data", "cifar10", "--download", "--data-dir", tmp_path, "--out", tmp_path / "out")
+    assert "data_batch_1 was refused: a broken pickle" in error  # found, and read
+    assert not (tmp_path / "cifar-10-batches-bin").exists()
+
+
+def test_several_data_sets_are_downloaded_once_each_and_digits_not_at_all(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(downloads, "download", lambda name, folder, progress: asked.append((name, folder)))
+    downloads.download_all(["digits", "cifar10", "fashion_mnist", "cifar10"], tmp_path)
+    assert asked == [("cifar10", tmp_path), ("fashion_mnist", tmp_path)]
+    downloads.download_all(["digits"], None)
+    with pytest.raises(bsam.Refusal, match="say with --data-dir in which folder"):
+        downloads.download_all(["digits", "cifar10"], None)
+
+
 def test_lists(capsys):
     assert cli.main(["list"]) == 0
     everything = capsys.readouterr().out

@@ -185,6 +185,69 @@ def test_the_content_is_held_to_one_digest_in_both_layouts(tmp_path):
             read_cifar(held, tmp_path / folder)
 
 
+def held_in_any_order(kind):
+    """Held to a digest that is computed here in another way."""
+
+    def digest(batch):
+        labels, pixels = content(kind)[batch.name]
+        each = [hashlib.sha256(b"%c" % label + image.tobytes()).hexdigest() for label, image in zip(labels.tolist(), pixels, strict=True)]
+        return replace(batch, any_order=hashlib.sha256(bytes.fromhex("".join(sorted(each)))).hexdigest())
+
+    return replace(kind, train=tuple(map(digest, kind.train)), test=digest(kind.test))
+
+
+def rewritten(kind, folder: Path, name: str, change) -> Path:
+    """Both layouts, in one file of which labels and pixels are changed."""
+    (labels, pixels), header = (part.copy() for part in content(kind)[name]), 2 if kind.coarse else 1
+    labels, pixels = change(labels, pixels)
+    path = write_binary(kind, folder / "b") / f"{name}.bin"
+    head = np.full((len(labels), header - 1), 255, np.uint8)
+    path.write_bytes(np.concatenate([head, labels[:, None], pixels], 1).tobytes())
+    path = write_python(kind, folder / "p") / name
+    path.write_bytes(pickle.dumps({kind.key: labels.tolist(), "data": np.ascontiguousarray(pixels)}, protocol=2))
+    return folder
+
+
+def swapped(labels, pixels):
+    other = int((labels != labels[0]).argmax())
+    labels[0], labels[other] = labels[other], labels[0]
+    return labels, pixels
+
+
+def flipped(labels, pixels):
+    pixels[17, 3000] ^= 1
+    return labels, pixels
+
+
+def doubled(labels, pixels):
+    pixels[1] = pixels[0]
+    return labels, pixels
+
+
+def black(labels, pixels):
+    return labels, np.zeros_like(pixels)
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+@pytest.mark.parametrize("change", [swapped, flipped, doubled, black])
+def test_other_labels_or_pixels_are_refused_in_both_layouts(change, name, tmp_path):
+    rewritten(SMALL100, tmp_path, name, change)
+    for layout, file in (("b", f"cifar-100-binary/{name}.bin"), ("p", f"cifar-100-python/{name}")):
+        path = tmp_path / layout / file
+        with pytest.raises(bsam.Refusal, match=rf"^{path} is not the one of CIFAR-100 that was published: some of its labels or pixels differ; unpack https.*"):
+            read_cifar(held_in_any_order(SMALL100), tmp_path / layout)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda labels, pixels: (labels, pixels), lambda labels, pixels: (labels[::-1], pixels[::-1])], ids=["as it was", "reversed"]
+)
+def test_the_same_records_in_any_order_are_taken_in_both_layouts(change, tmp_path):
+    rewritten(SMALL100, tmp_path, "train", change)
+    for layout in ("b", "p"):
+        data = read_cifar(held_in_any_order(SMALL100), tmp_path / layout)
+        assert data.train.y.tolist() == change(*content(SMALL100)["train"])[0].tolist()
+
+
 def test_a_pickle_is_held_to_its_md5_before_it_is_read(tmp_path, monkeypatch):
     path = write_python(SMALL100, tmp_path) / "train"
     held = replace(SMALL100, train=(Batch("train", 200, md5=hashlib.md5(path.read_bytes()).hexdigest()),))
@@ -206,7 +269,16 @@ def test_the_published_sets_are_the_strict_ones(tmp_path):
     with pytest.raises(bsam.Refusal, match=r"data_batch_1\.bin is not the one of CIFAR-10"):
         load("cifar10", tmp_path)
     assert all(batch.sha256 for batch in (*CIFAR10.train, CIFAR10.test))
-    assert all(batch.md5 for batch in (*CIFAR100.train, CIFAR100.test))
+    assert all(batch.md5 and batch.any_order for batch in (*CIFAR100.train, CIFAR100.test))
+
+
+def test_black_images_are_not_the_published_ones_of_cifar_100(tmp_path):
+    """Of the right size, with the right labels."""
+    records = np.zeros((10_000, 3074), np.uint8)
+    records[:, 1] = np.arange(10_000) % 100
+    records.tofile(tmp_path / "test.bin")
+    with pytest.raises(bsam.Refusal, match=r"test\.bin is not the one of CIFAR-100 that was published"):
+        read_cifar(replace(CIFAR100, train=(CIFAR100.test,)), tmp_path)
 
 
 def test_missing_files_are_named(tmp_path):

@@ -7,6 +7,7 @@ import tarfile
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +177,50 @@ def test_a_data_set_is_downloaded_by_its_name_from_all_its_sources(serve, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gz", "two.gz"]
     with pytest.raises(bsam.Refusal, match="data must be one of"):
         data.download("cifar", tmp_path)
+
+
+CIFAR10_NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+FASHION_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+PLACES = {
+    "binary": ("cifar10", [f"cifar-10-batches-bin/{name}.bin" for name in CIFAR10_NAMES]),
+    "python": ("cifar10", [f"cifar-10-batches-py/{name}" for name in CIFAR10_NAMES]),
+    "binary itself": ("cifar10", [f"{name}.bin" for name in CIFAR10_NAMES]),
+    "python itself": ("cifar10", list(CIFAR10_NAMES)),
+    "of CIFAR-100": ("cifar100", ["cifar-100-python/train", "cifar-100-python/test"]),
+    "of CIFAR-100 itself": ("cifar100", ["train.bin", "test.bin"]),
+    "unpacked": ("fashion_mnist", list(FASHION_NAMES)),
+    "of torchvision": ("fashion_mnist", [f"FashionMNIST/raw/{name}.gz" for name in FASHION_NAMES]),
+}
+
+
+def touched(folder: Path, files: list[str]) -> list[Path]:
+    paths = [folder / file for file in files]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return paths
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_the_loader_finds_is_not_downloaded(place, tmp_path, monkeypatch):
+    name, files = PLACES[place]
+    asked = []
+    monkeypatch.setattr(data, "fetch", lambda source, folder, progress: asked.append(source.makes))
+    paths = touched(tmp_path, files)
+    assert data.DATASETS[name].is_in(tmp_path)
+    data.download(name, tmp_path)
+    assert not asked
+    for path in paths:
+        path.unlink()
+        assert not data.DATASETS[name].is_in(tmp_path)
+        data.download(name, tmp_path)
+        assert asked == [source.makes for source in data.DATASETS[name].sources]
+        asked.clear()
+        path.touch()
+
+
+def test_the_digits_are_everywhere(tmp_path):
+    assert data.DATASETS["digits"].is_in(tmp_path)
 
 
 def test_the_published_sources():

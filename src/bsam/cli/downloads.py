@@ -1,7 +1,8 @@
-"""``--download``: a data set from its authors, with a bar."""
+"""``--download``: data sets from their authors, with a bar."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.extras import need
@@ -10,11 +11,14 @@ from ..data import dataset_entry, download
 
 
 def download_to(name: str, folder: Path | None) -> None:
-    """Get a data set into a folder, unless it is there."""
-    if not dataset_entry(name).sources:
+    """Get a data set into a folder, unless it is there, in whichever layout; one that comes with a package is refused."""
+    entry = dataset_entry(name)
+    if not entry.sources:
         raise Refusal(f"{name} comes with scikit-learn: leave --download out")
     if folder is None:
         raise Refusal("say with --data-dir in which folder to put what is downloaded")
+    if entry.is_in(folder):
+        return
     need("rich", "train")
     from rich.console import Console
 
@@ -23,3 +27,14 @@ def download_to(name: str, folder: Path | None) -> None:
     stage = "MB of data"
     with progress(Console(), {stage: 1}) as bars:
         download(name, folder, lambda done, total: bars.reach(stage, done // 10**6, total // 10**6))
+
+
+def download_all(names: Iterable[str], folder: Path | None) -> None:
+    """Get several data sets into a folder, each once; those that come with a package need nothing.
+
+    Example:
+        >>> download_all(["digits", "digits"], None)
+    """
+    for name in dict.fromkeys(names):
+        if dataset_entry(name).sources:
+            download_to(name, folder)

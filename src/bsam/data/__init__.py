@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..core.refusal import Refusal
-from .cifar import CIFAR10, CIFAR100, cifar10, cifar100
+from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, has_cifar
 from .digits import digits
 from .download import Progress, Source, fetch
 from .examples import Dataset
-from .fashion_mnist import SOURCES, fashion_mnist
+from .fashion_mnist import SOURCES, fashion_mnist, has_fashion_mnist
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class DatasetEntry:
         needs_folder: whether it is read from files.
         augmentation: of :data:`bsam.data.augment.AUGMENTATIONS`, the one to train with unless another is asked for.
         model: of :data:`bsam.models.MODELS`, the one to train unless another is asked for.
+        is_in: whether its files are where they would be read from, given a folder; always so where it comes with a package.
         sources: where its files come from.
     """
 
@@ -40,6 +42,7 @@ class DatasetEntry:
     needs_folder: bool
     augmentation: str
     model: str
+    is_in: Callable[[Path], bool]
     sources: tuple[Source, ...] = ()
 
     def load(self, folder: Path | None = None) -> Dataset:
@@ -52,10 +55,10 @@ class DatasetEntry:
 DATASETS: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
-        DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none", "digits_net"),
-        DatasetEntry("cifar10", "CIFAR-10", cifar10, 10, 3, 32, True, "crop-flip-cutout", "resnet18", (CIFAR10.source,)),
-        DatasetEntry("cifar100", "CIFAR-100", cifar100, 100, 3, 32, True, "crop-flip-cutout", "resnet18", (CIFAR100.source,)),
-        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist, 10, 1, 28, True, "crop-flip", "resnet18", SOURCES),
+        DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none", "digits_net", lambda _: True),
+        DatasetEntry("cifar10", "CIFAR-10", cifar10, 10, 3, 32, True, "crop-flip-cutout", "resnet18", partial(has_cifar, CIFAR10), (CIFAR10.source,)),
+        DatasetEntry("cifar100", "CIFAR-100", cifar100, 100, 3, 32, True, "crop-flip-cutout", "resnet18", partial(has_cifar, CIFAR100), (CIFAR100.source,)),
+        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist, 10, 1, 28, True, "crop-flip", "resnet18", has_fashion_mnist, SOURCES),
     )
 }
 
@@ -79,14 +82,17 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
 
 
 def download(name: str, folder: str | Path, progress: Progress | None = None) -> None:
-    """Get the files of a data set from its authors' site; files that are there already stay.
+    """Get the files of a data set from its authors' site, unless :func:`load` finds them all already, in any layout; files that are there stay.
 
     Args:
         name: of :data:`DATASETS`.
         folder: where to; :func:`load` finds them there.
         progress: called with the bytes that have come and the bytes that will, for each file anew.
     """
-    for source in dataset_entry(name).sources:
+    entry = dataset_entry(name)
+    if entry.is_in(Path(folder)):
+        return
+    for source in entry.sources:
         fetch(source, Path(folder), progress)
 
 

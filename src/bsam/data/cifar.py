@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,14 @@ class Batch:
         records: how many images.
         sha256: of its content as a binary file; None compares nothing.
         md5: of the pickle that the authors published; None compares nothing.
+        any_order: SHA-256 over the sorted SHA-256 of its records, each the class and the pixels, without coarse labels; None compares nothing.
     """
 
     name: str
     records: int
     sha256: str | None = None
     md5: str | None = None
+    any_order: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ CIFAR100 = Cifar(
     key="fine_labels",
     binary="cifar-100-binary",
     python="cifar-100-python",
-    train=(Batch("train", 50_000, md5="16019d7e3df5f24257cddd939b257f8d"),),
-    test=Batch("test", 10_000, md5="f0ef6b0ae62326f3e7ffdfab6717acfc"),
+    train=(Batch("train", 50_000, md5="16019d7e3df5f24257cddd939b257f8d", any_order="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573"),),
+    test=Batch("test", 10_000, md5="f0ef6b0ae62326f3e7ffdfab6717acfc", any_order="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65"),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
     source=Source(_SITE + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"),
@@ -130,8 +132,8 @@ def cifar10(folder: str | Path) -> Dataset:
 def cifar100(folder: str | Path) -> Dataset:
     """CIFAR-100: 50,000 images to train on and 10,000 to test on, in a hundred classes (the fine labels).
 
-    The pickles are held to their published MD5. Binary files, which may have been written from other sources in another order and without coarse labels (255),
-    are held to their size, the range of their labels and 500 and 100 images per class.
+    Pixels and labels are held to a SHA-256 of the published ones, whichever layout they come in, and the pickles to their published MD5 as well. Binary files
+    may have been written from other sources, in another order and without coarse labels (255).
 
     Args:
         folder: where ``cifar-100-binary`` or ``cifar-100-python`` is, or one of the two itself.
@@ -154,17 +156,27 @@ def read_cifar(kind: Cifar, folder: str | Path) -> Dataset:
     return Dataset(kind.name, kind.classes, train=parts[0], validation=None, test=parts[1], mean=kind.mean, std=kind.std)
 
 
-def _find(kind: Cifar, folder: Path) -> tuple[Path, bool]:
-    """Where the files are, and whether they are binary ones."""
-    partly = ""
+def has_cifar(kind: Cifar, folder: Path) -> bool:
+    """Whether all files of one layout are where :func:`read_cifar` looks for them; what is in them is not looked at."""
+    return any(not missing for _, _, missing in _layouts(kind, folder))
+
+
+def _layouts(kind: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[str]]]:
+    """Where files may be, whether they would be binary ones, and which are missing there."""
     for directory, suffix in ((kind.binary, ".bin"), (kind.python, "")):
         names = [batch.name + suffix for batch in (*kind.train, kind.test)]
         for place in (folder / directory, folder):
-            missing = [name for name in names if not (place / name).is_file()]
-            if not missing:
-                return place, bool(suffix)
-            if len(missing) < len(names):
-                partly = partly or f"{place} has only some files of {kind.title}: {', '.join(missing)} missing; {_anew(kind)}"
+            yield place, bool(suffix), [name for name in names if not (place / name).is_file()]
+
+
+def _find(kind: Cifar, folder: Path) -> tuple[Path, bool]:
+    """Where the files are, and whether they are binary ones."""
+    partly = ""
+    for place, is_binary, missing in _layouts(kind, folder):
+        if not missing:
+            return place, is_binary
+        if len(missing) <= len(kind.train):
+            partly = partly or f"{place} has only some files of {kind.title}: {', '.join(missing)} missing; {_anew(kind)}"
     if partly:
         raise Refusal(partly)
     first = kind.train[0].name
@@ -192,6 +204,7 @@ def _binary(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
     y = records[:, header - 1]
     _check_range(y.tolist(), range(kind.classes), "label", path)
     _compare(content, "sha256", batch.sha256, path, kind)
+    _compare_records(records[:, header - 1 :], batch, path, kind)
     return records[:, header:], y
 
 
@@ -212,7 +225,9 @@ def _python(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
         raise Refusal(f"{path}: {kind.key!r} must be a list of {batch.records} whole numbers")
     _check_range(labels, range(kind.classes), "label", path)
     y = np.array(labels, np.uint8)
-    _compare(np.concatenate([y[:, None], x], axis=1).tobytes(), "sha256", batch.sha256, path, kind)
+    records = np.concatenate([y[:, None], x], axis=1)
+    _compare(records.tobytes(), "sha256", batch.sha256, path, kind)
+    _compare_records(records, batch, path, kind)
     return x, y
 
 
@@ -234,3 +249,12 @@ def _check_range(labels: list[int], allowed: Collection[int], what: str, path: P
 def _compare(content: bytes, algorithm: str, expected: str | None, path: Path, kind: Cifar) -> None:
     if expected is not None and hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() != expected:
         raise Refusal(f"{path} is not the one of {kind.title} that was published: its {algorithm.upper()} differs; {_anew(kind)}")
+
+
+def _compare_records(records: Bytes, batch: Batch, path: Path, kind: Cifar) -> None:
+    """Hold records, each the class and the pixels, to the published ones in whatever order."""
+    if batch.any_order is None:
+        return
+    digests = sorted(hashlib.sha256(record, usedforsecurity=False).digest() for record in records)
+    if hashlib.sha256(b"".join(digests), usedforsecurity=False).hexdigest() != batch.any_order:
+        raise Refusal(f"{path} is not the one of {kind.title} that was published: some of its labels or pixels differ; {_anew(kind)}")

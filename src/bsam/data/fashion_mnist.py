@@ -58,11 +58,18 @@ def read_fashion_mnist(folder: str | Path, train: int, test: int) -> Dataset:
     return Dataset("fashion_mnist", CLASSES, train=sets[0], validation=None, test=sets[1], mean=(0.2860,), std=(0.3530,))
 
 
+def has_fashion_mnist(folder: Path) -> bool:
+    """Whether all four files are where :func:`fashion_mnist` looks for them; what is in them is not looked at."""
+    return all(_files(folder, f"{part}-{kind}") for part in ("train", "t10k") for kind in (_IMAGES, _LABELS))
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    return [file for place in _PLACES for file in (folder / place / name, folder / place / f"{name}.gz") if file.is_file()]
+
+
 def _find(folder: Path, name: str) -> Path:
-    for place in _PLACES:
-        for file in (folder / place / name, folder / place / f"{name}.gz"):
-            if file.is_file():
-                return file
+    for file in _files(folder, name):
+        return file
     raise Refusal(f"no Fashion-MNIST in {folder}: {name} or {name}.gz is missing; --download gets it, or put {_SITE}{name}.gz there")
 
 
