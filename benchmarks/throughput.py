@@ -43,7 +43,7 @@ def noise(samples: int) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (samples, 3, 32, 32), dtype=torch.uint8, generator=generator)
     examples = Examples(x, torch.randint(0, 10, (samples,), generator=generator))
-    return Dataset("noise", 10, examples, None, examples.first(min(samples, 10_000)), (0.5,) * 3, (0.25,) * 3)
+    return Dataset("noise", 10, examples, None, examples.some(min(samples, 10_000)), (0.5,) * 3, (0.25,) * 3)
 
 
 def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device) -> dict[str, Any]:

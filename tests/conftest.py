@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,8 @@ def plain(problem: Problem) -> Problem:
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     return Problem(model, problem.x, problem.y)
 
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it runs in the background deaf to it, and so would be what tests start
 
 torch.set_num_threads(1)  # the networks are tiny, and CI has two cores
 

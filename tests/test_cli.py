@@ -149,7 +149,7 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, 
         own = {name: row[name] for name in ("lr", "weight_decay", "label_noise")}
         result = fit(Run(method, row["arguments"], **own, **same), device="cpu")
         last = result.last
-        assert row["test_accuracy"] == result.accuracy
+        assert row["test_accuracy"] == result.score
         assert row["top_eigenvalue"] == result.top_eigenvalue
         assert Sharpness(row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))) == last.sharpness
 

@@ -136,12 +136,12 @@ def test_help_explains_every_flag_in_the_words_of_run(capsys):
             assert "".join(text.split()) in shown
     assert set(explanations(Run)) == {field.name for field in fields(Run)}
     assert not re.search(r"``|:\w+:`", shown)
-    assert all(word in shown for word in ("(default:0.05)", "resnet18forcifar10", "runs/METHOD-MODEL-DATA-sSEED", "`bsamlistmodels`"))
+    assert all(word in shown for word in ("(default:0.05)", "resnet18forcifar10", "runs/METHOD-ARGUMENTS-MODEL-DATA-sSEED", "`bsamlistmodels`"))
 
 
 def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = Path("runs/bsam-digits_net-digits-s5")
+    folder = Path("runs/bsam-rho_max0.02-digits_net-digits-s5")
     command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--radius", "0.05", "--curvature"]
     assert cli.main(command) == 0
     out, error = capsys.readouterr()

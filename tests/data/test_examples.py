@@ -10,17 +10,6 @@ from bsam.data.examples import Dataset, Examples
 TEN = Examples(torch.arange(10.0).view(10, 1, 1, 1), torch.arange(10))
 
 
-def test_the_first_are_taken_in_order():
-    for n in (1, 3, 10):
-        assert TEN.first(n).y.tolist() == TEN.first(n).x.flatten().tolist() == list(range(n))
-
-
-@pytest.mark.parametrize("n", [0, -1, 11])
-def test_more_than_there_are_is_refused(n):
-    with pytest.raises(bsam.Refusal, match=r"first 1 to 10 can be taken, not"):
-        TEN.first(n)
-
-
 def numbered(y):
     """Images whose only pixel is their place."""
     return Examples(torch.arange(float(len(y))).view(-1, 1, 1, 1), y)

@@ -276,16 +276,16 @@ def test_fit_trains_on_the_device_and_leaves_the_callers_state_as_it_was():
     assert (torch.backends.cudnn.benchmark, torch.cuda.current_stream()) == before[2:]
     _, metrics, _ = train(RUNS["bsam"])
     assert result.last.metrics["train_loss"] == pytest.approx(metrics[-1]["train_loss"], rel=1e-3)
-    assert result.accuracy == pytest.approx(metrics[-1]["test_accuracy"], abs=0.02)
+    assert result.score == pytest.approx(metrics[-1]["test_accuracy"], abs=0.02)
 
 
 def test_runs_that_follow_one_another_do_not_disturb_each_other():
     """Each has a graph of its own, and the memory of the ones before is free again."""
-    first = fit(RUNS["sam"], device="cuda").accuracy
+    first = fit(RUNS["sam"], device="cuda").score
     torch.cuda.synchronize()
     used = torch.cuda.memory_allocated()
     for _ in range(3):
         fit(RUNS["bsam"], device="cuda")
-    assert fit(RUNS["sam"], device="cuda").accuracy == pytest.approx(first, abs=0.02)
+    assert fit(RUNS["sam"], device="cuda").score == pytest.approx(first, abs=0.02)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() < used + 20e6

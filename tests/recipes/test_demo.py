@@ -123,7 +123,7 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     for cell in cells:
         assert len(cell.tuning) == 8
         assert [r.run.seed for r in cell.results] == [3, 4]
-        assert cell.choice.accuracy == 0.9
+        assert cell.choice.score == 0.9
         for r in cell.results:
             same = {"seed": 0, "held_out": "test", "radius": None, "curvature": False, "relief": None}
             assert replace(r.run, **same) == replace(cell.choice.run, **same)

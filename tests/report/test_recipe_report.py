@@ -16,8 +16,11 @@ from bsam.report.probe_figures import readings_info, smooth
 from bsam.report.recipe_figures import accuracy_lines_info, training_curves_info
 from bsam.report.recipe_progress import name_of, plan_info, plan_table, totals, watching
 from bsam.report.tables import Spread
+from bsam.training.config import Run
 
 PNG = b"\x89PNG\r\n\x1a\n"
+
+RUN = Run("sgd", epochs=200)
 
 
 def accuracy_of(run):
@@ -77,8 +80,8 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said():
     assert [ours_text(entry) for entry in entries] == ["-", "91.00 (1), 1 diverged", "diverged", "90.50 ± 0.71 (2)", "90.50 ± 0.71 (2)"]
     assert entries[1].ours == Spread(91.0, None, 1)
     assert [entry.missing for entry in entries] == [2, 0, 0, 0, 0]
-    assert caption(entries, 200)[-1] == "2 runs are not finished."
-    assert caption(entries, 200)[-2].startswith("diverged: ")
+    assert caption(entries, RUN)[-1] == "2 runs are not finished."
+    assert caption(entries, RUN)[-2].startswith("diverged: ")
 
 
 def test_without_published_numbers_there_is_no_column_for_them():
@@ -87,13 +90,13 @@ def test_without_published_numbers_there_is_no_column_for_them():
     part = parts_info(recipe, entries)[1]
     assert part.header == ("rho_min", "CIFAR-100")
     assert part.rows == (("0.1, fixed", "90.00 (1)"), ("0.1 to 0.05", "90.00 (1)"), ("0.1 to 0", "90.00 (1)"))
-    assert not any(line.startswith("paper") for line in caption(entries, 200))
+    assert not any(line.startswith("paper") for line in caption(entries, RUN))
 
 
 def test_markdown_and_terminal_say_the_same():
     recipe = RECIPES["label-noise"]
     entries = comparison_info(recipe, [finished(run) for run in recipe.runs("paper", seeds=2)])
-    markdown = comparison_markdown(recipe, entries, 200, ["Run on a machine."])
+    markdown = comparison_markdown(recipe, entries, RUN, ["Run on a machine."])
     assert "| SGD | 88.50 ± 0.71 (2) | 85.94 | 86.50 ± 0.71 (2) | 70.25 | 84.50 ± 0.71 (2) | 48.50 | 82.50 ± 0.71 (2) | 28.91 |" in markdown
     assert markdown.endswith("Run on a machine.  \n")
     tables = [line for line in markdown.splitlines() if line.startswith("|")]

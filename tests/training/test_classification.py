@@ -81,7 +81,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
             logits = model(test)
         assert found["test_loss"] == pytest.approx(F.cross_entropy(logits, data.test.y).item(), rel=1e-3)
         assert found["test_accuracy"] == pytest.approx((logits.argmax(1) == data.test.y).float().mean().item(), abs=1.01 / 30)
-    assert (result.last.metrics["epoch"], result.accuracy) == (3, found["test_accuracy"])
+    assert (result.last.metrics["epoch"], result.score) == (3, found["test_accuracy"])
 
 
 @pytest.mark.parametrize(("data", "classes"), [("cifar10", 10), ("cifar100", 100)])

@@ -25,7 +25,7 @@ from bsam.training.loop import fit
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "limit_train": 192}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=3, seed=2, probe=2, **SAME)
-FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", CHECKPOINT, BEFORE, "tensorboard", "lock"}
+FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", CHECKPOINT, "identity.json", "tensorboard", "lock"}
 
 
 class Stop(Exception):
@@ -306,7 +306,7 @@ def test_a_full_disk_is_said_and_the_same_call_goes_on_later(whole, tmp_path, ag
     with pytest.MonkeyPatch.context() as patch:
         names = openings(patch)
         train(tmp_path / "counted")
-    assert len(names) == 4 + 4 * 3 + 1  # config, machine, events, metrics; three epochs of state, events, metrics, probe; the network
+    assert len(names) == 5 + 4 * 3 + 1  # config, identity, machine, events, metrics; three epochs of state, events, metrics, probe; the network
     assert [name.split(".")[0] for name in names[-5:]] == ["checkpoint", "events", "metrics", "probe", "model"]
     for n in range(len(names)):
         run = tmp_path / str(n)
@@ -356,6 +356,7 @@ def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(whole, 
         def losses(self, outputs, batch):
             return super().losses(outputs, batch) * self.poison
 
+    Poisoned.__module__, Poisoned.__qualname__ = Classification.__module__, Classification.__qualname__  # it passes for the other one
     run = tmp_path / "run"
     with pytest.raises(bsam.Refusal, match=rf"training loss is nan in epoch 3.*The checkpoint of epoch 2 is kept in {run}"):
         train(run, task=Poisoned)
@@ -423,3 +424,35 @@ def test_reading_a_run_that_is_not_there_or_not_finished_is_refused(whole, tmp_p
     train(tmp_path / "run", stop=1)
     with pytest.raises(bsam.Refusal, match=r"no model\.safetensors: the run is not finished"):
         read_network(tmp_path / "run", DigitsNet())
+
+
+def test_a_machine_list_that_is_no_json_costs_nothing_but_itself(whole, tmp_path, agree):
+    run = tmp_path / "run"
+    train(run, stop=1)
+    (run / "environment.json").write_text("{half a")
+    train(run)
+    assert len(json.loads((run / "environment.json").read_text())) == 1
+    assert agree(end(run), end(whole))
+
+
+@pytest.mark.parametrize("state", [{"epochs": [], "readings": []}, {"network": {"other": torch.ones(2)}, "epochs": [], "readings": []}])
+def test_a_whole_checkpoint_of_something_else_is_refused_in_a_sentence(tmp_path, state):
+    run = tmp_path / "run"
+    train(run, stop=1)
+    write_checkpoint(run / CHECKPOINT, state)
+    with pytest.raises(bsam.Refusal, match=r"is not of this run: remove the folder"):
+        train(run)
+
+
+def test_a_checkpoint_that_is_a_folder_counts_as_damaged(whole, tmp_path, agree):
+    run = tmp_path / "run"
+    train(run, stop=2)
+    (run / CHECKPOINT).unlink()
+    (run / CHECKPOINT).mkdir()
+    told = []
+    with pytest.raises(bsam.Refusal, match="could not be written"):
+        train(run, tell=told.append)
+    assert "cannot be read" in told[0]
+    (run / CHECKPOINT).rmdir()
+    train(run)
+    assert agree(end(run), end(whole))

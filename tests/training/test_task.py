@@ -11,7 +11,7 @@ from bsam.training.config import Run
 from bsam.training.files import read_checkpoint
 from bsam.training.folder import CHECKPOINT, read_metrics, read_network
 from bsam.training.loop import fit
-from bsam.training.task import Task
+from bsam.training.task import Measure, Task
 
 CPU = torch.device("cpu")
 RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, task="regression", base="adam", lr=0.02, weight_decay=0.0, batch=50, epochs=4, seed=3)
@@ -20,7 +20,7 @@ RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, task="regression", base="a
 class Regression(Task):
     """Points in the plane, moved a little in each epoch, to two numbers: a Huber loss, judged by the share of variance explained."""
 
-    measure = "explained"
+    measure = Measure("explained", "variance explained in %", 100)
     samples, classes = 230, 2
 
     def __init__(self, run, device, data_dir=None):
@@ -56,6 +56,9 @@ class Regression(Task):
 
     def loss(self, outputs, y):
         return nn.functional.huber_loss(outputs, y, reduction="none").sum(1).mean()
+
+    def fingerprint(self):
+        return "points of seed 0"
 
     def notes(self):
         return {"regression": {"points": 230}}
@@ -130,3 +133,29 @@ def test_sharpness_and_the_probe_know_its_loss():
 def test_methods_that_compare_logits_are_refused_where_there_are_none(method):
     with pytest.raises(bsam.Refusal, match=f"{method} compares logits of classes, and regression has none: choose another method"):
         fit(Run(method, task="regression", batch=50, epochs=1), device="cpu", task=Regression)
+
+
+class Elsewhere(Regression):
+    def fingerprint(self):
+        return "points of seed 1"
+
+
+class Other(Regression):
+    pass
+
+
+def test_a_table_shows_what_the_task_says(tmp_path):
+    result = train(tmp_path)
+    metrics = read_metrics(tmp_path)[-1]
+    assert result.score == metrics["test_explained"]
+    assert Regression.measure.shown(metrics, "test") == pytest.approx(100 * metrics["test_explained"])
+
+
+@pytest.mark.parametrize(("task", "text"), [(Elsewhere, "data points of seed 0 there, points of seed 1 here"), (Other, r"Regression there, .*Other here")])
+def test_a_run_goes_on_with_its_own_task_and_data_or_not_at_all(tmp_path, task, text):
+    with pytest.raises(InterruptedError):
+        train(tmp_path, stop=2)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(bsam.Refusal, match=text):
+        fit(RUN, tmp_path, device="cpu", task=task)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before

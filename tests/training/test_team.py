@@ -17,6 +17,7 @@ import bsam
 from bsam.training.files import read_checkpoint
 from bsam.training.folder import CHECKPOINT, read_metrics
 from bsam.training.loop import fit
+from bsam.training.team import team
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
@@ -67,7 +68,8 @@ def test_two_processes_end_where_one_does(name, ranks, tmp_path):
     assert all((value - start[key]).abs().max() > 1e-2 for key, value in one["network"].items())  # there was something to get wrong
     for a, b in zip(one["epochs"], two["epochs"], strict=True):
         assert list(a) == list(b)
-        assert {**b, "seconds": 0} == pytest.approx({**a, "seconds": 0}, rel=1e-4)
+        assert {name for name in a if a[name] is None} == {name for name in b if b[name] is None}  # rho_min, where there is none
+        assert {**b, "seconds": 0, "rho_min": b["rho_min"] or 0} == pytest.approx({**a, "seconds": 0, "rho_min": a["rho_min"] or 0}, rel=1e-4)
     assert notes[0][name] == notes[1][name] == pytest.approx([epoch["train_loss"] for epoch in one["epochs"]], rel=1e-5)
 
 
@@ -87,3 +89,11 @@ def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
     for note in ranks[1]:
         assert note["saf"] == "saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
         assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
+
+
+@pytest.mark.parametrize("size", ["2", "two"])
+def test_a_size_without_a_rank_is_refused(monkeypatch, size):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(bsam.Refusal, match="WORLD_SIZE is set, but not as torchrun sets it"), team("cpu"):
+        pass

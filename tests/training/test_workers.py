@@ -18,5 +18,5 @@ def test_results_equal_those_of_this_process_and_an_error_arrives_here():
     for run in runs:
         here = fit(run, device="cpu")
         assert found[run.seed].run == run
-        assert found[run.seed].accuracy == pytest.approx(here.accuracy, abs=2 / 757)  # this process may use more threads
+        assert found[run.seed].score == pytest.approx(here.score, abs=2 / 757)  # this process may use more threads
         assert found[run.seed].last.metrics["train_loss"] == pytest.approx(here.last.metrics["train_loss"], rel=1e-4)

@@ -14,7 +14,7 @@ from ..core.refusal import Refusal
 from ..recipes.catalogue import RECIPES, only, recipe_of
 from ..recipes.runner import run_all, state_of
 from ..recipes.scales import SCALES, scale_of
-from .downloads import download_to
+from .downloads import download_all
 from .signals import terminable
 
 
@@ -65,8 +65,7 @@ def _run_recipe(arguments: argparse.Namespace) -> None:
         return
     if not arguments.report:
         if arguments.download:
-            for name in dict.fromkeys(run.data for run in chosen):
-                download_to(name, arguments.data_dir)
+            download_all((run.data for run in chosen), arguments.data_dir)
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
         threads, device = scale_of(arguments.scale).threads, None if arguments.device == "auto" else arguments.device
         if threads is not None:
@@ -80,5 +79,5 @@ def _run_recipe(arguments: argparse.Namespace) -> None:
     for table in comparison_tables(recipe, entries):
         console.print(table)
         console.print()
-    console.print("\n".join(caption(entries, runs[0].epochs)), highlight=False)
+    console.print("\n".join(caption(entries, runs[0])), highlight=False)
     console.print(f"Written: {', '.join(map(str, write_outcome(out, recipe, arguments.scale, everything)))}", soft_wrap=True)

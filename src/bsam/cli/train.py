@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,14 @@ def add(commands: Any) -> None:
     add_run_flags(command)
     command.add_argument("--data-dir", type=Path, help="folder with the files of the data set; digits needs none", metavar="FOLDER")
     command.add_argument("--download", action="store_true", help="get the data set from its authors into --data-dir first, unless it is there")
-    command.add_argument("--out", type=Path, help="folder of the run (default: runs/METHOD-MODEL-DATA-sSEED)", metavar="FOLDER")
+    command.add_argument("--out", type=Path, help="folder of the run (default: runs/METHOD-ARGUMENTS-MODEL-DATA-sSEED)", metavar="FOLDER")
     command.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)", metavar="NAME")
     command.set_defaults(run=_train, kept="epochs")
 
 
 def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
-    arguments.out = arguments.out or Path("runs") / f"{run.method}-{run.model}-{run.data}-s{run.seed}"
+    arguments.out = arguments.out or Path("runs") / default_name(run)
     folder, device = arguments.out, None if arguments.device == "auto" else arguments.device
     with terminable(), team(device) as processes:
         say = _say if processes.writes else _say_nothing
@@ -52,6 +53,17 @@ def _train(arguments: argparse.Namespace) -> None:
             fit(run, folder, data_dir=arguments.data_dir, device=device, at_start=narrator.start, each_epoch=narrator.epoch, tell=say)
         if processes.writes:
             _conclude(run, folder)
+
+
+def default_name(run: Run) -> str:
+    """Of a run's folder, unless it is given.
+
+    Example:
+        >>> default_name(Run("bsam", {"passes": 2}, seed=3))
+        'bsam-passes2-digits_net-digits-s3'
+    """
+    own = (re.sub(r"[^\w.]+", "_", f"{name}{value}") for name, value in run.arguments.items())
+    return "-".join([run.method, *own, run.model, run.data, f"s{run.seed}"])
 
 
 def is_finished(folder: Path, run: Run) -> bool:

@@ -31,12 +31,6 @@ class Examples:
         """The same images with other labels."""
         return replace(self, y=y)
 
-    def first(self, n: int) -> Examples:
-        """The first ``n`` of them."""
-        if not 1 <= n <= len(self):
-            raise Refusal(f"of {len(self)} examples the first 1 to {len(self)} can be taken, not {n!r}")
-        return Examples(self.x[:n], self.y[:n])
-
     def some(self, n: int) -> Examples:
         """``n`` of them, in their order, as evenly from all classes as can be: the first of each class, then the second of each, and so on."""
         if not 1 <= n <= len(self):

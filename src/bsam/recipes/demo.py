@@ -137,7 +137,7 @@ class Cell:
 
 def best(tuning: tuple[Result, ...]) -> Result:
     """The highest validation accuracy after the last epoch; of equals the first in the grid."""
-    return max(tuning, key=lambda result: result.accuracy)
+    return max(tuning, key=lambda result: result.score)
 
 
 def demo(plan: Plan, record: Record, finished: Callable[[str, int], None]) -> list[Cell]:

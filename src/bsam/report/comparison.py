@@ -10,6 +10,8 @@ from ..core.extras import need
 from ..recipes.catalogue import Place, Recipe
 from ..recipes.paper import EPOCHS, Published
 from ..recipes.runner import State
+from ..training.config import Run
+from ..training.loop import TASKS
 from .tables import Spread, spread
 
 if TYPE_CHECKING:
@@ -38,14 +40,24 @@ def comparison_info(recipe: Recipe, states: Sequence[State]) -> list[Entry]:
 
 
 def _entry(recipe: Recipe, place: Place, states: Sequence[State]) -> Entry:
-    found = [accuracy(state) for state in states if state.finished]
+    found = [shown(state) for state in states if state.finished]
     diverged = sum(state.diverged is not None for state in states)
     return Entry(place, spread(found) if found else None, diverged, len(states) - len(found) - diverged, recipe.published(states[0].run))
 
 
-def accuracy(state: State) -> float:
-    """In %, after the last epoch of a finished run, never the best one."""
-    return 100 * state.epochs[-1][f"{state.run.held_out}_accuracy"]
+def shown(state: State) -> float:
+    """After the last epoch of a finished run, never the best one."""
+    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.held_out)
+
+
+def unit(run: Run) -> str:
+    """What the numbers of a table are.
+
+    Example:
+        >>> unit(Run("sgd"))
+        'test accuracy in %'
+    """
+    return f"{run.held_out} {TASKS[run.task].measure.title}"
 
 
 def ours_text(entry: Entry) -> str:
@@ -107,9 +119,9 @@ def notes_info(entries: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(entry.paper.note for entry in entries if entry.paper is not None and entry.paper.note))
 
 
-def caption(entries: Sequence[Entry], epochs: int) -> list[str]:
-    """What has to be said below a table, in lines."""
-    lines = [f"Test accuracy in %, after the last of {epochs} epochs: mean ± standard deviation (number of seeds)."]
+def caption(entries: Sequence[Entry], run: Run) -> list[str]:
+    """What has to be said below a table of runs like this one, in lines."""
+    lines = [f"{unit(run).capitalize()}, after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."]
     if any(entry.paper is not None for entry in entries):
         lines.append(f"paper: as published, after {EPOCHS} epochs. It has one BSAM, which stands beside all three forms of ours.")
     lines += [f"{mark} {note}" for mark, note in zip(MARKS, notes_info(entries), strict=False)]
@@ -139,10 +151,10 @@ def comparison_tables(recipe: Recipe, entries: Sequence[Entry]) -> list[Table]:
     return tables
 
 
-def comparison_markdown(recipe: Recipe, entries: Sequence[Entry], epochs: int, origin: Sequence[str]) -> str:
+def comparison_markdown(recipe: Recipe, entries: Sequence[Entry], run: Run, origin: Sequence[str]) -> str:
     """The whole table with its caption and where the numbers come from, as Markdown."""
     text = [f"# {recipe.title}", ""]
     for part in parts_info(recipe, entries):
         rows = [part.header, ("---", *["---:"] * (len(part.header) - 1)), *part.rows]
         text += [f"## {part.title}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    return "\n".join([*text, *(f"{line}  " for line in [*caption(entries, epochs), *origin])]) + "\n"
+    return "\n".join([*text, *(f"{line}  " for line in [*caption(entries, run), *origin])]) + "\n"

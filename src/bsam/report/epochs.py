@@ -89,7 +89,7 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
         'epoch  3/10  train loss 0.5100  test loss 0.4000  test accuracy 0.8750  lr 2.00e-02  1.3 s'
     """
     total = str(run.epochs)
-    steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if name in metrics)
+    steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if metrics.get(name) is not None)
     return "  ".join([f"epoch {metrics['epoch']:>{len(total)}}/{total}", *epoch_numbers(run, metrics), *steps, f"{metrics['seconds']:.1f} s"])
 
 

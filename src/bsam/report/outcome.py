@@ -13,7 +13,7 @@ from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
 from ..training.files import write, write_json
-from .comparison import Entry, comparison_info, comparison_markdown
+from .comparison import Entry, comparison_info, comparison_markdown, unit
 from .recipe_figures import FIGURES
 
 
@@ -74,8 +74,8 @@ def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]
     seeds = sorted({state.run.seed for state in states})
     paths = [out / "table.md", out / "results.json"]
     with _alone(out):
-        write(paths[0], comparison_markdown(recipe, entries, states[0].run.epochs, origin_info(runs)).encode())
-        content = {"recipe": recipe.name, "scale": scale, "title": recipe.title, "unit": "test accuracy %", "seeds": seeds, "table": table_info(entries)}
+        write(paths[0], comparison_markdown(recipe, entries, states[0].run, origin_info(runs)).encode())
+        content = {"recipe": recipe.name, "scale": scale, "title": recipe.title, "unit": unit(states[0].run), "seeds": seeds, "table": table_info(entries)}
         write_json(paths[1], {**content, "runs": runs})
         if any(state.finished for state in states):
             for name in recipe.figures:

@@ -14,7 +14,7 @@ from ..recipes.columns import column_of
 from ..recipes.paper import Published
 from ..recipes.runner import State
 from ..training.config import Run
-from .comparison import accuracy
+from .comparison import shown
 from .figures import COLOURS
 from .panels import figure, tidy
 from .probe_figures import plot_conflicts, plot_sharpness, readings_info, seeds_text
@@ -62,7 +62,7 @@ def rho_min_of(run: Run) -> float:
 def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[State]]) -> Line:
     x, groups = zip(*sorted(points.items()), strict=True)
     run = groups[0][0].run
-    ours = tuple(spread([accuracy(state) for state in group]) for group in groups)
+    ours = tuple(spread([shown(state) for state in group]) for group in groups)
     return Line(panel, column_of(run).title, column_of(run).name, x, ours, tuple(recipe.published(group[0].run) for group in groups))
 
 

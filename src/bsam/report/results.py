@@ -28,7 +28,7 @@ def _row(cell: Cell, result: Result) -> Row:
         "title": cell.contender.title,
         "label_noise": run.label_noise,
         "seed": run.seed,
-        "test_accuracy": result.accuracy,
+        "test_accuracy": result.score,
         "train_loss": found.loss,
         "max_sharpness": found.max_sharpness,
         "min_sharpness": found.min_sharpness,
@@ -63,7 +63,7 @@ def tuning_info(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _candidate(result: Result) -> Row:
     run = result.run
-    return {"lr": run.lr, "weight_decay": run.weight_decay, "arguments": dict(run.arguments), "validation_accuracy": result.accuracy}
+    return {"lr": run.lr, "weight_decay": run.weight_decay, "arguments": dict(run.arguments), "validation_accuracy": result.score}
 
 
 def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]:

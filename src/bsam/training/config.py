@@ -53,8 +53,8 @@ class Run:
         batch: samples a step, of all processes together; a remainder of the epoch that does not fill a batch is left out.
         label_smoothing: the probability that the other classes share.
         label_noise: the share of the training labels that is flipped.
-        limit_train: train on the first so many samples; None: on all.
-        limit_test: judge on the first so many; None: on all.
+        limit_train: train on so many samples, as evenly from all classes as can be; None: on all.
+        limit_test: judge on so many, likewise; None: on all.
         precision: bf16 runs the network under autocast.
         compile: whether the network goes through ``torch.compile``.
         capture: whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all alike.
@@ -104,6 +104,7 @@ class Run:
     relief: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", dict(self.arguments))  # the caller's own may change later
         names = ("sgd", *METHODS)
         if self.method not in names:
             raise Refusal(f"method must be one of {', '.join(names)}; got {self.method!r}")

@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,20 @@ def write(path: Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
+            _settle(path.parent)
         except OSError:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise
+
+
+def _settle(folder: Path) -> None:
+    """Let the folder's own entries reach the disk: until then a power cut may bring back what a file was called before."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -71,12 +80,15 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """What :func:`write_checkpoint` wrote; a file that is anything else is refused, and nothing in it is executed."""
-    first, _, content = path.read_bytes().partition(b"\n")
+    try:
+        first, _, content = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read ({error.strerror})") from error
     if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
         raise Refusal(f"{path} is damaged: its content is not what was written")
     try:
         return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, EOFError) as error:
+    except Exception as error:  # torch raises what it happens to stumble over
         raise Refusal(f"{path} was refused: it holds more than tensors and plain values, or something else") from error
 
 

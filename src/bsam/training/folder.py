@@ -18,6 +18,8 @@ from .config import Run, check_settings
 from .environment import environment_info
 from .events import Events
 from .files import lines, read_checkpoint, write, write_checkpoint, write_json, writing
+from .task import Task
+from .team import Team
 
 CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
 
@@ -29,10 +31,10 @@ class Taken(Refusal):
 class Folder:
     """A folder for one run, held by one process at a time.
 
-    ``config.json`` has the settings, ``environment.json`` each machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for
-    TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.bsam`` the state after the last epoch (and ``checkpoint-before.bsam`` that before),
-    ``curvature.json`` the eigenvalue and the landscape after the last epoch, ``model.safetensors`` the trained network. All of them are written whole or not
-    at all.
+    ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` each machine that worked on it,
+    ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.bsam`` the state after the
+    last epoch (and, until the run is finished, ``checkpoint-before.bsam`` that before), ``curvature.json`` the eigenvalue and the landscape after the last
+    epoch, ``model.safetensors`` the trained network. All of them are written whole or not at all.
 
     Args:
         path: made if need be. A folder that holds another configuration, or something else, is refused and not touched.
@@ -81,15 +83,18 @@ class Folder:
         if self._lock is not None:
             self._lock.close()
 
-    def begin(self, device: torch.device, notes: Mapping[str, Any], epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Note the settings, which have proved possible by now; the machine that goes to work; what the task wants written down; and the epochs so far: a
-        process may have been killed before it did.
+    def begin(self, team: Team, task: Task, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Note the settings, which have proved possible by now; the data; the machine that goes to work; what the task wants written down; and the epochs so
+        far: a process may have been killed before it did. Other data than that of the epochs so far is refused.
         """
+        identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
+        if epochs:
+            check_settings(self.path, {**identity, **_read(self.path / "identity.json", dict)}, identity)
         write_json(self.path / "config.json", self.run.settings())
+        write_json(self.path / "identity.json", identity)
         file = self.path / "environment.json"
-        earlier = json.loads(file.read_text()) if file.exists() else []
-        write_json(file, [*earlier, environment_info(device)])
-        for name, value in notes.items():
+        write_json(file, [*_read(file, list), {**environment_info(team.device), "processes": team.size}])
+        for name, value in task.notes().items():
             write_json(self.path / f"{name}.json", value)
         self._events = Events(self.path / "tensorboard", epochs)
         self._publish(epochs, readings)
@@ -132,7 +137,18 @@ class Folder:
         if found is not None:
             write_json(self.path / "curvature.json", found)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        with writing(self.path / BEFORE):
+            (self.path / BEFORE).unlink(missing_ok=True)  # a sweep has hundreds of these
         write(self.path / "model.safetensors", save(tensors, {"run": json.dumps(self.run.settings())}))
+
+
+def _read(file: Path, kind: type[Any]) -> Any:
+    """What a JSON file holds, if it is there, whole, and of this kind; else an empty one."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return kind()
+    return found if isinstance(found, kind) else kind()
 
 
 def read_run(path: Path) -> Run:

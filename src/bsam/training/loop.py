@@ -25,7 +25,7 @@ from .team import team
 from .training import Training
 
 TASKS: dict[str, type[Task]] = {"classification": Classification}
-CURVATURE_SAMPLES = 256  # of the training data, the first ones: Hessian products take their time
+CURVATURE_SAMPLES = 256  # of the training data, from all classes: Hessian products take their time
 
 
 class Diverged(Refusal):
@@ -46,7 +46,8 @@ def fit(
     """Train one network.
 
     With a folder, every epoch is kept there: called again, an interrupted run goes on after the last epoch that it finished and ends as it would have ended,
-    on a CPU bit for bit. Started by ``torchrun``, the processes share each batch.
+    on a CPU bit for bit; a loss that is no number ends it. Without a folder such a run goes on to its end, and says so in its numbers. Started by ``torchrun``,
+    the processes share each batch; batch norm then takes its statistics from each process' share.
 
     Args:
         run: the settings.
@@ -60,7 +61,7 @@ def fit(
 
     Example:
         >>> result = fit(Run("bsam", {"rho_max": 0.02, "rho_min": 0.02}, lr=0.1, batch=64, epochs=1, held_out="validation"))
-        >>> result.accuracy > 0.5
+        >>> result.score > 0.5
         True
     """
     if task is None and run.task not in TASKS:
@@ -76,10 +77,13 @@ def fit(
         readings: list[dict[str, Any]] = []
         state = None if book is None else book.last(processes.device)
         if state is not None:
-            training.load_state_dict(state)
+            try:
+                training.load_state_dict(state)
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise Refusal(f"the checkpoint in {folder} is not of this run: remove the folder, or choose another one. ({error})") from error
             epochs, readings = state["epochs"], state["readings"]
         if book is not None and processes.writes:
-            book.begin(processes.device, work.notes(), epochs, readings)
+            book.begin(processes, work, epochs, readings)
         if at_start is not None and processes.writes:
             at_start(training, len(epochs))
         for number in range(len(epochs), run.epochs):
@@ -107,7 +111,7 @@ def fit(
         if book is not None and processes.writes:
             found = {"top_eigenvalue": top, "relief": None if relief is None else asdict(relief)}
             book.finish(training.network, found if some else None)
-        return replace(result_of(run, epochs, training.steps), top_eigenvalue=top, relief=relief)
+        return replace(result_of(run, epochs, training.steps, work.measure.name), top_eigenvalue=top, relief=relief)
 
 
 def _top_eigenvalue(network: nn.Module, task: Task, some: Any) -> float:

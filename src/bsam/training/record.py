@@ -27,7 +27,7 @@ class Record:
         ...     record = Record(folder, {"epochs": 1})
         ...     record.add(Result(Run("sgd"), (Epoch({"test_accuracy": 0.5}),), 0.001))
         ...     again = Record(folder, {"epochs": 1})
-        >>> again[Run("sgd")].accuracy, Run("sgd", seed=1) in again
+        >>> again[Run("sgd")].score, Run("sgd", seed=1) in again
         (0.5, False)
     """
 

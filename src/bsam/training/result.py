@@ -36,6 +36,7 @@ class Result:
     seconds_per_step: float  # the mean over an epoch, whose steps may differ; of these the median
     top_eigenvalue: float | None = None  # the largest of the Hessian; NaN where that is not finite
     relief: Relief | None = None
+    measure: str = "accuracy"  # of the task
 
     @property
     def last(self) -> Epoch:
@@ -43,12 +44,12 @@ class Result:
         return self.epochs[-1]
 
     @property
-    def accuracy(self) -> float:
-        """After the last epoch, on the set that was held out."""
-        return self.last.metrics[f"{self.run.held_out}_accuracy"]
+    def score(self) -> float:
+        """The task's measure (accuracy, as a share) after the last epoch, on the set that was held out."""
+        return self.last.metrics[f"{self.run.held_out}_{self.measure}"]
 
 
-def result_of(run: Run, epochs: list[dict[str, Any]], steps: int) -> Result:
+def result_of(run: Run, epochs: list[dict[str, Any]], steps: int, measure: str) -> Result:
     """A finished run from its metrics, epoch by epoch."""
     found = [Epoch({k: v for k, v in e.items() if k != "sharpness"}, None if e.get("sharpness") is None else Sharpness(**e["sharpness"])) for e in epochs]
-    return Result(run, tuple(found), statistics.median(e["seconds"] for e in epochs) / steps)
+    return Result(run, tuple(found), statistics.median(e["seconds"] for e in epochs) / steps, measure=measure)

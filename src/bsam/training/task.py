@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -14,6 +15,29 @@ from ..flatness.dataset_loss import Batches
 from .config import Run
 
 Batch: TypeAlias = tuple[Tensor, ...]  # the inputs first, then targets, and last each sample's place in the training set
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The number that a table shows of a trained network.
+
+    Args:
+        name: of the metric, without the set that it was taken on.
+        title: what it is and in which unit, once it is multiplied.
+        factor: by which.
+
+    Example:
+        >>> Measure("accuracy", "accuracy in %", 100).shown({"test_accuracy": 0.75}, "test")
+        75.0
+    """
+
+    name: str
+    title: str
+    factor: float = 1.0
+
+    def shown(self, metrics: Mapping[str, Any], part: str) -> float:
+        """As the table shows it."""
+        return self.factor * metrics[f"{part}_{self.name}"]
 
 
 class Task(ABC):
@@ -27,7 +51,7 @@ class Task(ABC):
         data_dir: the folder with the data, for data that is read from files.
     """
 
-    measure: ClassVar[str]  # the metric that a table shows, without the name of the set that it was taken on
+    measure: ClassVar[Measure]  # what a table shows
     logits: ClassVar[bool] = False  # whether outputs are the logits of classes and the first target is the class: what SAF and MESA need
     samples: int  # to train on
     classes: int  # outputs of a sample
@@ -62,6 +86,10 @@ class Task(ABC):
     @abstractmethod
     def loss(self, outputs: Any, y: Any) -> Tensor:
         """The mean loss of one of these batches."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A digest of the data, training samples and those held out: a run goes on with the same data, or not at all."""
 
     def notes(self) -> Mapping[str, Any]:
         """What else to write down beside the settings, by name: plain values."""

@@ -72,7 +72,11 @@ def team(device: str | None = None) -> Iterator[Team]:
         raise Refusal(f"device must be cpu, cuda or cuda:N, got {name!r}")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise Refusal("device is cuda, and torch sees no GPU here: take cpu")
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        int(os.environ["RANK"] if size > 1 else "0")
+    except (ValueError, KeyError) as error:
+        raise Refusal("WORLD_SIZE is set, but not as torchrun sets it, with RANK and LOCAL_RANK: start by torchrun, or unset it") from error
     if size == 1:
         yield Team(place)
         return

@@ -59,7 +59,7 @@ class Training:
             self.probe = Probe(run.probe).attach(self.learner.optimizer)
         self._step = Captured(self.learner, None if self.probe is None else self.probe.due) if self.captured else Plain(self.learner)
 
-    def epoch(self, number: int) -> dict[str, float]:
+    def epoch(self, number: int) -> dict[str, Any]:
         """Train for an epoch, counted from 0: the mean loss before its steps, the learning rate and rho_min of its last step, and seconds."""
         run, device = self.run, self.team.device
         start = time.perf_counter()
@@ -95,11 +95,11 @@ class Training:
             else:
                 group["lr"] = lr
 
-    def _radii(self) -> dict[str, float]:
-        """What rho_min was in the last step, where there is one: it follows the learning rate."""
+    def _radii(self) -> dict[str, float | None]:
+        """What rho_min was in the last step: it follows the learning rate. None where the method has none."""
         optimizer = self.learner.optimizer
         if not isinstance(optimizer, SharpnessAware) or "rho_min" not in optimizer.settings:
-            return {}
+            return {"rho_min": None}
         return {"rho_min": float(optimizer.radius(optimizer.param_groups[0], "rho_min"))}
 
     def evaluate(self) -> dict[str, float]:
