@@ -56,6 +56,21 @@ def plain(problem: Problem) -> Problem:
     return Problem(model, problem.x, problem.y)
 
 
+def evenly(labels: Tensor, n: int) -> list[int]:
+    """The places of ``n`` samples: the first of each class, the second of each, and so on; in their order."""
+    seen: dict[int, int] = {}
+    turns = []
+    for place, label in enumerate(labels.tolist()):
+        seen[label] = seen.get(label, -1) + 1
+        turns.append((seen[label], place))
+    return sorted(place for _, place in sorted(turns)[:n])
+
+
+@pytest.fixture(name="evenly", scope="session")
+def evenly_fixture() -> Callable[[Tensor, int], list[int]]:
+    return evenly
+
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it runs in the background deaf to it, and so would be what tests start
 
 torch.set_num_threads(1)  # the networks are tiny, and CI has two cores

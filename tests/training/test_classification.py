@@ -131,28 +131,29 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
     assert not torch.equal(found[0.25, 0], found[0.25, 1])
 
 
-def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path):
+def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path, evenly):
     run = Run("sgd", epochs=1, label_noise=0.3, seed=4, limit_train=200, **ON_DIGITS)
     fit(run, tmp_path / "noisy", device="cpu")
     fit(replace(run, label_noise=0.0), tmp_path / "clean", device="cpu")
-    wrong = (labels(Classification(run, CPU)) != digits().train.y[:200]).nonzero().flatten().tolist()
+    wrong = (labels(Classification(run, CPU)) != digits().train.y[evenly(digits().train.y, 200)]).nonzero().flatten().tolist()
     assert json.loads((tmp_path / "noisy" / "flipped.json").read_text()) == wrong
     assert len(wrong) == 60
     assert not (tmp_path / "clean" / "flipped.json").exists()
 
 
-def test_limits_take_the_first_samples_and_refuse_more_than_there_are():
+def test_limits_take_from_all_classes_alike_and_refuse_more_than_there_are(evenly):
     task = Classification(Run("sgd", limit_train=70, limit_test=33), CPU)
     assert task.samples == 70
     (x, y), *_ = task.examples()
-    assert torch.equal(x, digits().train.x[:70])
-    assert torch.equal(y, digits().train.y[:70])
+    chosen = evenly(digits().train.y, 70)
+    assert torch.equal(x, digits().train.x[chosen])
+    assert torch.equal(y, digits().train.y[chosen])
     (first, _), *rest = task.examples(limit=12)
     assert (len(first), rest) == (12, [])
     zeros = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     nn.init.zeros_(zeros[1].weight)
     zeros[1].bias.data = torch.eye(10)[3]
-    assert task.evaluate(zeros)["test_accuracy"] == int((digits().test.y[:33] == 3).sum()) / 33
+    assert task.evaluate(zeros)["test_accuracy"] == int((digits().test.y[evenly(digits().test.y, 33)] == 3).sum()) / 33
     for wrong in ({"limit_train": 641}, {"limit_test": 758}, {"limit_test": 401, "held_out": "validation"}):
         with pytest.raises(bsam.Refusal, match=rf"{next(iter(wrong))} must be at most (640|757|400)"):
             Classification(Run("sgd", **wrong), CPU)

@@ -114,15 +114,16 @@ def trained(run, monkeypatch):
     return fit(run, device="cpu"), made[-1]
 
 
-def test_the_top_eigenvalue_is_that_of_the_last_network_on_the_first_samples_labels_as_trained_on(data, monkeypatch):
+def test_the_top_eigenvalue_is_that_of_the_last_network_on_samples_of_all_classes_labels_as_trained_on(data, monkeypatch, evenly):
     run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True, **SAME)
     result, model = trained(run, monkeypatch)
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)
+    some = evenly(noisy, 256)
     model.double().eval()
     names, params = zip(*model.named_parameters(), strict=True)
 
     def gradient(*weights):
-        loss = F.cross_entropy(torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.train.x[:256].double(),)), noisy[:256])
+        loss = F.cross_entropy(torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.train.x[some].double(),)), noisy[some])
         return torch.autograd.grad(loss, weights, create_graph=True)
 
     v = [torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) for p in params]
@@ -135,12 +136,13 @@ def test_the_top_eigenvalue_is_that_of_the_last_network_on_the_first_samples_lab
     assert without.top_eigenvalue is None
 
 
-def test_the_relief_is_of_the_last_network_on_the_first_samples_labels_as_trained_on(data, monkeypatch):
+def test_the_relief_is_of_the_last_network_on_samples_of_all_classes_labels_as_trained_on(data, monkeypatch, evenly):
     run = Run("sgd", epochs=1, label_noise=0.4, seed=3, relief=5, **SAME)
     result, model = trained(run, monkeypatch)
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)
+    some = evenly(noisy, 256)
     model.eval()
-    centre = F.cross_entropy(model(data.train.x[:256]), noisy[:256]).item()
+    centre = F.cross_entropy(model(data.train.x[some]), noisy[some]).item()
     assert result.relief.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
     assert [len(row) for row in result.relief.loss] == [5] * 5
     assert result.relief.loss[2][2] == pytest.approx(centre, rel=1e-5)
