@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..core.refusal import Refusal
 from .dataset_loss import DatasetLoss
+from .in_place import reuse_memory
 
 Inputs: TypeAlias = tuple[list[Tensor], dict[str, Tensor], Any, Any]  # the weights, all other tensors of the model, x and y
 BatchProduct: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
@@ -153,4 +154,5 @@ def _halves(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.GraphM
         if node in reached and node not in v:
             copies[node] = after.node_copy(node, copies.__getitem__)
     after.output([copies[node] for node in product])
+    reuse_memory(after)
     return fx.GraphModule(whole, before), fx.GraphModule(whole, after)
