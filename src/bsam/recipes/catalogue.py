@@ -20,7 +20,7 @@ CONFLICT_TOP = 0.1  # where rho_min starts in the figure of the gradient conflic
 CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and where it ends: fixed, halved, the paper's choice
 MAIN = "resnet18"
 
-Grid: TypeAlias = Callable[[Scale], list[Run]]
+Grid: TypeAlias = Callable[[Scale | str], list[Run]]
 
 
 @dataclass(frozen=True)
@@ -32,33 +32,39 @@ class Place:
     column: str
 
 
-def classification(scale: Scale) -> list[Run]:
+def classification(scale: Scale | str) -> list[Run]:
     """Every method on every network and data set."""
+    scale = scale_of(scale)
     return [scale.run(column, network, data) for network in scale.networks for data in scale.data for column in COLUMNS.values()]
 
 
-def rho_min_study(scale: Scale) -> list[Run]:
+def rho_min_study(scale: Scale | str) -> list[Run]:
     """BSAM with rho_min from small to large, rho_max as ever."""
+    scale = scale_of(scale)
     return [scale.run(COLUMNS[name], MAIN, data, arguments={"rho_min": rho_min}) for data in scale.data for rho_min in RHO_MIN_STUDY for name in BSAMS]
 
 
-def label_noise(scale: Scale) -> list[Run]:
+def label_noise(scale: Scale | str) -> list[Run]:
     """A part of the training labels flipped."""
+    scale = scale_of(scale)
     return [scale.run(COLUMNS[name], MAIN, data, label_noise=rate) for data in scale.data for rate in NOISE_RATES for name in BASELINES]
 
 
-def training_curves(scale: Scale) -> list[Run]:
+def training_curves(scale: Scale | str) -> list[Run]:
     """Loss and accuracy over the epochs."""
+    scale = scale_of(scale)
     return [scale.run(COLUMNS[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
 
 
-def sharpness_curves(scale: Scale) -> list[Run]:
+def sharpness_curves(scale: Scale | str) -> list[Run]:
     """MaxS, MinS and BilS over the steps, of methods that have radii."""
+    scale = scale_of(scale)
     return [scale.run(COLUMNS[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
 
 
-def gradient_conflict(scale: Scale) -> list[Run]:
+def gradient_conflict(scale: Scale | str) -> list[Run]:
     """Cosine of g and g_min over the steps, under three schedules of rho_min."""
+    scale = scale_of(scale)
     return [
         scale.run(COLUMNS[name], MAIN, scale.largest(), probe=scale.probe, arguments={"rho_min": CONFLICT_TOP, "rho_min_floor": floor})
         for floor in CONFLICT_FLOORS
@@ -127,7 +133,7 @@ class Recipe:
             [('bsam', 0), ('bsam', 0), ('sgd', 1), ('sam', 1)]
         """
         check_count("seeds", seeds)
-        grid = self.grid(scale_of(scale))
+        grid = self.grid(scale)
         return [replace(run, seed=seed) for seed in range(seeds) for run in grid]
 
     def published(self, run: Run) -> Published | None:

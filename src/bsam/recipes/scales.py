@@ -86,8 +86,8 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 )
 
 
-def scale_of(name: str) -> Scale:
-    """A scale by its name.
+def scale_of(name: str | Scale) -> Scale:
+    """A scale by its name, or as it is.
 
     Example:
         >>> scale_of("short").settings["epochs"]
@@ -97,6 +97,8 @@ def scale_of(name: str) -> Scale:
         ...
         bsam.core.refusal.Refusal: scale must be one of smoke, short, paper; got 'tiny'
     """
+    if isinstance(name, Scale):
+        return name
     if name not in SCALES:
         raise Refusal(f"scale must be one of {', '.join(SCALES)}; got {name!r}")
     return SCALES[name]
