@@ -16,7 +16,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def blocks():
-    """The eight pieces of code, in their order, and the names that a reader has."""
+    """The nine pieces of code, in their order, and the names that a reader has."""
     torch.manual_seed(0)
     x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
     names = {
@@ -28,7 +28,7 @@ def blocks():
         "epochs": 7,
     }
     found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(found) == 8
+    assert len(found) == 9
     return names, found
 
 
@@ -56,7 +56,7 @@ def test_the_code_of_the_readme_runs():
 
 
 def test_the_measurements_of_the_readme_run(tmp_path, monkeypatch):
-    names, (plain, *_, measuring, probing, loading) = blocks()
+    names, (plain, *_, measuring, probing, loading, _) = blocks()
     monkeypatch.chdir(tmp_path)
     exec(plain, names)
     before = [t.clone() for t in names["model"].state_dict().values()]
@@ -77,6 +77,14 @@ def test_the_measurements_of_the_readme_run(tmp_path, monkeypatch):
     model, loss_fn, data = names["load"](tmp_path / "net.pt")
     assert sum(len(y) for _, y in data) == 757
     assert torch.isfinite(loss_fn(model(data[0][0]), data[0][1]))
+
+
+def test_the_training_of_the_readme_runs(tmp_path, monkeypatch):
+    names, (*_, training) = blocks()
+    monkeypatch.chdir(tmp_path)
+    exec(training, names)
+    assert names["accuracy"] > 0.6
+    assert (tmp_path / "runs/first/model.safetensors").exists()
 
 
 def test_the_table_of_methods_is_the_list_of_methods():
