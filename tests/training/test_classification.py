@@ -224,3 +224,22 @@ def test_augmentation_is_the_data_sets_own_unless_another_is_asked_for(small_cif
     own.begin_epoch(0)
     assert torch.equal(own.batch(index)[0], first)
     assert torch.equal(own.batch(index[40:50])[0], first[40:50])
+
+
+def test_the_fingerprint_is_of_every_pixel_label_and_their_order_and_not_of_the_noise():
+    data = digits()
+    n = len(data.train)
+    pixel, label = data.train.x.clone(), data.train.y.clone()
+    pixel[-1, 0, 7, 7] += 1e-3
+    label[0] = (label[0] + 1) % 10
+    backwards = torch.arange(n - 1, -1, -1)
+    sets = {
+        "same": data,
+        "pixel": replace(data, train=replace(data.train, x=pixel)),
+        "label": replace(data, train=replace(data.train, y=label)),
+        "order": replace(data, train=replace(data.train, x=data.train.x[backwards], y=data.train.y[backwards])),
+        "test": replace(data, test=replace(data.test, x=data.test.x + 1)),
+    }
+    found = {name: Classification(Run("sgd"), CPU, data=own).fingerprint() for name, own in sets.items()}
+    assert len(set(found.values())) == len(sets)
+    assert Classification(Run("sgd", label_noise=0.4, seed=3), CPU).fingerprint() == found["same"]
