@@ -91,6 +91,15 @@ def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
         assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
 
 
+def test_each_process_works_on_its_half_of_every_batch(ranks):
+    """Both on the whole of it would end in the same place, in twice the time."""
+    _, notes = ranks
+    steps = 4 * (2 - 1) + 4 * 2 * 2  # BSAM's second epoch, and two of SGD and of MESA
+    assert len(notes[0]["seen"]) == len(notes[1]["seen"]) == steps
+    for a, b in zip(notes[0]["seen"], notes[1]["seen"], strict=True):
+        assert (len(a), len(b), len({*a, *b})) == (32, 32, 64)
+
+
 @pytest.mark.parametrize("size", ["2", "two"])
 def test_a_size_without_a_rank_is_refused(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)

@@ -8,12 +8,13 @@ import pathlib
 import sys
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bsam.core.refusal import Refusal
 from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
+from bsam.training.task import Batch
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 256, "limit_test": 200, "seed": 4}
 RUNS = {
@@ -24,6 +25,9 @@ RUNS = {
 REFUSED = {"saf": Run("saf", **SAME), "odd": Run("sgd", **{**SAME, "batch": 63})}
 
 
+SEEN: list[list[int]] = []  # the places of the samples of each batch in this process
+
+
 class Without(Classification):
     """Digits by a network without batch norm, where every sample stands for itself: with it, each process would use the statistics of its own part."""
 
@@ -31,6 +35,10 @@ class Without(Classification):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.run.seed)
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)).to(self.device)
+
+    def batch(self, index: Tensor) -> Batch:
+        SEEN.append(index.tolist())
+        return super().batch(index)
 
 
 def main(folder: pathlib.Path, stop: bool) -> None:
@@ -59,7 +67,7 @@ def main(folder: pathlib.Path, stop: bool) -> None:
         except Refusal as refusal:
             notes[name] = str(refusal)
     pathlib.Path.open = ordinary  # type: ignore[method-assign]
-    (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told}))
+    (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told, "seen": SEEN}))
 
 
 if __name__ == "__main__":
