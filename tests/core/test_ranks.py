@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,19 +16,9 @@ spec.loader.exec_module(two_ranks)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks saw, case by case: all cases share one start of two processes."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "error::UserWarning", str(SCRIPT)]
-    processes = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return two_ranks_of(SCRIPT, tmp_path_factory.mktemp("ranks"))
 
 
 def one_process(method: str):
