@@ -32,6 +32,7 @@ def test_some_have_as_many_of_each_class_in_any_order(order):
         counts = some.y.bincount(minlength=5)
         places = some.x.flatten().long()
         assert len(some) == n
+        assert torch.equal(examples.places(n), places)
         assert counts.max() - counts.min() <= 1
         assert (places.diff() > 0).all()  # in their order, none twice
         assert torch.equal(examples.y[places], some.y)

@@ -12,6 +12,7 @@ import bsam
 from bsam.data import load
 from bsam.data.augment import Draws
 from bsam.data.digits import digits
+from bsam.data.label_noise import flip_labels
 from bsam.models import build
 from bsam.training.classification import Classification
 from bsam.training.config import Run
@@ -51,7 +52,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
     run = Run("sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=3, batch=32, label_noise=0.2, seed=7, warmup=1 / 3)
     result = fit(run, data_dir=small_cifar, device="cpu")
     data = load("cifar10", small_cifar)
-    noisy, _ = bsam.data.label_noise.flip_labels(data.train.y, 0.2, 10, 7)
+    noisy, _ = flip_labels(data.train.y, 0.2, 10, 7)
     model = build("resnet8", 10, 3, seed=7)
     velocity = [torch.zeros_like(p) for p in model.parameters()]
     t = 0
@@ -132,12 +133,17 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
 
 
 def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path, evenly):
+    """In the data set, of which the run sees some."""
     run = Run("sgd", epochs=1, label_noise=0.3, seed=4, limit_train=200, **ON_DIGITS)
     fit(run, tmp_path / "noisy", device="cpu")
     fit(replace(run, label_noise=0.0), tmp_path / "clean", device="cpu")
-    wrong = (labels(Classification(run, CPU)) != digits().train.y[evenly(digits().train.y, 200)]).nonzero().flatten().tolist()
-    assert json.loads((tmp_path / "noisy" / "flipped.json").read_text()) == wrong
-    assert len(wrong) == 60
+    data, task = digits().train, Classification(run, CPU)
+    wrong = json.loads((tmp_path / "noisy" / "flipped.json").read_text())
+    assert len(set(wrong)) == 60
+    ((images, seen),) = task.examples()
+    flipped = {tuple(x.flatten().tolist()) for x in images[seen != data.y[evenly(data.y, 200)]]}
+    assert {tuple(x.flatten().tolist()) for x in data.x[wrong]} == flipped
+    assert torch.equal(seen, flip_labels(data.y[evenly(data.y, 200)], 0.3, 10, 4)[0])  # which labels are flipped is a matter of the run's own samples
     assert not (tmp_path / "clean" / "flipped.json").exists()
 
 

@@ -32,14 +32,18 @@ class Examples:
         return replace(self, y=y)
 
     def some(self, n: int) -> Examples:
-        """``n`` of them, in their order, as evenly from all classes as can be: the first of each class, then the second of each, and so on."""
+        """``n`` of them, those at :meth:`places`."""
+        chosen = self.places(n)
+        return Examples(self.x[chosen], self.y[chosen])
+
+    def places(self, n: int) -> Tensor:
+        """Where ``n`` of them are, in their order, as evenly from all classes as can be: the first of each class, then the second of each, and so on."""
         if not 1 <= n <= len(self):
             raise Refusal(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
         by_class = self.y.sort(stable=True)
         rank = torch.empty_like(by_class.indices)
         rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - torch.searchsorted(by_class.values, by_class.values)
-        chosen = rank.argsort(stable=True)[:n].sort().values
-        return Examples(self.x[chosen], self.y[chosen])
+        return rank.argsort(stable=True)[:n].sort().values
 
     def to(self, device: torch.device | str) -> Examples:
         """The same on another device."""

@@ -50,7 +50,8 @@ class Classification(Task):
         if held_out is None:
             raise Refusal(f"{run.data} has no {run.held_out} set: set held_out to test")
         train = data.train if run.limit_train is None else _limited(data.train, "limit_train", run.limit_train)
-        noisy, self._flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
+        noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
+        self._flipped = flipped if run.limit_train is None else data.train.places(run.limit_train)[flipped]
         self.run, self.device, self.classes, self.samples = run, device, data.classes, len(train)
         self._mean, self._std = data.mean, data.std
         self._sets = train, held_out  # as they were read
@@ -114,7 +115,7 @@ class Classification(Task):
         return digest.hexdigest()
 
     def notes(self) -> Mapping[str, Any]:
-        """The places of the flipped labels."""
+        """The places of the flipped labels, in the training set of the data set."""
         return {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
 
     def _normalised(self, x: Tensor) -> Tensor:
