@@ -2,11 +2,13 @@ import json
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 import bsam
 from bsam.methods import METHODS
 from bsam.training.config import Run, arguments_of
+from bsam.training.loop import fit
 
 
 @pytest.mark.parametrize(
@@ -15,6 +17,12 @@ from bsam.training.config import Run, arguments_of
         ({"method": "adam"}, r"method must be one of sgd, sam, .*bsam; got 'adam'"),
         ({"method": "sgd", "arguments": {"rho": 0.1}}, "sgd takes no arguments"),
         ({"method": "sgd", "probe": 5}, "sgd is none"),
+        ({"method": "saf", "probe": 5}, "saf is a loss: leave probe out"),
+        ({"method": "mesa", "probe": 5}, "mesa is a loss: leave probe out"),
+        *(({"arguments": wrong}, "arguments must be those of the method, by name") for wrong in (None, 5, "ab", [("rho", 0.1)])),
+        *(({"arguments": {"rho": wrong}}, "rho must be a number, a text, or a list") for wrong in (object(), {1, 2}, 1j)),
+        *(({name: wrong}, f"{name} must be a name, got") for name in ("task", "model", "data", "augment") for wrong in ([], 5, "", b"x")),
+        *(({name: None}, f"{name} must be a name, got None") for name in ("task", "model", "data")),
         ({"base": "lbfgs"}, "base must be one of sgd, adam, adamw; got 'lbfgs'"),
         ({"schedule": "linear"}, "schedule must be one of cosine, constant"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
@@ -25,6 +33,7 @@ from bsam.training.config import Run, arguments_of
         *(({name: wrong}, name) for name in ("nesterov", "compile", "capture", "curvature") for wrong in (1, None, "yes")),
         ({"seed": -1}, "seed"),
         ({"seed": 0.5}, "seed"),
+        *(({"seed": wrong}, "seed must be a whole number between 0 and 9223372036854775807") for wrong in (2**63, 2**64, 10**30)),
         ({"radius": -0.1}, "radius"),
         ({"radius": math.nan}, "radius"),
         ({"relief": 4}, "relief must be 3, 5, 7"),
@@ -64,6 +73,24 @@ def test_settings_are_all_fields_as_plain_values():
     run = Run("bsam", {"rho_max": 0.1, "passes": 2}, base="adamw", seed=3, probe=4, radius=0.1, augment="crop-flip")
     assert Run(**json.loads(json.dumps(run.settings()))) == run
     assert list(run.settings()) == [field.name for field in fields(Run)]
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    given = {"epochs": np.int64(2), "batch": np.uint8(64), "lr": np.float32(0.25), "momentum": np.float64(0.9), "nesterov": np.bool_(True), "seed": np.int32(3)}
+    run = Run("gam", {"beta": np.array([1, 2, 3]), "gamma": np.float32(0.5), "rho": np.int64(1)}, model=np.str_("resnet8"), **given)
+    plain = Run("gam", {"beta": [1, 2, 3], "gamma": 0.5, "rho": 1}, model="resnet8", epochs=2, batch=64, lr=0.25, nesterov=True, seed=3)
+    assert run == plain
+    assert json.dumps(run.settings()) == json.dumps(plain.settings())
+    assert Run("gam", {"beta": (np.float64(1.0), 2, 3)}).arguments == {"beta": (1.0, 2, 3)}
+
+
+def test_a_run_may_be_a_key():
+    assert {Run("sam", {"rho": 0.1}): 1}[Run("sam", {"rho": np.float64(0.1)})] == 1
+    assert len({Run("sam", {"rho": 0.1}), Run("sam", {"rho": 0.2}), Run("sgd"), Run("sam", {"rho": 0.1})}) == 3
+
+
+def test_the_largest_seed_trains():
+    assert fit(Run("rst", epochs=1, limit_train=128, limit_test=50, label_noise=0.1, augment="crop-flip", seed=2**63 - 1), device="cpu").score >= 0
 
 
 @pytest.mark.parametrize("steps", [1, 7])

@@ -29,16 +29,17 @@ def check_number(name: str, value: object, low: float = -math.inf, high: float =
     return value  # type: ignore[return-value]
 
 
-def check_count(name: str, value: object, low: int = 1) -> int:
-    """A whole number of at least ``low``, as an int (numpy's come in, too).
+def check_count(name: str, value: object, low: int = 1, high: float = math.inf) -> int:
+    """A whole number of at least ``low`` and at most ``high``, as an int (numpy's come in, too).
 
     Example:
         >>> import numpy as np
         >>> check_count("k", np.int64(3))
         3
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise Refusal(f"{name} must be a whole number of at least {low}, got {value!r}")
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value <= high:
+        bounds = f"of at least {low}" if high == math.inf else f"between {low} and {high}"
+        raise Refusal(f"{name} must be a whole number {bounds}, got {value!r}")
     return operator.index(value)
 
 
