@@ -3,8 +3,8 @@
 Products: over gradient passes on the same data, interleaved. Eigenvalues: the k largest in magnitude; each tool runs with its own method (PyHessian: power
 iteration with deflation; curvlinops: scipy's eigsh on its operator; ours: thick-restart Lanczos), and the residuals of what each returns are computed
 afterwards, by the same operator for all; ours runs again with the residual of each other tool as its tolerance. With --only-ours the other tools are left
-out, for sizes at which they would take too long. With --keep N, products are timed a second time with N GB to keep what all of them share, and ours then
-has this memory in the comparison, too.
+out, for sizes at which they would take too long. Products are timed twice: with nothing kept, and with the memory for what all of them share that the
+operator takes unasked, or that --keep gives it; this memory is ours in the comparison, too.
 
     python benchmarks/hessian.py                                                       # CPU, ResNet-8
     python benchmarks/hessian.py --device cuda --model resnet18 --cifar DIR --epochs 5   # DIR: cifar-10-batches-bin
@@ -32,6 +32,7 @@ from step_time import spread
 Data: TypeAlias = list[tuple[Tensor, Tensor]]
 Found: TypeAlias = tuple[list[float], list[Tensor], dict[str, Any]]
 CLASSES = 10
+WARM_UP = 2  # rounds: the second product is the one that begins to keep what all of them share
 PEERS = {"PyHessian": "PyHessian", "curvlinops": "curvlinops-for-pytorch"}
 RECORD = 3073  # bytes of a CIFAR-10 image: the label and three planes
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training images
@@ -78,19 +79,19 @@ def product_cost(H: HessianOperator, repeats: int, synchronize: Callable[[], obj
 
     cases = {"gradient": gradient, "product": lambda: H.times(v)}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for round_ in range(repeats + 1):
+    for round_ in range(WARM_UP + repeats):
         for name, run in cases.items():
             synchronize()
             start = time.perf_counter()
             run()
             synchronize()
-            if round_:  # the first one warms up
+            if round_ >= WARM_UP:
                 seconds[name].append(time.perf_counter() - start)
     ratio = [p / g for p, g in zip(seconds["product"], seconds["gradient"], strict=True)]
     return {**{name: spread(values) for name, values in seconds.items()}, "ratio": spread(ratio), "n": repeats}
 
 
-def ours(model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int) -> Found:
+def ours(model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int | None) -> Found:
     """By thick-restart Lanczos."""
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=keep_bytes)
     found = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
@@ -98,7 +99,7 @@ def ours(model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int) -> F
     return found.values.tolist(), [H.flat(v) for v in found.vectors], {"products": found.products, "converged": bool(found.converged)}
 
 
-def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int) -> Found:
+def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Found:
     """By power iteration with deflation; its tolerance is of the change of a value, 1e-3 by default."""
     from pyhessian import hessian
 
@@ -107,7 +108,7 @@ def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int) -> Found
     return values, [torch.cat([t.reshape(-1) for t in v]) for v in vectors], {}
 
 
-def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int) -> Found:
+def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Found:
     """By scipy's eigsh on its linear operator."""
     from curvlinops import HessianLinearOperator
     from scipy.sparse.linalg import eigsh
@@ -121,7 +122,7 @@ def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int) -> Foun
 TOOLS = {"bsam": ours, "PyHessian": pyhessian, "curvlinops": curvlinops}
 
 
-def eigenvalues(tool: str, model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int, synchronize: Callable[[], object]) -> dict[str, Any]:
+def eigenvalues(tool: str, model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int | None, synchronize: Callable[[], object]) -> dict[str, Any]:
     """Seconds, values, and the residuals of the pairs that came out."""
     synchronize()
     start = time.perf_counter()
@@ -158,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tol", type=float, default=1e-3, help="of every tool, each in its own sense (default 1e-3)")
     parser.add_argument("--repeats", type=int, default=10, help="rounds of products")
     parser.add_argument("--tf32", action="store_true", help="let convolutions on CUDA use TF32")
-    parser.add_argument("--keep", type=float, default=0.0, help="GB to keep what all products share (default 0)", metavar="GB")
+    parser.add_argument("--keep", type=float, help="GB to keep what all products share (default: what the operator takes unasked)", metavar="GB")
     parser.add_argument("--only-ours", action="store_true")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
@@ -176,13 +177,12 @@ def main(arguments: list[str] | None = None) -> None:
     settings = {name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32", "keep")}
     content: dict[str, Any] = {"benchmark": "hessian", **machine.description(device), **settings, "data": "CIFAR-10 test" if args.cifar else "noise"}
     content["versions"] |= {name: machine.version_of(package) for name, package in PEERS.items()}
-    keep_bytes = int(args.keep * 1e9)
-    for name, room in {"product": 0, "kept_product": keep_bytes}.items():
-        if name == "product" or room:
-            cost = content[name] = product_cost(HessianOperator(model, F.cross_entropy, data, keep_bytes=room), args.repeats, synchronize)
-            low, median, high = (cost["ratio"][q] for q in ("q1", "median", "q3"))
-            kept = f", {args.keep:g} GB kept at most" if room else ""
-            print(f"product {1e3 * cost['product']['median']:.0f} ms, {median:.2f} [{low:.2f}, {high:.2f}] gradient passes{kept}", flush=True)
+    keep_bytes = None if args.keep is None else int(args.keep * 1e9)
+    for name, room in {"product": 0, **({} if keep_bytes == 0 else {"kept_product": keep_bytes})}.items():
+        cost = content[name] = product_cost(HessianOperator(model, F.cross_entropy, data, keep_bytes=room), args.repeats, synchronize)
+        low, median, high = (cost["ratio"][q] for q in ("q1", "median", "q3"))
+        kept = "nothing" if room == 0 else "what fits unasked" if room is None else f"{args.keep:g} GB at most"
+        print(f"product {1e3 * cost['product']['median']:.0f} ms, {median:.2f} [{low:.2f}, {high:.2f}] gradient passes; kept: {kept}", flush=True)
     content["eigenvalues"] = []
     planned = [("bsam", args.tol)] + [(tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None]
     for tool, tol in planned:  # grows while it is walked: what another tool reached, ours is asked for, too

@@ -15,6 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bsam
 from bsam.flatness import HessianOperator, top_eigenvalues
+from bsam.flatness.dataset_loss import DatasetLoss
+from bsam.flatness.kept import WORTH
+from bsam.flatness.linearized import Linearizer
 
 PLENTY = 1 << 40
 
@@ -77,9 +80,9 @@ def test_what_the_memory_does_not_hold_is_computed_anew(nets, share):
     per_batch = sum(whole._kept._linearizer.linearized((list(map(torch.Tensor.detach, whole.params)), dict(model.named_buffers()), *data[0]))[1:])
     H = HessianOperator(model, F.cross_entropy, data, keep_bytes=int(share * len(data) * per_batch) + 1)
     assert error(H, exact) < 1e-12
-    kept, rest = H._kept.now()
-    assert (len(kept), len(list(rest))) == (round(share * len(data)), round((1 - share) * len(data)))
+    assert len(H._kept._entries) == round(share * len(data))
     assert error(H, exact, seed=2) < 1e-12
+    assert len(H._kept._entries) == round(share * len(data))
 
 
 def test_batches_beyond_the_memory_are_not_held(nets):
@@ -100,13 +103,14 @@ def test_batches_beyond_the_memory_are_not_held(nets):
     H = HessianOperator(model, F.cross_entropy, Fresh(), keep_bytes=20_000)
     assert max(error(H, exact, seed) for seed in range(3)) < 1e-12
     gc.collect()
-    kept, _ = H._kept.now()
-    assert 0 < len(kept) < 5
+    kept = len(H._kept._entries)
+    assert 0 < kept < 5
     held = [place % 5 for place, reference in enumerate(handed) if reference() is not None]
-    assert set(held) <= set(range(len(kept)))
+    assert set(held) <= set(range(kept))
 
 
-def test_the_data_is_walked_once_so_that_a_shuffling_loader_counts_every_sample_once(nets):
+@pytest.mark.parametrize("keep_bytes", [0, 20_000, PLENTY])
+def test_the_data_is_walked_once_for_each_product(nets, keep_bytes):
     model, data = nets["made"](nets["mlp"], sizes=(24,))
     walks = Counter()
 
@@ -115,27 +119,24 @@ def test_the_data_is_walked_once_so_that_a_shuffling_loader_counts_every_sample_
             walks[int(index)] += 1
             return super().__getitem__(index)
 
-    loader = DataLoader(Counted(*data[0]), batch_size=5, shuffle=True)
-    one = HessianOperator(model, F.cross_entropy, loader, keep_bytes=PLENTY)
+    H = HessianOperator(model, F.cross_entropy, DataLoader(Counted(*data[0]), batch_size=5), keep_bytes=keep_bytes)
     exact = nets["exact"](model, F.cross_entropy, data)
-    torch.manual_seed(0)
-    assert max(error(one, exact, seed) for seed in range(3)) < 1e-12
-    assert walks == Counter(range(24))
+    assert max(error(H, exact, seed) for seed in range(3)) < 1e-12
+    assert walks == Counter(dict.fromkeys(range(24), 3))
 
 
-def test_a_shuffling_loader_is_refused_where_the_memory_does_not_hold_all_of_it(nets):
+@pytest.mark.parametrize("keep_bytes", [20_000, PLENTY])
+def test_batches_that_differ_from_walk_to_walk_are_refused(nets, keep_bytes):
     model, data = nets["made"](nets["mlp"], sizes=(24,))
-    exact = nets["exact"](model, F.cross_entropy, data)
     torch.manual_seed(0)
-    loaders = [DataLoader(TensorDataset(*data[0]), batch_size=5, shuffle=shuffle) for shuffle in (False, True)]
-    straight, shuffled = (HessianOperator(model, F.cross_entropy, loader, keep_bytes=20_000) for loader in loaders)
-    assert max(error(straight, exact, seed) for seed in range(3)) < 1e-12
-    assert straight._kept.now()[0]
-    assert list(straight._kept.now()[1])
-    with pytest.raises(bsam.Refusal, match="another order on each walk; keep_bytes needs the same order: shuffle=False, or keep_bytes large enough"):
-        error(shuffled, exact)
-    nothing = HessianOperator(model, F.cross_entropy, loaders[1], keep_bytes=1)  # where none is kept the order does not matter
-    assert error(nothing, exact) < 1e-12
+    loader = DataLoader(TensorDataset(*data[0]), batch_size=5, shuffle=True)
+    H = HessianOperator(model, F.cross_entropy, loader, keep_bytes=keep_bytes)
+    exact = nets["exact"](model, F.cross_entropy, data)
+    assert error(H, exact) < 1e-12
+    with pytest.raises(bsam.Refusal, match="other batches on each walk, and keep_bytes needs the same ones: shuffle=False, or keep_bytes=0"):
+        error(H, exact)
+    nothing = HessianOperator(model, F.cross_entropy, loader, keep_bytes=1)  # where none is kept the order does not matter
+    assert max(error(nothing, exact, seed) for seed in range(2)) < 1e-12
 
 
 def test_data_that_ends_early_on_a_later_walk_is_refused(nets):
@@ -315,3 +316,171 @@ class Branching(nn.Module):
 def test_refused(model, data, keep_bytes, text):
     with pytest.raises(bsam.Refusal, match=text):
         HessianOperator(model, lambda out, y: out.square().mean(), data, keep_bytes=keep_bytes).times(torch.zeros(sum(p.numel() for p in model.parameters())))
+
+
+# Unasked.
+
+
+def wide(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 40, 3), nn.Tanh(), nn.Conv2d(40, 28, 3), nn.Tanh(), nn.Flatten(), nn.Linear(28, 4)).double()
+
+
+@pytest.fixture
+def large():
+    """A network that is worth it, and batches of two sizes."""
+    model, generator = wide(), torch.Generator().manual_seed(1)
+    assert sum(p.numel() for p in model.parameters()) >= WORTH
+    data = [(torch.randn(n, 2, 5, 5, dtype=torch.float64, generator=generator), torch.randint(4, (n,), generator=generator)) for n in (6, 6, 3)]
+    return model, data
+
+
+def apart(H, model=None, data=None, seed=0, loss_fn=F.cross_entropy):
+    """How far a product is from one without anything kept."""
+    v = H.random(torch.Generator().manual_seed(seed))
+    plain = HessianOperator(model or H.loss.model, loss_fn, data or H.loss.data, keep_bytes=0).times(v)
+    return float((H.times(v) - plain).norm() / plain.norm())
+
+
+def test_the_second_product_for_the_same_weights_begins_to_keep(large, unchanged):
+    model, data = large
+    with unchanged(model):
+        H = HessianOperator(model, F.cross_entropy, data)
+        v, counts = H.random(torch.Generator().manual_seed(0)), []
+        for _ in range(4):
+            with Operations() as product:
+                H.times(v)
+            counts.append(product.convolutions)
+        assert apart(H, seed=3) < 1e-12
+    layers = 2 * len(data)
+    assert counts[2] == counts[3] == 6 * layers - 4 * len(data) < counts[0] < counts[1]
+    assert len(H._kept._entries) == len(data)
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)
+    assert apart(H) < 1e-12
+    assert not H._kept._entries
+    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
+    assert len(H._kept._entries) == len(data)
+
+
+def test_a_small_network_is_not_worth_it(nets):
+    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
+    H = HessianOperator(model, F.cross_entropy, data)
+    for _ in range(4):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    assert not H._kept._entries
+
+
+class Halting(nn.Module):
+    """Branches on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = wide()
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else self.inner(x) ** 2
+
+
+def test_what_cannot_be_recorded_is_computed_plainly(large):
+    _, data = large
+    H = HessianOperator(Halting(), F.cross_entropy, data)
+    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
+    assert not H._kept._entries
+
+
+def test_batches_that_differ_are_computed_plainly(large):
+    model, data = large
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    torch.manual_seed(0)
+    shuffled = HessianOperator(model, F.cross_entropy, DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True))
+    assert max(apart(shuffled, data=[(x, y)], seed=seed) for seed in range(5)) < 1e-12
+    assert not shuffled._kept._entries
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_batch_that_was_written_into_is_another_one(large, micro_batch):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, data, micro_batch)
+    for _ in range(2):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    assert H._kept._entries
+    x = data[0][0]
+    x.data[:3], x.data[3:] = x[3:].clone(), x[:3].clone()  # the same samples, with other labels
+    H.loss.__dict__.update(DatasetLoss(model, F.cross_entropy, data, micro_batch).__dict__)  # which would notice that
+    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
+
+
+def test_a_recorded_product_that_is_wrong_is_not_used(large, monkeypatch):
+    model, data = large
+    right = Linearizer.linearized
+
+    def wrong(self, inputs):
+        product, size = right(self, inputs)
+        return lambda v: [1.1 * t for t in product(v)], size
+
+    monkeypatch.setattr(Linearizer, "linearized", wrong)
+    H = HessianOperator(model, F.cross_entropy, data)
+    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
+    assert not H._kept._entries
+
+
+def test_it_takes_what_room_there_is_and_tries_once(large, monkeypatch):
+    model, data = large
+    calls, right = [], Linearizer.linearized
+
+    def counted(self, inputs):
+        product, size = right(self, inputs)
+        calls.append(size)
+        return product, size
+
+    monkeypatch.setattr(Linearizer, "linearized", counted)
+    HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY).times(torch.ones(sum(p.numel() for p in model.parameters()), dtype=torch.float64))
+    sizes = list(calls)
+    for room, kept in ((sum(sizes[:2]), 2), (sizes[0] - 1, 0)):
+        monkeypatch.setattr("bsam.flatness.kept.room_on", lambda device, room=room: room)
+        calls.clear()
+        H = HessianOperator(model, F.cross_entropy, data)
+        assert max(apart(H, seed=seed) for seed in range(5)) < 1e-12
+        assert len(H._kept._entries) == kept
+        assert len(calls) == kept + 1
+
+
+def test_memory_that_runs_out_while_it_keeps_is_no_failure(large, monkeypatch):
+    model, data = large
+    right, calls = Linearizer.linearized, []
+
+    def short(self, inputs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no more")
+        return right(self, inputs)
+
+    monkeypatch.setattr(Linearizer, "linearized", short)
+    H = HessianOperator(model, F.cross_entropy, data)
+    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
+    assert not H._kept._entries
+    calls.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY).times(torch.ones(H.size, dtype=H.dtype))
+
+
+def test_an_interrupted_walk_goes_on_where_it_kept_last(large):
+    model, data = large
+    again = []
+
+    def stopping(out, y):
+        again.append(1)
+        if len(again) == stop:
+            raise KeyboardInterrupt
+        return F.cross_entropy(out, y)
+
+    stop = 10**9
+    H = HessianOperator(model, stopping, data)
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    stop = len(again) + 12  # while the batches are recorded
+    with pytest.raises(KeyboardInterrupt):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    assert 0 < len(H._kept._entries) < len(data)
+    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
+    assert len(H._kept._entries) == len(data)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import warnings
 from collections.abc import Generator, Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,8 @@ from ..core.refusal import Refusal
 from ..core.vector import Vector
 from .affine_norms import AffineNorms
 from .dataset_loss import Batches, DatasetLoss, LossFunction, Piece
-from .kept import Kept
+from .kept import Kept, Product
 from .linearized import no_forward_derivative
-
-Product: TypeAlias = tuple[list[Tensor | None], int]  # of a batch, one tensor per parameter, and the size of the batch
 
 
 class HessianOperator:
@@ -40,10 +39,11 @@ class HessianOperator:
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them. Dropout is off in both.
         dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they are. Floating-point tensors of the
             batches are cast, also inside of tuples, lists and dicts.
-        keep_bytes: memory for what every product computes alike. Batches are kept as far as it reaches (a ResNet-8 takes some 4 MB for an image of CIFAR) and
-            then cost about two gradient passes a product, not three or four; the first product takes some seconds more. Where all of them fit, the data is
-            walked once, and again if the weights have changed; otherwise it must come in the same order on every walk. Networks whose sizes or branches
-            depend on the data are refused.
+        keep_bytes: memory for what every product computes alike; batches that it holds (a ResNet-8 takes some 2 MB for an image of CIFAR) cost about two
+            gradient passes a product, not three or four, and recording them some seconds, once. None, the default, keeps batches from the second product
+            for the same weights on, if the network has 10,000 weights or more, can be recorded, and gives the same product then: up to a quarter of a GPU's
+            memory or 3 GB of a CPU's. 0 keeps nothing. A number keeps from the first product on, and networks whose sizes or branches depend on the data
+            are refused, as are batches that differ from walk to walk.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -62,7 +62,7 @@ class HessianOperator:
         mode: str = "eval",
         *,
         dtype: torch.dtype | None = None,
-        keep_bytes: int = 0,
+        keep_bytes: int | None = None,
     ) -> None:
         self._dtype = dtype
         if dtype is not None:
@@ -77,7 +77,8 @@ class HessianOperator:
         self.size = sum(p.numel() for p in self.params)
         self.products = 0  # so far
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._kept = Kept(self.loss, [name for name, _ in self._named], check_count("keep_bytes", keep_bytes)) if keep_bytes else None
+        room = None if keep_bytes is None else check_count("keep_bytes", keep_bytes, low=0)
+        self._kept = None if room == 0 else Kept(self.loss, [name for name, _ in self._named], room)
         self._forward_mode = self.device.type == "cuda"  # the quicker of two ways there, and not on the CPU; until an operation turns out not to have it
 
     @property
@@ -118,7 +119,7 @@ class HessianOperator:
         return out
 
     @torch.enable_grad()
-    def _mean(self, products: Generator[Product]) -> Tensor:
+    def _mean(self, products: Generator[tuple[Product, int]]) -> Tensor:
         out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         sums, count = self._views(out), 0
         with (
@@ -134,17 +135,21 @@ class HessianOperator:
                 count += n
         return out.div_(count)
 
-    def _products(self, v: list[Tensor]) -> Generator[Product]:
-        way = self._forward_over_reverse if self._forward_mode else self._reverse_over_reverse
-        if self._kept is None:
-            yield from way(v, self.loss.pieces())
-        else:
-            linear, rest = self._kept.now()
-            for product, n in linear:
-                yield list(product(v)), n
-            yield from way(v, rest)
+    def _products(self, v: list[Tensor]) -> Generator[tuple[Product, int]]:
+        if self._kept is None or not self._kept.begin():
+            yield from self._way(v, self.loss.pieces())
+            return
+        for number, piece in enumerate(self.loss.pieces()):
+            yield self._kept.times(number, piece, v, functools.partial(self._plain, v, piece)), piece[2]
 
-    def _forward_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[Product]:
+    def _plain(self, v: list[Tensor], piece: Piece) -> Product:
+        ((product, _),) = self._way(v, [piece])
+        return product
+
+    def _way(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[tuple[Product, int]]:
+        return self._forward_over_reverse(v, pieces) if self._forward_mode else self._reverse_over_reverse(v, pieces)
+
+    def _forward_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[tuple[Product, int]]:
         """The derivative of the gradient along ``v``, carried along with it: three multiplications for each of the gradient's, no more graph than that has."""
         with forward_ad.dual_level():
             with warnings.catch_warnings():
@@ -154,7 +159,7 @@ class HessianOperator:
                 gradient = self.loss.gradient(loss)
                 yield [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient], n
 
-    def _reverse_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[Product]:
+    def _reverse_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[tuple[Product, int]]:
         for loss, _, n in self.loss.batches(pieces=pieces):
             gradient = self.loss.gradient(loss, create_graph=True)
             curved = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]

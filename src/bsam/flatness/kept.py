@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,60 +13,110 @@ from torch.utils._pytree import tree_leaves
 from ..core.refusal import Refusal
 from .dataset_loss import DatasetLoss, Piece
 from .linearized import BatchProduct, Linearizer
+from .room import room_on
+
+Product: TypeAlias = list[Tensor | None]  # one tensor per parameter, None for those that the batch does not depend on
+
+WORTH = 10_000  # weights from which on it pays to keep something unasked: smaller networks are done before it is recorded
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A batch, in memory of its own, and its product."""
+
+    leaves: list[Tensor]
+    product: BatchProduct
+
+    def is_of(self, leaves: list[Any]) -> bool:
+        """Whether this is the batch."""
+        return len(leaves) == len(self.leaves) and all(map(_equal, leaves, self.leaves))
 
 
 class Kept:
-    """Products of batches for the weights that the model has now; what the memory does not hold is left in the data.
+    """Products of batches, for the weights that the model has now; what the memory does not hold, nobody keeps.
+
+    Asked for a number of bytes, it keeps from the first walk on, and what cannot be kept is refused. Left to itself, it begins with the second walk for the
+    same weights, since many products may follow then, and gives up where something cannot be kept.
 
     Args:
         loss: the network, its loss and its data.
         names: of the weights, in the order of the vectors.
-        room: bytes.
+        room: bytes; None leaves it to itself.
     """
 
-    def __init__(self, loss: DatasetLoss, names: list[str], room: int) -> None:
+    def __init__(self, loss: DatasetLoss, names: list[str], room: int | None) -> None:
         self.loss, self.names, self.room = loss, names, room
         self._linearizer = Linearizer(loss, names)
+        self._hopeless = room is None and sum(p.numel() for p in loss.weights.params) < WORTH
         self._forget()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the user wants it."""
+        return self.room is not None
 
     def _forget(self) -> None:
         self._seen: dict[str, Tensor] = {}
-        self._linear: list[tuple[BatchProduct, int]] = []
-        self._whole = False  # whether that is all of the data
-        self._first: list[Any] = []  # inputs and targets of the first batch
+        self._entries: list[Entry] = []
+        self._walks = 0  # for these weights
+        self._left = 0  # bytes
+        self._open = False  # whether more batches may come
 
-    def now(self) -> tuple[list[tuple[BatchProduct, int]], Iterator[Piece]]:
-        """The product and the size of each batch that is kept, and the other batches."""
-        state = {name: t.detach() for name, t in (*self.loss.model.named_parameters(), *self.loss.model.named_buffers())}
-        if self._seen.keys() != state.keys() or not all(torch.equal(t, self._seen[name]) for name, t in state.items()):
+    def _give_up(self) -> None:
+        self._forget()
+        self._hopeless = True
+
+    def begin(self) -> bool:
+        """A walk over the data begins: products for other weights are forgotten. Whether there is something to find or to add."""
+        if self._hopeless:
+            return False
+        self._state = {name: t.detach() for name, t in (*self.loss.model.named_parameters(), *self.loss.model.named_buffers())}
+        if self._seen.keys() != self._state.keys() or not all(torch.equal(t, self._seen[name]) for name, t in self._state.items()):
             self._forget()  # first, so that the memory is free for what comes
-            self._walk(state)
-            self._seen = {name: t.clone() for name, t in state.items()}
-        return self._linear, iter(()) if self._whole else self._rest()
+            self._seen = {name: t.clone() for name, t in self._state.items()}
+        self._walks += 1
+        if self._walks == (1 if self.asked else 2):
+            self._open, self._left = True, room_on(self.loss.weights.params[0].device) if self.room is None else self.room
+        return self._open or bool(self._entries)
 
-    def _walk(self, state: dict[str, Tensor]) -> None:
-        weights, others = [state[name] for name in self.names], {name: t for name, t in state.items() if name not in self.names}
-        used, self._whole = 0, True
-        for number, (x, y, n) in enumerate(self.loss.pieces()):
-            if number == 0:
-                self._first = tree_leaves((x, y))
-            if self._whole:
-                product, size = self._linearizer.linearized((weights, others, x, y))
-                used += size
-                self._whole = used <= self.room
-                if self._whole:
-                    self._linear.append((product, n))
+    def times(self, number: int, piece: Piece, v: list[Tensor], plain: Callable[[], Product]) -> Product:
+        """The product of a batch of this walk with ``v``; ``plain`` gives it without anything kept."""
+        leaves = tree_leaves(piece[:2])
+        if number < len(self._entries):
+            entry = self._entries[number]
+            if entry.is_of(leaves):
+                return list(entry.product(v))
+            if self.asked:
+                raise Refusal("data comes in other batches on each walk, and keep_bytes needs the same ones: shuffle=False, or keep_bytes=0")
+            self._give_up()
+        return self._added(leaves, piece, v, plain) if self._open else plain()
 
-    def _rest(self) -> Iterator[Piece]:
-        """The batches that are not kept, from a walk that has to begin as the one did that found those that are."""
-        for number, (x, y, n) in enumerate(self.loss.pieces()):
-            if number == 0 and self._linear and not all(map(_equal, tree_leaves((x, y)), self._first)):
-                raise Refusal(
-                    "data comes in another order on each walk; keep_bytes needs the same order: shuffle=False, or keep_bytes large enough for all of it"
-                )
-            if number >= len(self._linear):
-                yield x, y, n
+    def _added(self, leaves: list[Any], piece: Piece, v: list[Tensor], plain: Callable[[], Product]) -> Product:
+        weights, others = [self._state[name] for name in self.names], {name: t for name, t in self._state.items() if name not in self.names}
+        try:
+            product, size = self._linearizer.linearized((weights, others, *piece[:2]))
+            found: Product = list(product(v))
+        except (Refusal, RuntimeError):  # of memory that runs out, too
+            if self.asked:
+                raise
+            self._give_up()
+            return plain()
+        if not self.asked and not _agree(found, expected := plain()):
+            self._give_up()
+            return expected
+        self._left -= size
+        self._open = self._left >= 0
+        if self._open:
+            self._entries.append(Entry([t.clone() for t in leaves], product))
+        return found
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
+def _agree(kept: Product, plain: Product) -> bool:
+    """Whether two products are one, up to rounding."""
+    pairs = [(a, torch.zeros_like(a) if b is None else b) for a, b in zip(kept, plain, strict=True) if a is not None]
+    apart, size = (torch.stack([t.norm() for t in tensors]).norm() for tensors in ([a - b for a, b in pairs], [b for _, b in pairs]))
+    return bool(apart <= 5 * torch.finfo(size.dtype).eps ** 0.4 * size)  # 8e-3 in float32: convolutions in TF32 may go another way each time
+
+
+def _equal(a: Any, b: Tensor) -> bool:
+    return isinstance(a, Tensor) and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
