@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
+
+from bsam.flatness import Probe
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 spec = importlib.util.spec_from_file_location("two_ranks", SCRIPT)
@@ -212,6 +215,32 @@ def test_fsdp_resumes_bit_for_bit_with_memory_sharded_as_the_parameters_are(meth
         assert result["as_parameters"]
         assert result["goes_on"]
         assert any(result["memory"]["vectors"]) is (method in two_ranks.REMEMBERING and method != "aesam")
+
+
+def readings_of_one_process(method: str, part: slice) -> list[dict]:
+    model = two_ranks.network()
+    optimizer = two_ranks.build(method, model)
+    probe = Probe(every=2).attach(optimizer)
+    x, y = two_ranks.batch()
+    for _ in range(two_ranks.STEPS):
+        optimizer.step(two_ranks.closure(method, model, x[part], y[part]))
+    return [asdict(reading) for reading in probe]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("method", two_ranks.PROBED)
+def test_a_probe_reads_the_batch_of_all_ranks(method, kind, ranks):
+    first, second = (rank[f"probe-{kind}-{method}"]["readings"] for rank in ranks)
+    if method != "ksam":  # whose ranks choose among their own samples: other steps
+        assert first == [pytest.approx(reading, rel=1e-9) for reading in readings_of_one_process(method, slice(None))]
+    assert first == [pytest.approx(reading, rel=1e-12) for reading in second]
+    assert len(first) == 3
+
+
+def test_a_probe_reads_the_part_of_its_rank_where_each_perturbs_on_its_own(ranks):
+    for rank, part in zip(ranks, (slice(0, 12), slice(12, None)), strict=True):
+        start, *_ = rank["probe-m-sharpness"]["readings"]
+        assert start == pytest.approx(readings_of_one_process("sam", part)[0], rel=1e-9)
 
 
 def test_a_second_derivative_is_refused_under_fsdp(ranks):

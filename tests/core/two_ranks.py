@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bsam
 from bsam.core.parts import local
+from bsam.flatness import Probe
 
 STEPS = 5
 
@@ -212,6 +214,17 @@ def static_refusal(rank: int) -> dict:
     return {"message": ""}
 
 
+def probed(method: str, rank: int, *, wrapped, **own) -> dict:
+    """What a probe reads on this rank."""
+    model = wrapped()
+    optimizer = build(method, model, **own)
+    probe = Probe(every=2).attach(optimizer)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for _ in range(STEPS):
+        optimizer.step(closure(method, model, x, y))
+    return {"readings": [asdict(reading) for reading in probe]}
+
+
 def fsdp_refusal(rank: int) -> dict:
     model = sharded()
     optimizer = build("gam-paper", model)
@@ -227,6 +240,7 @@ def fsdp_refusal(rank: int) -> dict:
 
 ALL = sorted(METHODS)
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
+PROBED = ["sam", "bsam", "ksam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
 CASES = {
     **{f"ddp-{method}": partial(ddp, method) for method in ALL},
@@ -241,6 +255,9 @@ CASES = {
     "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
     **{f"fsdp-{method}": partial(fsdp, method) for method in ALL if method != "gam-paper"},
+    **{f"probe-ddp-{method}": partial(probed, method, wrapped=lambda: DistributedDataParallel(network())) for method in PROBED},
+    "probe-m-sharpness": partial(probed, "sam", wrapped=lambda: DistributedDataParallel(network()), m_sharpness=True),
+    **{f"probe-fsdp-{method}": partial(probed, method, wrapped=sharded) for method in PROBED},
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,
     "static-refusal": static_refusal,

@@ -145,6 +145,10 @@ class SharpnessAware(Optimizer):
         """A number that decides what a rank does next, the same on all ranks of DDP: their mean, where gradients were not averaged (``no_sync``)."""
         return self._ranks.mean(number)
 
+    def mean_losses(self, losses: list[float]) -> list[float]:
+        """Losses of this rank's part of the batch, as the gradients are: averaged over ranks where those are."""
+        return self._ranks.mean_losses(losses, self._weights.mesh)
+
     # What a user calls.
 
     def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Tensor:

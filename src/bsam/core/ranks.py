@@ -47,6 +47,20 @@ class Ranks:
         dist.all_reduce(value, group=self.ddp.process_group)
         return float(value) / self.ddp.process_group.size()
 
+    def mean_losses(self, losses: list[float], mesh: Any) -> list[float]:
+        """Losses, averaged over the ranks that the gradients are averaged over: those of ``mesh`` under FSDP, of DDP where it reduces this pass."""
+        if mesh is not None:
+            groups, device = mesh.get_all_groups(), mesh.device_type
+        elif self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync:
+            groups, device = [self.ddp.process_group], self.ddp.device
+        else:
+            return losses
+        mean = torch.tensor(losses, dtype=torch.float64, device=device)
+        for group in groups:
+            dist.all_reduce(mean, group=group)
+            mean /= group.size()
+        return mean.tolist()
+
     @property
     def in_step(self) -> bool:
         """Whether this backward sees what the others see, or is meant not to: not so under the user's ``no_sync``."""

@@ -41,6 +41,11 @@ class Weights:
         self._parts = self.cut.split(self.params)
         self._saved = 0
 
+    @property
+    def mesh(self) -> Any:
+        """The ranks that the parameters are spread over; None if they are not."""
+        return next((part.sharding[0] for part in self.cut.parts if part.sharding is not None), None)
+
     def room(self, n: int) -> Parts:
         """Memory for the ``n``-th gradient of a step, kept between steps."""
         while len(self._room) <= n:
