@@ -74,6 +74,7 @@ def test_the_folder_has_settings_numbers_machine_and_network(whole):
     (machine,) = json.loads((whole / "environment.json").read_text())
     assert {"bsam", "torch", "python", "machine", "device", "date", "threads"} <= set(machine)
     assert (machine["torch"], machine["device"]) == (torch.__version__, "cpu")
+    assert [machine[name] for name in ("processes", "compiled", "captured")] == [1, False, False]
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert all(set(row) == {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"} for row in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -89,6 +90,26 @@ def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
     for note in ranks[1]:
         assert note["saf"] == "saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
         assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
+        assert note["odd k"] == "k must be a multiple of the 2 processes, each of which takes the hardest samples of its share; got 33"
+        for name, remembered in (("friendly_sam", "gradient_mean"), ("looksam", "g_v"), ("aesam", "g_v")):
+            assert note[name].startswith(f"{name} remembers something between steps ({remembered}")
+            assert note[name].endswith("leave m_sharpness out, or take a method that remembers nothing")
+
+
+def test_the_k_of_ksam_is_of_the_whole_batch(ranks):
+    """One pass over a process' share of the batch finds its part of the k hardest, and two passes see those."""
+    for note in ranks[1]:
+        assert note["ksam"] == [32, 8, 8] * 4
+        assert note["by default"] == [64, 32, 32] * 2
+        assert note["alone"] == [32, 32] * 4
+
+
+def test_both_processes_are_told_of_a_loss_that_one_has_seen(ranks):
+    """The first one alone judges the network."""
+    folder, notes = ranks
+    assert notes[0]["lost at last"] == notes[1]["lost at last"]
+    assert re.match(r"the test loss is (nan|inf) in epoch 1: .* No epoch was finished", notes[0]["lost at last"])
+    assert not list((folder / "refused" / "lost at last").glob("checkpoint*"))
 
 
 def test_each_process_works_on_its_half_of_every_batch(ranks):

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import sys
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,15 @@ RUNS = {
     "sgd": Run("sgd", **SAME),
     "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, **SAME),
 }
-REFUSED = {"saf": Run("saf", **SAME), "odd": Run("sgd", **{**SAME, "batch": 63})}
+SHORT = {**SAME, "epochs": 1}
+SIZED = {"ksam": Run("ksam", {"k": 16}, **SHORT), "by default": Run("ksam", **{**SHORT, "batch": 128}), "alone": Run("sam", {"m_sharpness": True}, **SHORT)}
+REFUSED = {
+    "saf": Run("saf", **SAME),
+    "odd": Run("sgd", **{**SAME, "batch": 63}),
+    "odd k": Run("ksam", {"k": 33}, **SAME),
+    **{name: Run(name, {"m_sharpness": True}, **SAME) for name in ("friendly_sam", "looksam", "aesam")},
+    "lost at last": Run("sgd", **{**SAME, "lr": 1e30, "batch": 256}),
+}
 
 
 SEEN: list[list[int]] = []  # the places of the samples of each batch in this process
@@ -39,6 +48,16 @@ class Without(Classification):
     def batch(self, index: Tensor) -> Batch:
         SEEN.append(index.tolist())
         return super().batch(index)
+
+
+class Sized(Without):
+    """Notes how many samples each pass sees."""
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        self.sizes.append(len(outputs))
+        return super().losses(outputs, batch)
+
+    sizes: ClassVar[list[int]] = []
 
 
 def main(folder: pathlib.Path, stop: bool) -> None:
@@ -61,13 +80,18 @@ def main(folder: pathlib.Path, stop: bool) -> None:
     for name, run in RUNS.items():
         result = fit(run, folder / name, device="cpu", task=Without, each_epoch=each)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
+    seen = list(SEEN)
+    for name, run in SIZED.items():
+        Sized.sizes.clear()
+        fit(run, device="cpu", task=Sized)
+        notes[name] = list(Sized.sizes)
     for name, run in REFUSED.items():
         try:
-            fit(run, device="cpu", task=Without)
+            fit(run, folder / "refused" / name, device="cpu", task=Without)
         except Refusal as refusal:
             notes[name] = str(refusal)
     pathlib.Path.open = ordinary  # type: ignore[method-assign]
-    (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told, "seen": SEEN}))
+    (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told, "seen": seen}))
 
 
 if __name__ == "__main__":

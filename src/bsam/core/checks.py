@@ -37,10 +37,11 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
         >>> check_count("k", np.int64(3))
         3
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value <= high:
+    count = operator.index(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if count is None or not low <= count <= high:
         bounds = f"of at least {low}" if high == math.inf else f"between {low} and {high}"
         raise Refusal(f"{name} must be a whole number {bounds}, got {value!r}")
-    return operator.index(value)
+    return count
 
 
 def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:

@@ -60,10 +60,10 @@ class Run:
         limit_train: train on so many samples, as evenly from all classes as can be; None: on all.
         limit_test: judge on so many, likewise; None: on all.
         precision: bf16 runs the network under autocast.
-        compile: whether the network goes through ``torch.compile``, where that works. Its kernels round otherwise: 20 steps in fp32 end within 2 % of the way
-            that the weights went from where plain steps end.
-        capture: whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all alike. 20 steps in fp32 end within 0.5 % of
-            the way that the weights went from where plain steps end; with asam, gam, msam or Adam within 2 %, since those carry rounding further.
+        compile: whether the network goes through ``torch.compile``, where that works. Its kernels round otherwise: after 20 steps in fp32 the weights are off
+            those of plain steps by less than 2 % of the way that they went.
+        capture: whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all alike. After 20 steps in fp32 the weights
+            are off those of plain steps by less than 0.5 % of the way that they went; with asam, gam, msam or Adam, which carry rounding further, 2 %.
         seed: of the initial weights, the order of the samples, their augmentation and the flipped labels.
         held_out: the set that the network is judged on; a run that helps to choose settings never sees the test set.
         probe: read sharpness and gradients every so many steps, by :class:`bsam.flatness.Probe`; None reads none.

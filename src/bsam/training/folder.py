@@ -18,8 +18,7 @@ from .config import Run, check_settings
 from .environment import environment_info
 from .events import Events
 from .files import lines, read_checkpoint, write, write_checkpoint, write_json, writing
-from .task import Task
-from .team import Team
+from .training import Training
 
 CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
 
@@ -83,17 +82,19 @@ class Folder:
         if self._lock is not None:
             self._lock.close()
 
-    def begin(self, team: Team, task: Task, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Note the settings, which have proved possible by now; the data; the machine that goes to work; what the task wants written down; and the epochs so
-        far: a process may have been killed before it did. Other data than that of the epochs so far is refused.
+    def begin(self, training: Training, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Note the settings, which have proved possible by now; the data; the machine that goes to work, and how; what the task wants written down; and the
+        epochs so far: a process may have been killed before it did. Other data than that of the epochs so far is refused.
         """
+        task, team = training.task, training.team
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
         if epochs:
             check_settings(self.path, {**identity, **_read(self.path / "identity.json", dict)}, identity)
         write_json(self.path / "config.json", self.run.settings())
         write_json(self.path / "identity.json", identity)
         file = self.path / "environment.json"
-        write_json(file, [*_read(file, list), {**environment_info(team.device), "processes": team.size}])
+        how = {"processes": team.size, "compiled": training.compiled, "captured": training.captured}
+        write_json(file, [*_read(file, list), {**environment_info(team.device), **how}])
         for name, value in task.notes().items():
             write_json(self.path / f"{name}.json", value)
         self._events = Events(self.path / "tensorboard", epochs)

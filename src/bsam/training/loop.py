@@ -16,6 +16,7 @@ from ..flatness.hessian import HessianOperator
 from ..flatness.landscape import landscape
 from ..flatness.spectrum import top_eigenvalues
 from .classification import Classification
+from .compiler import compiler_trouble
 from .config import Run
 from .folder import Folder
 from .result import Relief, Result, result_of
@@ -47,7 +48,8 @@ def fit(
 
     With a folder, every epoch is kept there: called again, an interrupted run goes on after the last epoch that it finished and ends as it would have ended,
     on a CPU bit for bit; a loss that is no number ends it. Without a folder such a run goes on to its end, and says so in its numbers. Started by ``torchrun``,
-    the processes share each batch; batch norm then takes its statistics from each process' share.
+    the processes share each batch. Batch norm then takes its statistics from each process' share, and methods that choose samples (esam, ksam) choose among it:
+    two processes end where one does only in networks without batch norm, and by the other methods.
 
     Args:
         run: the settings.
@@ -72,6 +74,8 @@ def fit(
             stack.enter_context(book)
         work = (task or TASKS[run.task])(run, processes.device, None if data_dir is None else Path(data_dir))
         training = Training(run, work, processes)
+        if run.compile and not training.compiled and processes.writes:
+            tell(f"torch.compile does not work here ({compiler_trouble(processes.device)}): the run goes on without.")
         processes.wait()
         epochs: list[dict[str, Any]] = []
         readings: list[dict[str, Any]] = []
@@ -83,17 +87,18 @@ def fit(
                 raise Refusal(f"the checkpoint in {folder} is not of this run: remove the folder, or choose another one. ({error})") from error
             epochs, readings = state["epochs"], state["readings"]
         if book is not None and processes.writes:
-            book.begin(processes, work, epochs, readings)
+            book.begin(training, epochs, readings)
         if at_start is not None and processes.writes:
             at_start(training, len(epochs))
         for number in range(len(epochs), run.epochs):
             metrics: dict[str, Any] = {"epoch": number + 1, **training.epoch(number)}
             if processes.writes:
                 metrics |= training.evaluate()
-            lost = [name for name, value in metrics.items() if name.endswith("_loss") and not math.isfinite(value)]
-            if book is not None and lost:  # the test loss tells of a last step that went too far
+            lost = processes.agreed([(name, value) for name, value in metrics.items() if name.endswith("_loss") and not math.isfinite(value)])
+            if book is not None and lost:  # the test loss tells of a last step that went too far; the first process knows it
+                name, value = lost[0]
                 raise Diverged(
-                    f"the {lost[0].replace('train_', 'training_').replace('_', ' ')} is {metrics[lost[0]]} in epoch {number + 1}: a smaller lr "
+                    f"the {name.replace('train_', 'training_').replace('_', ' ')} is {value} in epoch {number + 1}: a smaller lr "
                     f"(now {run.lr:g}) or radius may help. {f'The checkpoint of epoch {number} is kept in {folder}' if number else 'No epoch was finished'}"
                 )
             if processes.writes and run.radius is not None:

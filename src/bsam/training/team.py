@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..core.refusal import Refusal
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,13 @@ class Team:
         if self.size > 1:
             dist.all_reduce(value)
         return value / self.size
+
+    def agreed(self, value: T) -> T:
+        """What the first process has, in all of them."""
+        box = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
 
     def wait(self) -> None:
         """Until all are here."""

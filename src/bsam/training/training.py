@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -13,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ..core.checks import check_count
 from ..core.optimizer import SharpnessAware
 from ..core.refusal import Refusal
 from ..flatness.probe import Probe
 from ..flatness.sharpness import Sharpness, sharpness
 from ..methods import METHODS
+from .compiler import compiler_trouble, compiling
 from .config import Run
 from .learner import Learner, equip
 from .steps import Captured, Plain
@@ -51,9 +54,12 @@ class Training:
         self.run, self.task, self.team = run, task, team
         self.network = task.network()
         self.captured = run.capture and team.device.type == "cuda" and team.size == 1 and (run.method == "sgd" or METHODS[run.method].capturable)
+        self.compiled = run.compile and compiler_trouble(team.device) is None
         wrapped = team.wrapped(self.network)
-        model: nn.Module = torch.compile(wrapped) if run.compile else wrapped  # type: ignore[assignment]
-        self.learner = learner_of(run, task, model, self.steps * run.epochs, self.captured)
+        model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
+        self.learner = learner_of(run, task, model, self.steps * run.epochs, self.captured, team.size)
+        if team.size > 1:
+            _check_memory(run, self.learner.optimizer)
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.learner.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.learner.optimizer)
@@ -68,7 +74,7 @@ class Training:
         self.learner.begin_epoch(number)
         order = np.random.default_rng((run.seed, number, _ORDER)).permutation(self.task.samples)[: self.steps * run.batch]
         total, lr = torch.zeros((), device=device), 0.0
-        with self._drawing(number):
+        with self._drawing(number), compiling(run.model) if self.compiled else contextlib.nullcontext():
             for i, batch in enumerate(torch.from_numpy(order).to(device).split(run.batch)):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set(lr)
@@ -137,8 +143,17 @@ class Training:
             self.learner.loss.load_state_dict(state["loss"])
 
 
-def learner_of(run: Run, task: Task, model: nn.Module, steps: int, capturable: bool = False) -> Learner:
-    """The network with what the settings name to train it, for ``steps`` steps."""
+def _check_memory(run: Run, optimizer: Optimizer) -> None:
+    """Refuse a method whose memory would differ from process to process: a checkpoint holds that of the first one."""
+    if isinstance(optimizer, SharpnessAware) and optimizer.m_sharpness and (remembered := (*optimizer.vectors, *optimizer.numbers)):
+        raise Refusal(
+            f"{run.method} remembers something between steps ({', '.join(remembered)}), with m_sharpness each process something of its own, and a checkpoint "
+            "holds the first one's, so that a resumed run would be another: leave m_sharpness out, or take a method that remembers nothing"
+        )
+
+
+def learner_of(run: Run, task: Task, model: nn.Module, steps: int, capturable: bool = False, processes: int = 1) -> Learner:
+    """The network with what the settings name to train it, for ``steps`` steps, in one of so many processes."""
     device = next(model.parameters()).device
 
     def forward(x: Tensor) -> Any:
@@ -146,7 +161,17 @@ def learner_of(run: Run, task: Task, model: nn.Module, steps: int, capturable: b
             return model(x)
 
     known = {"seed": run.seed, "total_steps": steps, "samples": task.samples, "classes": task.classes, "label_smoothing": task.smoothing}
-    return equip(run.method, run.arguments, base_of(run, model, capturable), model, forward, task.losses, **known)
+    return equip(run.method, _share_of_arguments(run, processes), base_of(run, model, capturable), model, forward, task.losses, **known)
+
+
+def _share_of_arguments(run: Run, processes: int) -> Mapping[str, Any]:
+    """The method's arguments in each process: ksam's k counts samples of the whole batch, of which a process has its share."""
+    if run.method != "ksam" or processes == 1:
+        return run.arguments
+    k = check_count("k", run.arguments.get("k", inspect.signature(METHODS["ksam"].cls).parameters["k"].default))
+    if k % processes:
+        raise Refusal(f"k must be a multiple of the {processes} processes, each of which takes the hardest samples of its share; got {k}")
+    return {**run.arguments, "k": k // processes}
 
 
 def base_of(run: Run, model: nn.Module, capturable: bool = False) -> Optimizer:
