@@ -174,6 +174,19 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch):
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("damage", ['{"epoch": 1\n', "[]\n", ""])
+def test_damaged_metrics_of_a_finished_run_are_repaired_by_the_same_command(damage, tmp_path, capsys):
+    command, metrics = [*SHORT, "--limit-train", "64", "--out", str(tmp_path)], tmp_path / "metrics.jsonl"
+    assert cli.main(command) == 0
+    before, (*_, last, _) = metrics.read_bytes(), capsys.readouterr().out.splitlines()
+    metrics.write_text(damage)
+    assert cli.main(command) == 0
+    assert metrics.read_bytes() == before
+    out = capsys.readouterr().out
+    assert f"{tmp_path}. Going on after epoch 3." in out
+    assert last in out
+
+
 def test_a_terminated_run_goes_on_and_the_handler_is_as_it_was(tmp_path, capsys, monkeypatch):
     def stop(narrator, done, metrics):
         if done == 2:

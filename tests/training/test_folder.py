@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from bsam.training import training
 from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.files import read_checkpoint, write, write_checkpoint
-from bsam.training.folder import BEFORE, CHECKPOINT, read_metrics, read_network, read_run
+from bsam.training.folder import BEFORE, CHECKPOINT, last_metrics, read_metrics, read_network, read_run
 from bsam.training.loop import fit
 
 CPU = torch.device("cpu")
@@ -425,6 +426,30 @@ def test_reading_a_run_that_is_not_there_or_not_finished_is_refused(whole, tmp_p
     train(tmp_path / "run", stop=1)
     with pytest.raises(bsam.Refusal, match=r"no model\.safetensors: the run is not finished"):
         read_network(tmp_path / "run", DigitsNet())
+
+
+BROKEN = {
+    "half a line": lambda file: file.write_text('{"epoch": 1\n'),
+    "no entries": lambda file: file.write_text("1\n2\n3\n"),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\n"),
+    "empty": lambda file: file.write_text(""),
+    "an epoch gone": lambda file: file.write_text("".join(file.read_text().splitlines(keepends=True)[:2])),
+    "gone": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_damaged_metrics_are_refused_and_written_anew_from_the_checkpoint(name, whole, tmp_path, monkeypatch, agree):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    assert last_metrics(run) == read_metrics(run)[2]
+    BROKEN[name](run / "metrics.jsonl")
+    assert len(read_metrics(run)) == (2 if name == "an epoch gone" else 0)
+    with pytest.raises(bsam.Refusal, match=r"run/metrics\.jsonl does not hold the 3 epochs of the run: .* writes them anew, from the checkpoint"):
+        last_metrics(run)
+    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    train(run)
+    assert agree(end(run), end(whole))
 
 
 def test_a_machine_list_that_is_no_json_costs_nothing_but_itself(whole, tmp_path, agree):
