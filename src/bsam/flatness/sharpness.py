@@ -82,7 +82,7 @@ def sharpness(
         L.weights.move(_walk(L, g, -rho_min, steps))
         lower, g_min = L.value_and_grad()
         rises = [_rise_at(L, v, rho_max) - loss for v in _directions(L, random_directions, seed)]
-    cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
+    cosine = min(max(float(ratio(g.dot(g_min), g.norm() * g_min.norm())), -1.0), 1.0)  # rounding may lead beyond; NaN stays
     average = float(np.mean(rises)) if rises else None
     error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None
     return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine, average, error)
