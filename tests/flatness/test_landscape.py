@@ -63,6 +63,40 @@ def test_a_line_equals_a_plain_loop(nets):
     np.testing.assert_allclose(found.loss, [plain(moved(model, (a, v)), data)[0] for a in found.axes[0]], rtol=1e-12)
 
 
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_the_accuracy_of_a_segmentation_is_the_share_of_right_pixels(micro_batch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1))
+    data = [(torch.randn(n, 1, *size), torch.randint(0, 3, (n, *size))) for n, size in ((3, (4, 5)), (2, (6, 3)))]
+    found = landscape(model, F.cross_entropy, data, points=3, accuracy=True, micro_batch=micro_batch).accuracy
+    right = [(model(x).argmax(1) == y).flatten() for x, y in data]
+    assert found[1, 1] == pytest.approx(float(torch.cat(right).double().mean()), abs=1e-12)
+    assert 0 <= found.min() < found.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "y", "loss_fn", "words"),
+    [
+        ((10, 3), torch.eye(3)[torch.arange(10) % 3], F.cross_entropy, r"\(10, 3\) and \(10, 3\)"),  # one-hot
+        ((10, 1), torch.ones(10, 1), F.mse_loss, r"\(10, 1\) and \(10, 1\)"),  # regression
+        ((10, 1), torch.ones(10), lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y), r"\(10, 1\) and \(10,\)"),  # binary with one logit
+        ((10,), torch.ones(10), F.mse_loss, r"\(10,\) and \(10,\)"),
+        ((10, 3), torch.zeros(10, 1).long(), lambda out, y: F.cross_entropy(out, y[:, 0]), r"\(10, 3\) and \(10, 1\)"),
+        ((10, 3), [0] * 10, lambda out, y: F.cross_entropy(out, torch.tensor(y)), r"\(10, 3\) and list"),
+        (None, torch.zeros(10).long(), lambda out, y: F.cross_entropy(out["a"], y), "dict and"),
+    ],
+)
+def test_an_accuracy_that_makes_no_sense_is_refused(shape, y, loss_fn, words):
+    class Net(nn.Linear):
+        def forward(self, x):
+            return {"a": super().forward(x)} if shape is None else super().forward(x).reshape(shape)
+
+    model, x = Net(4, shape[1] if shape and len(shape) > 1 else 1), torch.randn(10, 4)
+    with pytest.raises(bsam.Refusal, match=rf"two or more classes in dimension 1.*got outputs and labels of {words}.*: leave accuracy out"):
+        landscape(model, loss_fn, [(x, y)], points=3, accuracy=True)
+    assert np.isfinite(landscape(model, loss_fn, [(x, y)], points=3).loss).all()
+
+
 @pytest.mark.parametrize("points", [3, 11, 21, 101])
 def test_axes_are_symmetric_to_the_last_bit_and_zero_in_the_middle(points):
     model = nn.Linear(1, 1, bias=False)
@@ -150,7 +184,7 @@ def test_hessian_directions_follow_the_mode_and_the_micro_batches(nets):
         return F.cross_entropy(out, y)
 
     small = landscape(model, loss_fn, data, span=0.1, points=3, dims=1, directions="hessian", micro_batch=4)
-    assert max(seen) == 4
+    assert [n for n in seen if n > 4] == [7, 7]  # once for the Hessian and once for the landscape: whether the loss is a mean
     np.testing.assert_allclose(small.loss, landscape(model, F.cross_entropy, data, span=0.1, points=3, dims=1, directions="hessian").loss, rtol=1e-9)
 
 
@@ -231,7 +265,10 @@ def test_progress_counts_the_points(nets):
         ({"span": float("nan")}, "span must be a finite number"),
         ({"seed": -1}, "seed must be"),
         ({"directions": "random"}, '"filter", "hessian" or a list of vectors, got \'random\''),
+        ({"directions": None}, '"filter", "hessian" or a list of vectors, got None'),
+        ({"directions": 5}, '"filter", "hessian" or a list of vectors, got 5'),
         ({"directions": []}, "directions must be 2 vectors with one tensor for each trainable parameter"),
+        ({"directions": [torch.ones(445), torch.ones(445)]}, "directions must be 2 vectors with one tensor for each trainable parameter"),
         ({"directions": [Vector([torch.ones(3)]), Vector([torch.ones(3)])]}, "directions must be 2 vectors"),
         ({"mode": "test"}, "mode must be"),
     ],
@@ -248,10 +285,26 @@ def test_refusals_of_models():
         landscape(one, F.mse_loss, [(torch.ones(2, 1), torch.ones(2, 1))], directions="hessian")
     with pytest.raises(bsam.Refusal, match="at least two models"):
         plane_through([nn.Linear(2, 2)])
+    for single in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))):
+        with pytest.raises(bsam.Refusal, match=f"at least two models, in a list; got one {type(single).__name__}"):
+            plane_through(single)
+    several = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    assert plane_through(several).coordinates.tolist() == plane_through(list(several)).coordinates.tolist()
+    for nothing in (nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)):
+        with pytest.raises(bsam.Refusal, match=r"at least two trainable parameters: are they frozen\?"):
+            plane_through([nothing, nothing])
     with pytest.raises(bsam.Refusal, match="same trainable parameters"):
         plane_through([nn.Linear(2, 2), nn.Linear(2, 3)])
     model = nn.Linear(2, 2)
     with pytest.raises(bsam.Refusal, match="same weights"):
         plane_through([model, copy.deepcopy(model)])
-    with pytest.raises(bsam.Refusal, match="at least two parameters"):
+    with pytest.raises(bsam.Refusal, match="at least two trainable parameters"):
         plane_through([one, nn.Linear(1, 1, bias=False)])
+
+
+def test_filters_need_a_weight_that_has_some():
+    model, data = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), [(torch.randn(6, 4), torch.randint(0, 3, (6,)))]
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(bsam.Refusal, match=r'moves weights of two or more dimensions alone.*take directions="hessian", or a list of vectors'):
+        landscape(model, F.cross_entropy, data, points=3)
+    assert np.ptp(landscape(model, F.cross_entropy, data, points=3, directions="hessian").loss) > 0

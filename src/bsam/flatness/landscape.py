@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -68,7 +68,7 @@ def landscape(
         directions: ``"filter"``: random, each filter as long as the model's (a filter of zeros stays where it is, and so do biases and norm layers).
             ``"hessian"``: the eigenvectors of the largest eigenvalues, of unit length. Or the vectors themselves, such as those of :func:`plane_through`:
             the same ones for several models show all of them in parallel planes, on one scale.
-        accuracy: whether to take the share of right answers (the largest output), too.
+        accuracy: whether to take the share of right answers, too: of the labels ``y`` that are the largest of the outputs along dimension 1.
         micro_batch: the most samples to evaluate at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
         progress: called after each point with the number done and the number of all.
@@ -100,7 +100,7 @@ def landscape(
             else:
                 steps = [float(axis[i]) * v for i, v in zip(place, basis, strict=True)]
                 L.weights.move(sum(steps[1:], steps[0]))
-            losses[place], hit = L.value(_hits if accuracy else None)
+            losses[place], hit = L.value(_right if accuracy else None)
             hits[place] = np.nan if hit is None else hit
             if progress is not None:
                 progress(done, points**dims)
@@ -119,14 +119,16 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
         >>> bool((plane.distances < 1e-6).all()), plane.coordinates[0]
         (True, array([0., 0.]))
     """
+    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+        raise Refusal(f"a plane needs at least two models, in a list; got one {type(models).__name__}")
     if len(models) < 2:
         raise Refusal("a plane needs at least two models")
     weights = [[p.detach() for p in model.parameters() if p.requires_grad] for model in models]
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise Refusal("the models must have the same trainable parameters, of the same shapes")
+    if sum(p.numel() for p in weights[0]) < 2:
+        raise Refusal("a plane needs models of at least two trainable parameters: are they frozen?")
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
-    if flat.shape[1] < 2:
-        raise Refusal("a plane needs models of at least two parameters")
     differences = flat - flat[0]
     basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     if float(differences.norm()) == 0:
@@ -139,9 +141,9 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
 
 
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
-    if not isinstance(directions, str):
+    if not isinstance(directions, str) and isinstance(directions, Iterable):
         given = list(directions)
-        if len(given) < dims or any([t.shape for t in v.tensors()] != [p.shape for p in L.weights.params] for v in given):
+        if len(given) < dims or any(not isinstance(v, Vector) or [t.shape for t in v.tensors()] != [p.shape for p in L.weights.params] for v in given):
             raise Refusal(f"directions must be {dims} vectors with one tensor for each trainable parameter of the model")
         return [Vector([t.to(p) for t, p in zip(v.tensors(), L.weights.params, strict=True)], L.weights.cut) for v in given[:dims]]
     if directions == "hessian":
@@ -152,6 +154,11 @@ def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list
         return list(found or ())
     if directions != "filter":
         raise Refusal(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
+    if all(p.dim() < 2 for p in L.weights.params):
+        raise Refusal(
+            'directions="filter" moves weights of two or more dimensions alone, not biases and norm layers, and no trainable parameter of the model is one: '
+            'take directions="hessian", or a list of vectors'
+        )
     generator = torch.Generator().manual_seed(check_count("seed", seed, low=0))
     return [Vector([_like_filters(p.detach(), generator) for p in L.weights.params], L.weights.cut) for _ in range(dims)]
 
@@ -165,5 +172,12 @@ def _like_filters(w: Tensor, generator: torch.Generator) -> Tensor:
     return d * (torch.linalg.vector_norm(w, dim=rows, keepdim=True) / torch.linalg.vector_norm(d, dim=rows, keepdim=True))
 
 
-def _hits(out: Any, y: Any) -> Tensor:
-    return (out.argmax(1) == y).sum()
+def _right(out: Any, y: Any) -> Tensor:
+    """For each label whether it is the class of the largest output."""
+    if not isinstance(out, Tensor) or out.dim() < 2 or out.shape[1] < 2 or not isinstance(y, Tensor) or y.shape != out.shape[:1] + out.shape[2:]:
+        got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
+        raise Refusal(
+            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each place in the others, "
+            f"(B, C) and (B,) or (B, C, H, W) and (B, H, W); got outputs and labels of {got}: leave accuracy out"
+        )
+    return out.argmax(1) == y

@@ -52,22 +52,23 @@ def trace(H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str =
         raise Refusal(f'method must be "hutch++" or "hutchinson", got {method!r}')
     check_count("samples", samples, low=2 if method == "hutchinson" else 6)
     generator, before = seeded(seed), H.products
+    wide = torch.promote_types(H.dtype, torch.float32)  # what is done with products: QR and sums want more digits than half precision has
 
     def times(v: Tensor) -> Tensor:
-        out = H.times(v)
+        out = H.times(v.to(H.dtype)).to(wide)
         finite(float(out.norm()))
         if progress is not None:
             progress(H.products - before, samples)
         return out
 
     sketched = min(samples // 3, H.size) if method == "hutch++" else 0
-    Q = torch.zeros(H.size, 0, dtype=H.dtype, device=H.device)
+    Q = torch.zeros(H.size, 0, dtype=wide, device=H.device)
     if sketched:
         Q = torch.linalg.qr(torch.stack([times(H.random(generator, "signs")) for _ in range(sketched)], dim=1)).Q
     exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
     rest = []
     for _ in range(samples - 2 * sketched):
-        z = H.random(generator, "signs")
+        z = H.random(generator, "signs").to(wide)
         z -= Q @ (Q.T @ z)
         rest.append(float(torch.dot(z, times(z))))
     spread = float(np.std(rest, ddof=1)) / math.sqrt(len(rest))
