@@ -142,3 +142,27 @@ def test_model_and_batches_go_to_the_device_and_other_things_pass():
     for _ in range(2):
         ((x, y),) = data
         assert (x.device.type, y) == ("meta", "label")
+
+
+class Own:
+    """Something that knows itself how to move."""
+
+    def to(self, device):
+        return f"moved to {device}"
+
+
+def test_tensors_in_nested_batches_and_in_a_loss_that_is_a_module_go_to_the_device():
+    x, y = {"a": torch.ones(1, 2), "b": (torch.ones(1), ["text", torch.ones(1)])}, (torch.ones(1), 3, Own())
+    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(2))
+    _, loss_fn, data = load(lambda path: (nn.Linear(2, 1), loss_fn, [(x, y), [x, y]]), Path("some.pt"), torch.device("meta"))
+    assert loss_fn.weight.device.type == "meta"
+    for moved_x, moved_y in data:
+        tensors = moved_x["a"], moved_x["b"][0], moved_x["b"][1][1], moved_y[0]
+        assert [t.device.type for t in tensors] == ["meta"] * 4
+        assert (moved_x["b"][1][0], moved_y[1:]) == ("text", (3, "moved to meta"))
+
+
+def test_batches_of_a_loader_that_are_no_pairs_are_refused_where_they_are_measured():
+    model, loss_fn, data = load(lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu"))
+    with pytest.raises(bsam.Refusal, match="must be a pair.*tuple of 3"):
+        glance(model, loss_fn, data, ITS)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from ..core.refusal import Refusal
 from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction
@@ -199,7 +200,7 @@ def loader(name: str) -> Callable[[Path], Any]:
 
 
 def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
-    """What ``function(path)`` returns, if it is a model, a loss function and data; model and batches on the device."""
+    """What ``function(path)`` returns, if it is a model, a loss function and data; all of it on the device, also a loss that is a module."""
     found = function(path)
     if not isinstance(found, tuple) or len(found) != 3:
         got = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
@@ -213,18 +214,18 @@ def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> L
             )
     if isinstance(data, Iterator):
         raise Refusal(f"the loader's data is walked many times, and an iterator can be walked once only; for {path}: return a list or a DataLoader")
-    return model.to(device), loss_fn, _Moved(data, device)
+    return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
 
 
 class _Moved:
-    """Batches on a device."""
+    """Batches on a device, also the tensors inside of tuples, lists and dicts."""
 
     def __init__(self, data: Batches, device: torch.device) -> None:
         self.data, self.device = data, device
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for x, y in self.data:
-            yield self._to(x), self._to(y)
+        for batch in self.data:
+            yield tree_map(self._to, batch)
 
     def _to(self, t: Any) -> Any:
         return t.to(self.device) if hasattr(t, "to") else t
