@@ -164,5 +164,5 @@ def test_tensors_in_nested_batches_and_in_a_loss_that_is_a_module_go_to_the_devi
 
 def test_batches_of_a_loader_that_are_no_pairs_are_refused_where_they_are_measured():
     model, loss_fn, data = load(lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu"))
-    with pytest.raises(bsam.Refusal, match="must be a pair.*tuple of 3"):
+    with pytest.raises(bsam.Refusal, match=r"must be a pair.*tuple of 3"):
         glance(model, loss_fn, data, ITS)
