@@ -16,6 +16,7 @@ from bsam.flatness import HessianOperator, Sharpness, landscape, sharpness, top_
 from bsam.methods import METHODS
 from bsam.models.digits_net import DigitsNet
 from bsam.training.config import Run
+from bsam.training.folder import read_metrics
 from bsam.training.loop import fit
 
 ROOT = Path(bsam.__file__).parents[1]
@@ -36,7 +37,7 @@ KEYS = {
 
 
 def command(*arguments, program=("-m", "bsam"), cwd=None):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "PYTHONUNBUFFERED": ""}
     return subprocess.Popen(
         [sys.executable, *program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True, cwd=cwd
     )
@@ -156,6 +157,39 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, 
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert cli.main(["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]) == 2  # other settings: refused, untouched
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_training_that_nobody_listens_to_says_what_is_kept(tmp_path):
+    """As before `| head`; the same command goes on."""
+    arguments = ("train", "--method", "sgd", "--epochs", "300", "--limit-train", "128", "--limit-test", "50", "--out", str(tmp_path / "run"), "--device", "cpu")
+    with command(*arguments) as process:
+        assert any(line.startswith("epoch") for line in process.stdout)
+        process.stdout.close()
+        error = process.stderr.read()
+    assert error == f"bsam: the output was closed. Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there.\n"
+    assert process.returncode == 141
+    kept = len(read_metrics(tmp_path / "run"))
+    assert 1 <= kept < 300
+    out, error = command(*arguments).communicate(timeout=100)
+    assert error == ""
+    assert f"Going on after epoch {kept}." in out
+    assert len(read_metrics(tmp_path / "run")) == 300
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["methods"], ["--help"], ["list", "--help"], []])
+def test_a_list_that_nobody_reads_ends_quietly(arguments):
+    with command(*arguments) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_where_nobody_hears_the_sentence_either_the_status_says_it(tmp_path):
+    """As before `2>&1 | head`."""
+    with command("train", "--method", "sgd", "--epochs", "3", "--limit-train", "128", "--out", str(tmp_path / "run"), "--device", "cpu") as process:
+        process.stdout.close()
+        process.stderr.close()
+    assert process.returncode == 141
 
 
 LOADER = """

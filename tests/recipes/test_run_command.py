@@ -82,6 +82,19 @@ def test_refusals(arguments, sentence, tmp_path, capsys):
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mode", [[], ["--report"]])
+@pytest.mark.parametrize("below", ["", "further"])
+def test_a_folder_that_cannot_be_is_refused(below, mode, tmp_path, capsys):
+    (tmp_path / "file").write_text("something else")
+    assert cli.main(["run", "label-noise", "--device", "cpu", "--out", str(tmp_path / "file" / below), *mode]) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith(f"bsam: {tmp_path / 'file'}")
+    assert "cannot be used as a folder" in error
+    assert error.count("\n") == 1
+    assert "Test accuracy" not in out
+    assert (tmp_path / "file").read_text() == "something else"
+
+
 def test_torchrun_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["run", "label-noise", "--out", str(tmp_path)]) == 2
@@ -96,10 +109,34 @@ def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
+def started(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-m", "bsam", "run", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_recipe_that_nobody_listens_to_says_what_is_kept(tmp_path):
+    """As before `| head -1`."""
+    with started("training-curves", "--out", str(tmp_path), "--device", "cpu") as process:
+        assert "5 runs" in process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+    assert error == f"bsam: the output was closed. Finished epochs are kept in {tmp_path}; the same command goes on from there.\n"
+    assert process.returncode == 141
+    assert not (tmp_path / "table.md").exists()
+
+
+@pytest.mark.parametrize("mode", ["--dry-run", "--report"])
+def test_where_nothing_is_trained_nothing_has_to_be_said(mode, tmp_path):
+    with started("training-curves", "--out", str(tmp_path / "out"), mode) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+    assert (tmp_path / "out" / "table.md").exists() == (mode == "--report")
+
+
 def test_interrupted_the_same_command_goes_on(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bsam", "run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started("training-curves", "--out", str(tmp_path), "--device", "cpu")
     runs = RECIPES["training-curves"].runs("smoke")
     first = tmp_path / folder_name(runs[0]) / "model.safetensors"
     while not first.exists():

@@ -19,7 +19,7 @@ from bsam.flatness.probe import Probe, Reading
 from bsam.flatness.spectrum import Eigenvalues
 from bsam.recipes import run_folder
 from bsam.recipes.flatness import Instruments
-from bsam.report import flatness, measurements, panels
+from bsam.report import measurements, panels
 from bsam.report.flatness import density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from bsam.report.landscapes import landscape_info, plot_contours, plot_surfaces, write_interactive
 from bsam.report.measurements import FIGURES, Notebook, flatness_report
@@ -49,18 +49,30 @@ def reading(step, sharpness=0.1, cosine=0.5):
     return Reading(step, 1.0, 2 * sharpness, sharpness, 3 * sharpness, 1.0, 1.5, 0.5, cosine, 0.1, 0.05, 0)
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures, as matplotlib holds them, instead of the pixels alone."""
-    made, genuine = [], panels.figure
-    for module in (panels, flatness):
-        monkeypatch.setattr(module, "figure", lambda *size: made.append(genuine(*size)) or made[-1])
-    return made
-
-
 def is_a_picture(path):
     image = imread(path)
     return min(image.shape[:2]) > 400 and len({tuple(pixel) for pixel in image[::3, ::3].reshape(-1, image.shape[2]).round(1)}) > 10
+
+
+DRAWINGS = {
+    "spectrum.png": lambda path: plot_spectrum(spectrum_info({"a": eigenvalues(4.0)}), path),
+    "density.png": lambda path: plot_density(density_info({"a": density(2.0, 0.1)}), path),
+    "probe.png": lambda path: plot_probe(probe_info([reading(0), reading(10)]), path),
+    "contours.png": lambda path: plot_contours(landscape_info({"a": bowl()}), path),
+    "surfaces.png": lambda path: plot_surfaces(landscape_info({"a": bowl()}), path),
+    "surfaces.html": lambda path: write_interactive(landscape_info({"a": bowl()}), path),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_on_a_full_disk_the_old_figure_stays(name, on_a_full_disk):
+    on_a_full_disk(DRAWINGS[name], name)
+
+
+@pytest.mark.parametrize(("name", "start"), [("figure.pdf", b"%PDF"), ("figure.svg", b"<?xml"), ("figure", b"\x89PNG")])
+def test_the_format_is_the_one_that_the_name_ends_in(name, start, tmp_path):
+    panels.save(panels.figure(1, 1), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
 
 
 def test_spectrum_numbers_are_those_of_the_paper():
@@ -205,7 +217,7 @@ def test_rows_of_the_interactive_surface_go_along_the_second_direction(tmp_path,
     import plotly.graph_objects as go
 
     made = []
-    monkeypatch.setattr(go.Figure, "write_html", lambda page, path, **options: made.append(page))
+    monkeypatch.setattr(go.Figure, "to_html", lambda page, **options: made.append(page) or "")
     write_interactive(landscape_info({"a": bowl(first=1, second=3)}), tmp_path / "surfaces.html")
     (surface,) = made[0].data
     assert surface.z[0][2] == 3  # at -1 along the second direction

@@ -12,8 +12,8 @@ from bsam.recipes.paper import Published
 from bsam.recipes.runner import State, folder_name, state_of
 from bsam.report.comparison import caption, comparison_info, comparison_markdown, comparison_tables, notes_info, ours_text, parts_info
 from bsam.report.outcome import origin_info, runs_info, write_outcome
-from bsam.report.probe_figures import readings_info, smooth
-from bsam.report.recipe_figures import accuracy_lines_info, training_curves_info
+from bsam.report.probe_figures import plot_conflicts, readings_info, smooth
+from bsam.report.recipe_figures import FIGURES, accuracy_lines_info, plot_accuracy_lines, training_curves_info
 from bsam.report.recipe_progress import name_of, plan_info, plan_table, totals, watching
 from bsam.report.tables import Spread
 from bsam.training.config import Run
@@ -82,6 +82,15 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said():
     assert [entry.missing for entry in entries] == [2, 0, 0, 0, 0]
     assert caption(entries, RUN)[-1] == "2 runs are not finished."
     assert caption(entries, RUN)[-2].startswith("diverged: ")
+
+
+def test_a_run_that_diverged_and_was_finished_after_all_counts_once():
+    recipe = RECIPES["training-curves"]
+    states = [finished(run) for run in recipe.runs("paper", seeds=2)]
+    states[1] = replace(states[1], diverged="the training loss is nan")
+    entries = comparison_info(recipe, states)
+    assert [ours_text(entry) for entry in entries] == ["90.50 ± 0.71 (2)"] * 5
+    assert [(entry.diverged, entry.missing) for entry in entries] == [(0, 0)] * 5
 
 
 def test_without_published_numbers_there_is_no_column_for_them():
@@ -169,6 +178,39 @@ def test_figures_leave_out_what_is_not_finished(out, tmp_path):
         recipe, states = out(name)
         states[0] = replace(states[0], finished=False, diverged="the training loss is nan")
         assert len(write_outcome(tmp_path / name, recipe, "smoke", states)) == 3
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_on_a_full_disk_the_old_figure_stays(name, out, on_a_full_disk):
+    recipe, states = out(next(recipe.name for recipe in RECIPES.values() if name in recipe.figures))
+    on_a_full_disk(lambda path: FIGURES[name](recipe, states, path), f"{name}.png")
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_the_legend_names_the_lines_of_every_panel_once(tmp_path, drawn):
+    recipe = RECIPES["label-noise"]
+    states = [finished(run) for run in recipe.runs("paper") if (run.method, run.data) != ("bsam", "cifar10")]
+    plot_accuracy_lines(accuracy_lines_info(recipe, states), "noise", tmp_path / "lines.png")
+    ours = ["SGD", "SAM", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    assert legend_of(drawn[0]) == [*ours, "SGD, paper", "SAM, paper", "BSAM, paper"]
+    assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [4, 8]
+
+
+def test_a_schedule_has_its_name_and_one_colour_in_every_column(out, tmp_path, drawn):
+    recipe, states = out("gradient-conflict", seeds=1)
+    found = readings_info(recipe, states)
+    plot_conflicts([each for each in found if (each.part, each.row) != (found[0].part, "0.1 to 0.05")], tmp_path / "conflict.png")
+    upper, lower = drawn[0].axes[:3], drawn[0].axes[3:]
+    schedules = [rf"$\rho^{{min}}$ {row}" for row in ("0.1, fixed", "0.1 to 0.05", "0.1 to 0")]
+    assert sorted(legend_of(drawn[0])) == sorted(schedules)
+    colours = [{line.get_label(): line.get_color() for line in ax.lines if line.get_label() in schedules} for ax in upper]
+    assert list(map(len, colours)) == [2, 3, 3]
+    assert colours[1] == colours[2] == {**colours[1], **colours[0]}
+    assert [[line.get_color() for line in ax.lines] for ax in lower] == [list(each.values()) for each in colours]
 
 
 def test_courses_are_means_over_the_seeds(out):

@@ -134,6 +134,10 @@ def test_figure_is_drawn(tmp_path, seeds, epochs, methods):
     assert len({tuple(pixel) for pixel in image.reshape(-1, image.shape[2]).round(1)}) > 10
 
 
+def test_on_a_full_disk_the_old_figure_stays(on_a_full_disk):
+    on_a_full_disk(lambda path: plot_curves(curves_info(made_up()[1]), path), "figure.png")
+
+
 def test_landscapes_are_of_the_first_seed_on_one_scale_for_each_noise_rate(tmp_path):
     _, cells = made_up()
     infos = reliefs_info(cells)

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from .. import __version__
 from ..core.refusal import Refusal
@@ -13,33 +14,63 @@ from . import catalogue, demo, flatness, run, train
 from .signals import Terminated
 
 COMMANDS = (catalogue, demo, train, run, flatness)
-REFUSED, INTERRUPTED, TERMINATED = 2, 130, 143
+REFUSED, INTERRUPTED, UNHEARD, TERMINATED = 2, 130, 141, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bsam ...``; the exit status."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.command is None:
-        parser.print_help()
-        return 0
+    arguments = argparse.Namespace()
     try:
-        arguments.run(arguments)
+        _obey(argv, arguments)
     except Refusal as refusal:
         _complain(str(refusal))
         return REFUSED
     except KeyboardInterrupt as end:
         how, status = ("terminated", TERMINATED) if isinstance(end, Terminated) else ("interrupted", INTERRUPTED)
-        kept = f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there." if "kept" in arguments else ""
-        _complain(f"{how}.{kept}")
+        _complain(f"{how}.{_kept(arguments)}")
         return status
+    except BrokenPipeError:
+        _let_go(sys.stdout)
+        if kept := _kept(arguments):  # of a list that is cut short nothing has to be said
+            _complain(f"the output was closed.{kept}")
+        return UNHEARD
     return 0
 
 
+def _obey(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
+    """Fill in the arguments and run their command. A pipe that was closed at the other end is a BrokenPipeError, whoever wrote into it last."""
+    parser = _parser()
+    try:
+        parser.parse_args(argv, arguments)
+        if arguments.command is None:
+            parser.print_help()
+        else:
+            arguments.run(arguments)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's answer to it
+            raise end.__context__ from None
+        raise
+    finally:
+        print(end="", flush=True)  # now: at the end of the process nobody could catch it
+
+
+def _kept(arguments: argparse.Namespace) -> str:
+    """What an early end leaves behind, in a sentence; nothing of a command that keeps nothing."""
+    return f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there." if "kept" in arguments else ""
+
+
 def _complain(sentence: str) -> None:
-    """On the error stream; of the processes that torchrun started on a machine, the first one speaks."""
+    """On the error stream, if anybody reads it; of the processes that torchrun started on a machine, the first one speaks."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"bsam: {sentence}", file=sys.stderr)
+        try:
+            print(f"bsam: {sentence}", file=sys.stderr)
+        except BrokenPipeError:
+            _let_go(sys.stderr)
+
+
+def _let_go(stream: TextIO) -> None:
+    """What is left in a stream that nobody reads goes nowhere: the interpreter, which writes it out at its end, would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

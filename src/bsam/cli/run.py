@@ -57,6 +57,8 @@ def _run_recipe(arguments: argparse.Namespace) -> None:
     chosen = only(runs, arguments.only) if arguments.only else runs
     out: Path = arguments.out or Path("runs") / f"{recipe.name}-{arguments.scale}"
     arguments.out = out
+    if arguments.dry_run or arguments.report:
+        del arguments.kept  # nothing is trained
     console = Console()
     states = [state_of(run, out) for run in chosen]
     if arguments.dry_run:
@@ -75,9 +77,10 @@ def _run_recipe(arguments: argparse.Namespace) -> None:
         if not all(state.over for state in states):
             console.print("Another process is still at some of the runs.")
     everything = [state_of(run, out) for run in runs]
+    written = write_outcome(out, recipe, arguments.scale, everything)  # before it is shown: whoever looks may go away
     entries = comparison_info(recipe, everything)
     for table in comparison_tables(recipe, entries):
         console.print(table)
         console.print()
     console.print("\n".join(caption(entries, runs[0])), highlight=False)
-    console.print(f"Written: {', '.join(map(str, write_outcome(out, recipe, arguments.scale, everything)))}", soft_wrap=True)
+    console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -41,7 +41,7 @@ def comparison_info(recipe: Recipe, states: Sequence[State]) -> list[Entry]:
 
 def _entry(recipe: Recipe, place: Place, states: Sequence[State]) -> Entry:
     found = [shown(state) for state in states if state.finished]
-    diverged = sum(state.diverged is not None for state in states)
+    diverged = sum(state.diverged is not None and not state.finished for state in states)
     return Entry(place, spread(found) if found else None, diverged, len(states) - len(found) - diverged, recipe.published(states[0].run))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.extras import need
 from ..recipes.demo import Cell
 from ..training.result import Epoch
+from .panels import figure, legend, save
 from .tables import Spread, heading, spread
 
 if TYPE_CHECKING:
@@ -52,12 +53,11 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
     Many bands would hide each other: there, whiskers beside the last epoch show its deviations.
     """
     need("matplotlib", "plot")
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
     from matplotlib.ticker import LogLocator
 
     noise_rates = list(dict.fromkeys(curve.label_noise for curve in curves))
-    figure = Figure(figsize=(5.2 * len(noise_rates), 7.6), layout="constrained")
-    axes = figure.subplots(2, len(noise_rates), squeeze=False, sharex=True)
+    drawn = figure(5.2 * len(noise_rates), 7.6)
+    axes = drawn.subplots(2, len(noise_rates), squeeze=False, sharex=True)
     many = len(curves) > BANDS * len(noise_rates)
     for column, noise in enumerate(noise_rates):
         upper, lower = axes[0, column], axes[1, column]
@@ -75,12 +75,11 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
         lower.set_xlabel("epoch")
     axes[0, 0].set_ylabel("test accuracy, %")
     axes[1, 0].set_ylabel("sharpness BilS on the training data")
-    handles, titles = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, titles, loc="outside lower center", ncols=min(len(titles), LEGEND_COLUMNS), frameon=False, handlelength=3)
+    legend(drawn, columns=LEGEND_COLUMNS, handlelength=3)
     seeds = curves[0].accuracy[0].n
     deviation = f", {'at the end a whisker' if many else 'band'} of one standard deviation" if seeds > 1 else ""
-    figure.suptitle(f"Digits: mean of {seeds} seeds{deviation}")
-    figure.savefig(path, dpi=150)
+    drawn.suptitle(f"Digits: mean of {seeds} seeds{deviation}")
+    save(drawn, path)
 
 
 def _scaled(s: Spread, factor: float) -> Spread:

@@ -13,7 +13,7 @@ from ..flatness.density import Density, smoothed
 from ..flatness.probe import Reading
 from ..flatness.spectrum import Eigenvalues
 from .figures import COLOURS, DASHES
-from .panels import figure, grouped, panels, tidy
+from .panels import figure, grouped, panels, save, tidy
 
 BINS = 25
 POINTS = 2000  # along a density
@@ -146,7 +146,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             tidy(ax)
         first, ax = group[0]
         ax.set_ylabel(f"{first.group}\n" * (len(groups) > 1) + "how many of " + CHOSEN[first.which].format(len(first.values)))
-    drawn.savefig(path, dpi=150)
+    save(drawn, path)
 
 
 def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
@@ -172,7 +172,7 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
         ax.set_ylabel(f"{group[0].group}\n" * (len(groups) > 1) + "density")
         ax.legend(frameon=False)
         tidy(ax)
-    drawn.savefig(path, dpi=150)
+    save(drawn, path)
 
 
 def plot_probe(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
@@ -194,4 +194,4 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
     lower.set_xlabel("step")
     for ax in (upper, lower):
         tidy(ax)
-    drawn.savefig(path, dpi=150)
+    save(drawn, path)

@@ -14,7 +14,8 @@ from ..core.refusal import Refusal
 from ..flatness.landscape import Landscape
 from ..flatness.products import Array
 from ..recipes.demo import Cell
-from .panels import grouped, panels
+from ..training.files import write
+from .panels import grouped, panels, save
 from .tables import heading
 
 LEVELS = 12
@@ -89,7 +90,7 @@ def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
             ax.set_xlabel("first direction")
         group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
         drawn.colorbar(filled, ax=[ax for _, ax in group], label="loss", format="%.3g", ticks=levels, shrink=0.85, aspect=25, pad=0.02)
-    drawn.savefig(path, dpi=150)
+    save(drawn, path)
 
 
 def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
@@ -109,7 +110,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
             ax.set_ylabel("second direction")
             ax.set_zlabel("loss")
             ax.set_box_aspect(None, zoom=0.88)  # or the label of the vertical axis is cut off
-    drawn.savefig(path, dpi=150)
+    save(drawn, path)
 
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
@@ -149,7 +150,7 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
             )
     legend, margin = {"x": 0.01, "y": 0.99}, {"l": 0, "r": 0, "b": 0, "t": 40}
     page.update_layout(title="Loss around each model: click a name to show or hide it", legend=legend, margin=margin, **layout)
-    page.write_html(path, include_plotlyjs=True)
+    write(path, page.to_html(include_plotlyjs=True).encode())
 
 
 def _caption(info: LandscapeInfo) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.refusal import Refusal
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
@@ -87,7 +88,11 @@ def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Several processes may work on one folder; one of them writes at a time."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / "lock").open("w")
+    except OSError as error:
+        raise Refusal(f"{out} cannot be used as a folder for results: {error.strerror}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,12 +1,15 @@
-"""What the figures of flatness share: panels in rows, one row and one scale for each group of models."""
+"""What figures share: panels in rows, one row and one scale for each group of models; a legend for all panels; the way to the disk."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..core.extras import need
+from ..training.files import write
 
 MOST_COLUMNS = 4
 
@@ -40,6 +43,13 @@ def figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def save(drawn: Any, path: Path) -> None:
+    """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is there whole, or as it was before."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=150)
+    write(path, buffer.getvalue())
+
+
 def panels(infos: Sequence[Info], width: float, height: float, **options: Any) -> tuple[Any, list[list[tuple[Info, Any]]]]:
     """A figure with one panel of that size for each model, and the panels by group: each group begins a new row, and wraps after four."""
     groups = grouped(infos)
@@ -59,3 +69,13 @@ def tidy(ax: Any) -> None:
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def legend(drawn: Any, columns: int, **options: Any) -> None:
+    """One below all panels, with every label of any of them once, the paper's lines last."""
+    handles: dict[str, Any] = {}
+    for ax in drawn.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    labels = sorted(handles, key=lambda label: label.endswith("paper"))
+    drawn.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False, **options)

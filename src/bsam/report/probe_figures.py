@@ -16,7 +16,7 @@ from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
 from .figures import COLOURS
-from .panels import figure, tidy
+from .panels import figure, legend, save, tidy
 
 SERIES = ("max_sharpness", "min_sharpness", "bilateral", "cosine", "rho_min")
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
@@ -77,28 +77,31 @@ def plot_sharpness(found: Sequence[Readings], path: Path) -> None:
             _course(ax, readings.steps, readings.series[name], COLOURS[i + 1], label)
         _finish(ax, readings.title)
     axes[0].set_ylabel("difference in loss, on a mini-batch")
-    _legend(drawn, axes[0], found, " (at each method's own radii: BSAM's $\\rho^{min}$ falls with the learning rate)")
-    drawn.savefig(path, dpi=150)
+    legend(drawn, columns=len(SHARPNESS))
+    _headline(drawn, found, " (at each method's own radii: BSAM's $\\rho^{min}$ falls with the learning rate)")
+    save(drawn, path)
 
 
 def plot_conflicts(found: Sequence[Readings], path: Path) -> None:
     """A column per form of BSAM: the cosine of g and g_min over the steps, and rho_min below it, a line per schedule."""
-    parts = list(dict.fromkeys(readings.part for readings in found))
+    parts, rows = (list(dict.fromkeys(getattr(readings, name) for readings in found)) for name in ("part", "row"))
+    colours = dict(zip(rows, COLOURS[1:], strict=False))  # the same one for a schedule in all columns
     drawn = figure(4.2 * len(parts), 5.6)
     axes = drawn.subplots(2, len(parts), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
     for (upper, lower), part in zip(axes.T, parts, strict=True):
         own = [readings for readings in found if readings.part == part]
-        for i, readings in enumerate(own):
-            _course(upper, readings.steps, readings.series["cosine"], COLOURS[i + 1], f"$\\rho^{{min}}$ {readings.row}")
-            lower.plot(readings.steps, readings.series["rho_min"], color=COLOURS[i + 1], linewidth=1.5)
+        for readings in own:
+            _course(upper, readings.steps, readings.series["cosine"], colours[readings.row], f"$\\rho^{{min}}$ {readings.row}")
+            lower.plot(readings.steps, readings.series["rho_min"], color=colours[readings.row], linewidth=1.5)
         upper.axhline(0, color="black", linewidth=0.8)
         upper.set_title(own[0].title, fontsize=10)
         tidy(upper)
         _finish(lower)
     axes[0, 0].set_ylabel("cosine of $g$ and $g^{min}$")
     axes[1, 0].set_ylabel(r"$\rho^{min}$")
-    _legend(drawn, axes[0, 0], found)
-    drawn.savefig(path, dpi=150)
+    legend(drawn, columns=len(rows))
+    _headline(drawn, found)
+    save(drawn, path)
 
 
 def _course(ax: Any, steps: Sequence[int], values: Sequence[float], colour: str, label: str) -> None:
@@ -113,9 +116,7 @@ def _finish(ax: Any, title: str = "") -> None:
     tidy(ax)
 
 
-def _legend(drawn: Any, ax: Any, found: Sequence[Readings], remark: str = "") -> None:
-    handles, titles = ax.get_legend_handles_labels()
-    drawn.legend(handles, titles, loc="outside lower center", ncols=len(titles), frameon=False)
+def _headline(drawn: Any, found: Sequence[Readings], remark: str = "") -> None:
     drawn.suptitle(f"{found[0].where}: running mean over the steps, {seeds_text(readings.n for readings in found)}{remark}", fontsize=11)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..data import DATASETS
 from ..models import MODELS
@@ -16,7 +16,7 @@ from ..recipes.runner import State
 from ..training.config import Run
 from .comparison import shown
 from .figures import COLOURS
-from .panels import figure, tidy
+from .panels import figure, legend, save, tidy
 from .probe_figures import plot_conflicts, plot_sharpness, readings_info, seeds_text
 from .tables import Spread, spread
 
@@ -92,8 +92,8 @@ def plot_accuracy_lines(lines: Sequence[Line], xlabel: str, path: Path, log: boo
         ax.set_xlabel(xlabel)
         tidy(ax)
     axes[0].set_ylabel("test accuracy, last epoch, %")
-    legend(drawn, axes[0], columns=2 * len(titles))
-    drawn.savefig(path, dpi=150)
+    legend(drawn, columns=2 * len(titles))
+    save(drawn, path)
 
 
 @dataclass(frozen=True)
@@ -143,20 +143,14 @@ def plot_training_curves(courses: Sequence[Course], path: Path) -> None:
         ax.set_xlabel("epoch")
         ax.xaxis.get_major_locator().set_params(integer=True)
         tidy(ax)
-    legend(drawn, axes[0], columns=len(courses))
+    legend(drawn, columns=len(courses))
     drawn.suptitle(f"{courses[0].where}, {seeds_text(course.n for course in courses)}", fontsize=11)
-    drawn.savefig(path, dpi=150)
+    save(drawn, path)
 
 
 def colour(method: str) -> str:
     """The same one for a method in all figures."""
     return COLOURS[BASELINES.index(method)]
-
-
-def legend(drawn: Any, ax: Any, columns: int) -> None:
-    """One below all panels, the paper's lines last."""
-    entries = sorted(zip(*ax.get_legend_handles_labels(), strict=True), key=lambda entry: entry[1].endswith("paper"))
-    drawn.legend(*zip(*entries, strict=True), loc="outside lower center", ncols=columns, frameon=False)
 
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[State], Path], None]
