@@ -161,8 +161,8 @@ def read_run(path: Path) -> Run:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """What ``metrics.jsonl`` holds: one entry per finished epoch. Nothing, if it is damaged: the run then counts as unfinished, and :func:`bsam.training.loop.fit`
-    writes the file anew, from the checkpoint.
+    """What ``metrics.jsonl`` holds: one entry per finished epoch. Nothing, if it is damaged: the run then counts as unfinished, and
+    :func:`bsam.training.loop.fit` writes the file anew, from the checkpoint.
     """
     try:
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
@@ -175,7 +175,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
     """The last entry of a finished run's metrics; a file that has not all of them is refused."""
     found, epochs = read_metrics(path), read_run(path).epochs
     if len(found) != epochs:
-        raise Refusal(f"{path / 'metrics.jsonl'} does not hold the {epochs} epochs of the run: the command that trained it writes them anew, from the checkpoint")
+        raise Refusal(f"{path / 'metrics.jsonl'} does not hold the run's {epochs} epochs: the command that trained it writes them anew, from the checkpoint")
     return found[-1]
 
 
