@@ -151,6 +151,13 @@ def test_a_real_run_diverges_and_the_next_one_does_not(tmp_path):
     assert "loss is" in states[0].diverged
 
 
+def test_a_run_that_was_finished_after_all_is_not_said_to_have_diverged(tmp_path):
+    (state,) = run_all([TINY], tmp_path)
+    (state.folder / "diverged.json").write_text('{"reason": "on another machine"}')
+    again = state_of(TINY, tmp_path)
+    assert (str(again), again.finished, again.diverged) == ("done", True, None)
+
+
 def test_a_real_run_whose_last_step_went_too_far(tmp_path):
     (state,) = run_all([replace(TINY, epochs=1, batch=128, lr=1e30)], tmp_path)  # one step: the training loss before it is fine
     assert state.diverged.startswith("the test loss is")

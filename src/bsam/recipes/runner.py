@@ -87,8 +87,8 @@ def state_of(run: Run, out: Path) -> State:
         raise Refusal(f"{folder} holds a run with other settings than its name says: remove it, or choose another folder than {out}")
     epochs = tuple(read_metrics(folder))
     finished = len(epochs) == run.epochs and (folder / "model.safetensors").exists()
-    lost = folder / DIVERGED
-    return State(run, folder, epochs, finished, json.loads(lost.read_text())["reason"] if lost.exists() else None)
+    lost = not finished and (folder / DIVERGED).exists()
+    return State(run, folder, epochs, finished, json.loads((folder / DIVERGED).read_text())["reason"] if lost else None)
 
 
 def _plain(run: Run) -> Any:
