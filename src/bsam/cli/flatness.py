@@ -22,7 +22,8 @@ def add(commands: Any) -> None:
         "trained on and without label smoothing. A file needs a loader, a function of yours, FUNCTION in MODULE, which may lie in the current folder: "
         "function(path), with the path of a file as a pathlib.Path, returns (model, loss_fn, data): the network, loss_fn(model(x), y) giving the mean "
         "loss of a batch, and the batches (x, y), as a list or a DataLoader that gives the same ones on every walk. Writes flatness.json (all "
-        "numbers), spectrum.png, density.png, contours.png, surfaces.png and surfaces.html (to turn by hand). Models of one architecture share "
+        "numbers), spectrum.png, density.png, contours.png, surfaces.png and surfaces.html (to turn by hand), and for each run of bsam train "
+        "--probe probe_RUN.png, its sharpness and cosine over the training. Models of one architecture share "
         "directions and scales. Interrupted, it goes on with the model it was at when called again.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,13 @@ from torch import nn
 
 from ..core.extras import need
 from ..core.refusal import Refusal
+from ..flatness.probe import Reading
 from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
 from ..recipes.run_folder import subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
 from ..training.files import write_json
-from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
+from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .progress import progress
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SAME = 1e-6  # relative difference within which two losses count as one
-FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")
+FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
 
 
 class Notebook:
@@ -56,7 +58,7 @@ class Notebook:
         except OSError as error:
             raise Refusal(f"{folder} cannot be used as a folder for results: {error.strerror}") from error
         if text is None:
-            strangers = [name for name in FIGURES if (folder / name).exists()]
+            strangers = [name for name in FIGURES if (folder / name).exists()] + sorted(path.name for path in folder.glob("probe_*.png"))
             if strangers:
                 raise Refusal(f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: choose another folder")
             return
@@ -89,6 +91,7 @@ def flatness_report(
 ) -> list[Path]:
     """Measure each model that ``folder`` does not know yet, print a table and draw the figures; returns what was written.
 
+    What the probe of a run saw during the training is noted and drawn, too.
     A model that it knows is loaded, and its loss taken: where that is another one than before, the loader or its data has changed, and it is measured anew.
 
     Args:
@@ -117,9 +120,8 @@ def flatness_report(
                     console.print(f"{file} is measured anew: {changed}. Has the loader changed, or its data?", soft_wrap=True)
                     entry = None
                 if entry is None:
-                    found = measure(*loaded, instruments, bars.reach)
-                    known = {"file": str(file), "sha256": sha256, **models.about(file), "architecture": _architecture(loaded[0])}
-                    entry = {**known, **_numbers(found, instruments.which)}
+                    known = {"file": str(file), "sha256": sha256, **models.about(file), **_probed(file), "architecture": _architecture(loaded[0])}
+                    entry = {**known, **_numbers(measure(*loaded, instruments, bars.reach), instruments.which)}
                     book.add(entry)
             except Refusal as refusal:
                 raise Refusal(f"{file}: {refusal}") from refusal
@@ -148,6 +150,17 @@ def _numbers_again(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers_again(v) for v in value]
     return math.nan if value is None else value
+
+
+def _probed(folder: Path) -> dict[str, Any]:
+    """What the probe of a run saw, column by column; nothing, if there was none."""
+    file = folder / "probe.jsonl"
+    if not file.exists():
+        return {}
+    try:
+        return {"probe": probe_info([Reading(**_numbers_again(json.loads(line))) for line in file.read_bytes().splitlines()])}
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"{file} is damaged, and the probe's figure is drawn from it: remove the file to do without") from error
 
 
 def _device(name: str) -> torch.device:
@@ -194,6 +207,11 @@ def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: P
     plot_density(infos(DensityInfo, "density"), paths[1])
     for draw, path in zip((plot_contours, plot_surfaces, write_interactive), paths[2:], strict=True):
         draw(lands, path)
+    for title, entry in zip(titles, entries, strict=True):
+        if "probe" in entry:
+            name = re.sub(r"[^\w.-]+", "_", title)  # it may be a path
+            paths.append(folder / f"probe_{name}.png")
+            plot_probe(entry["probe"], paths[-1])
     return paths
 
 
