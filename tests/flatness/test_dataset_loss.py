@@ -111,6 +111,16 @@ def test_micro_batches_of_a_loss_that_is_no_mean_over_samples_are_refused(model,
     MEASURES[measure](model, NOT_MEANS[loss_fn], data, micro_batch=10)  # nothing is split
 
 
+def test_micro_batches_of_a_norm_that_tracks_no_statistics_are_refused(samples):
+    def net(**options):
+        return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, **options), nn.Linear(4, 3))
+
+    with pytest.raises(bsam.Refusal, match="statistics a batch norm uses that tracks none: leave it out, and make the batches of data smaller"):
+        sharpness(net(track_running_stats=False), F.cross_entropy, [samples], micro_batch=4)
+    sharpness(net(), F.cross_entropy, [samples], micro_batch=4)
+    sharpness(net(track_running_stats=False), F.cross_entropy, [samples])
+
+
 def test_a_piece_of_ignored_labels_alone_is_refused(model, samples):
     data = [(samples[0][:5], torch.tensor([1, 1, 0, 2, 0]))]
     with pytest.raises(bsam.Refusal, match=r"it gives nan on average, and \d"):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.checks import check_count
@@ -44,6 +44,10 @@ class DatasetLoss:
             raise Refusal("data is walked more than once, and an iterator can be walked once only: pass a list or a DataLoader")
         if micro_batch is not None and mode == "train":
             raise Refusal('micro_batch would change the batches whose statistics mode="train" uses: leave one of them out, or make the batches of data smaller')
+        if micro_batch is not None and any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules()):
+            raise Refusal(
+                "micro_batch would change the batches whose statistics a batch norm uses that tracks none: leave it out, and make the batches of data smaller"
+            )
         self.model, self.loss_fn, self.data, self.mode = model, loss_fn, data, mode
         self.micro_batch = None if micro_batch is None else check_count("micro_batch", micro_batch)
         self.weights = Weights()
@@ -139,7 +143,7 @@ class DatasetLoss:
         whole = self.of(tree_map(lambda *rows: torch.cat(rows), *outs), torch.cat([y for _, y, _ in pieces]))
         apart, together = _mean([(float(loss), n) for loss, (_, _, n) in zip(losses, pieces, strict=True)]), float(whole)
         floats = [leaf for leaf in (whole, *(leaf for leaf, _ in leaves)) if leaf.is_floating_point()]
-        allowed = ROUNDING * max(torch.finfo(t.dtype).eps * max(abs(together), float(t.abs().nan_to_num(0.0, 0.0).mean())) for t in floats)
+        allowed = ROUNDING * max((torch.finfo(t.dtype).eps * max(abs(together), float(t.abs().nan_to_num(0.0, 0.0).mean())) for t in floats), default=0.0)
         if not math.isclose(apart, together, abs_tol=allowed) and not (math.isnan(apart) and math.isnan(together)):
             raise Refusal(
                 f"micro_batch needs a loss_fn that is a mean over samples: of two pieces of a batch it gives {apart:.6g} on average, and {together:.6g} for "
