@@ -66,7 +66,7 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
         "parameters": sum(p.numel() for p in trainings["SGD"].network.parameters()),
         "batch": BATCH,
         "precision": run.precision,
-        "compile": run.compile,
+        "compile": trainings["SGD"].compiled,
         "captured": {name: isinstance(training._step, Captured) for name, training in trainings.items()},
         "steps_timed": steps,
         "n": rounds,

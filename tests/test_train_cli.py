@@ -158,7 +158,7 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch):
         assert f"test accuracy {found['test_accuracy']:.4f}  BilS " in line
         assert "  lr " in line
         assert "  rho_min " in line
-        assert line.endswith("left 0:00" if i < 2 else " s")
+        assert re.search(r"left \d+:\d\d$" if i < 2 else r" s$", line)
     assert last.startswith(f"After epoch 3: train loss {metrics[2]['train_loss']:.4f}  ")
     assert top == f"Largest eigenvalue of the Hessian: {json.loads((folder / 'curvature.json').read_text())['top_eigenvalue']:.4g}"
     assert all(name in written for name in ("config.json", "metrics.jsonl", "model.safetensors", "tensorboard/", "flipped.json", "environment.json"))
@@ -410,14 +410,16 @@ def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path):
 
 def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "begun", "damaged", "other"):
+    for name in ("empty", "begun", "damaged", "torn", "other"):
         Path(name).mkdir()
     config = (runs / "clean/config.json").read_text()
-    for name in ("begun", "damaged"):
+    for name in ("begun", "damaged", "torn"):
         Path(name, "config.json").write_text(config)
     Path("begun/metrics.jsonl").write_text('{"epoch": 1}\n')
     Path("damaged/metrics.jsonl").write_text((runs / "clean/metrics.jsonl").read_text())
     Path("damaged/model.safetensors").write_bytes((runs / "clean/model.safetensors").read_bytes()[:999])
+    Path("torn/metrics.jsonl").write_text('{"epoch": 1')
+    Path("torn/model.safetensors").write_bytes((runs / "clean/model.safetensors").read_bytes())
     Path("other/config.json").write_text('{"lr": 1}')
     Path("net.pt").touch()
     clean = runs / "clean"
@@ -426,6 +428,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, capsys, monkey
         ("other",): "other is no folder of a run",
         (clean, "begun"): "the run in begun is not finished (1 of 3 epochs are)",
         ("damaged",): "damaged/model.safetensors is damaged",
+        ("torn",): "torn/metrics.jsonl does not hold the run's 3 epochs",
         (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
         (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
         (clean, "--loader", "math:sqrt"): "a run needs no loader",

@@ -1,4 +1,5 @@
 import json
+import resource
 from dataclasses import replace
 
 import pytest
@@ -75,3 +76,20 @@ def test_folder_of_something_else_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(bsam.Refusal, match="cannot be used"):
         Record(tmp_path / "thesis.tex", SETTINGS)
+
+
+def test_on_a_full_disk_what_was_finished_stays(tmp_path):
+    record = Record(tmp_path, SETTINGS)
+    record.add(RESULT)
+    size, before = (tmp_path / "runs.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
+    try:
+        with pytest.raises(bsam.Refusal, match=r"runs.jsonl could not be written \(File too large\); what was there before is kept"):
+            record.add(replace(RESULT, run=Run("sgd")))
+        with pytest.raises(bsam.Refusal, match=r"runs.jsonl could not be written"):
+            Record(tmp_path / "other", {"long": "x" * 2 * size})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = Record(tmp_path, SETTINGS)
+    assert again[RUN] == RESULT
+    assert Run("sgd") not in again

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..report.epochs import Narrator, epoch_numbers
 from ..training.config import Run
-from ..training.folder import read_metrics, read_run
+from ..training.folder import last_metrics, read_metrics, read_run
 from ..training.loop import fit
 from ..training.team import team
 from .downloads import download_to
@@ -74,7 +74,7 @@ def is_finished(folder: Path, run: Run) -> bool:
 
 
 def _conclude(run: Run, folder: Path) -> None:
-    _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, read_metrics(folder)[-1]))}")
+    _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, last_metrics(folder)))}")
     curvature = folder / "curvature.json"
     if curvature.exists() and (top := json.loads(curvature.read_text())["top_eigenvalue"]) is not None:
         _say(f"Largest eigenvalue of the Hessian: {top:.4g}")

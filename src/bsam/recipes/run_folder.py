@@ -12,7 +12,7 @@ import torch
 from ..core.checks import check_count
 from ..core.extras import need
 from ..core.refusal import Refusal
-from ..training.folder import read_metrics, read_network, read_run
+from ..training.folder import last_metrics, read_metrics, read_network, read_run
 from ..training.loop import TASKS
 from .flatness import Loaded, load, loader
 
@@ -106,7 +106,7 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
         load=lambda path, device: load_run(path, images, data_dir, device),
         weights=lambda path: path / WEIGHTS,
         title=lambda path: str(path) if alike else path.name,
-        about=lambda path: {"run": read_run(path).settings(), "metrics": read_metrics(path)[-1]},
+        about=lambda path: {"run": read_run(path).settings(), "metrics": last_metrics(path)},
     )
 
 

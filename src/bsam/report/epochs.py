@@ -55,7 +55,7 @@ def plan(training: Training) -> str:
     data = DATASETS[run.data].title if run.data in DATASETS else run.data
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
     kind = "each one CUDA graph" if training.captured else "plain"
-    compiled = ", compiled" if run.compile else ""
+    compiled = ", compiled" if training.compiled else ""
     return (
         f"{method_title(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}{noise}, {run.epochs} epochs of {training.steps} "
         f"steps, batch {run.batch}; {machine(training.team)}, {run.precision}{compiled}, steps {kind}."

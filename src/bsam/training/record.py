@@ -11,6 +11,7 @@ from typing import Any
 from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
+from .files import write, writing
 from .result import Epoch, Relief, Result
 
 
@@ -51,13 +52,13 @@ class Record:
             except (KeyError, TypeError) as error:
                 raise Refusal(f"{self.folder} holds runs of another version, which cannot be compared: choose another folder, or remove that one") from error
         if len(whole) < len(lines):
-            self._file.write_bytes(b"".join(whole))
+            write(self._file, b"".join(whole))
 
     def _start(self, settings: Mapping[str, Any]) -> None:
         strangers = sorted(path.name for path in self.folder.iterdir() if path != self._file)
         if strangers:
             raise Refusal(f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
-        self._file.write_text(json.dumps(dict(settings)) + "\n")
+        write(self._file, (json.dumps(dict(settings)) + "\n").encode())
 
     def __contains__(self, run: Run) -> bool:
         return _key(run) in self._results
@@ -68,7 +69,7 @@ class Record:
 
     def add(self, result: Result) -> None:
         """Remember a finished run, on disk before this returns."""
-        with self._file.open("a") as file:
+        with writing(self._file), self._file.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         self._remember(result)
 
