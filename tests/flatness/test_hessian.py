@@ -142,6 +142,8 @@ def test_float64_reaches_into_nested_batches_and_a_loss_that_is_a_module(keep_by
     v = random_vector(H)
     torch.testing.assert_close(H.times(v), expected.times(v))
     assert loss_fn.weight.dtype == torch.float32  # the user's own stays what it was
+    with pytest.raises(bsam.Refusal, match=r"must be a pair \(inputs, targets\), and one is a tuple of 3"):
+        HessianOperator(model, loss_fn, [(batch, y, y)], dtype=torch.float64, keep_bytes=keep_bytes).times(v)
 
 
 def test_batches_without_a_sample_are_passed_over(untrained):

@@ -128,8 +128,7 @@ def test_the_data_is_walked_once_for_each_product(nets, keep_bytes):
 @pytest.mark.parametrize("keep_bytes", [20_000, PLENTY])
 def test_batches_that_differ_from_walk_to_walk_are_refused(nets, keep_bytes):
     model, data = nets["made"](nets["mlp"], sizes=(24,))
-    torch.manual_seed(0)
-    loader = DataLoader(TensorDataset(*data[0]), batch_size=5, shuffle=True)
+    loader = DataLoader(TensorDataset(*data[0]), batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(0))
     H = HessianOperator(model, F.cross_entropy, loader, keep_bytes=keep_bytes)
     exact = nets["exact"](model, F.cross_entropy, data)
     assert error(H, exact) < 1e-12
@@ -392,8 +391,8 @@ def test_what_cannot_be_recorded_is_computed_plainly(large):
 def test_batches_that_differ_are_computed_plainly(large):
     model, data = large
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
-    torch.manual_seed(0)
-    shuffled = HessianOperator(model, F.cross_entropy, DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True))
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(0))
+    shuffled = HessianOperator(model, F.cross_entropy, loader)
     assert max(apart(shuffled, data=[(x, y)], seed=seed) for seed in range(5)) < 1e-12
     assert not shuffled._kept._entries
 

@@ -252,6 +252,8 @@ def test_a_probe_is_columns_and_curves(tmp_path, drawn):
     assert lower.get_ylim()[0] < 0.4 < 1 < lower.get_ylim()[1]
     assert set(probe_info([])) == set(columns)
     plot_probe(probe_info([]), tmp_path / "empty.png")
+    plot_probe(probe_info([reading(0, 1.0, math.nan), reading(10, math.nan, 0.4), reading(20, 0.1, 0.7)]), tmp_path / "holes.png")
+    assert drawn[2].axes[1].get_ylim() == lower.get_ylim()
 
 
 def test_a_probe_of_a_training_is_drawn(tmp_path, problem):

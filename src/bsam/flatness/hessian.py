@@ -182,8 +182,8 @@ class _Cast:
         self.data, self.dtype = data, dtype
 
     def __iter__(self) -> Any:
-        for x, y in self.data:
-            yield tree_map(self._cast, x), tree_map(self._cast, y)
+        for batch in self.data:
+            yield tree_map(self._cast, batch)
 
     def _cast(self, leaf: Any) -> Any:
         return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

@@ -72,4 +72,4 @@ class Walks:
 
 
 def _has_numbers(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_nested and leaf.numel() > 0
+    return isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_nested and leaf.numel() > 0 and leaf.device.type != "mps"  # no float64

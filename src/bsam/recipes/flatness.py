@@ -69,7 +69,7 @@ class Instruments:
     rho: float = 0.05
     mode: str = "eval"
     micro_batch: int | None = None
-    keep_bytes: int = 0
+    keep_bytes: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -181,14 +182,14 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
     upper, lower = drawn.subplots(2, 1, sharex=True)
     for (name, label), colour in zip((("max_sharpness", "MaxS"), ("min_sharpness", "MinS"), ("bilateral", "BilS")), COLOURS[1:], strict=False):
         upper.plot(columns["step"], columns[name], color=colour, label=label)
-    largest = max(map(abs, columns["bilateral"]), default=0.0)
+    largest = max((abs(value) for value in columns["bilateral"] if math.isfinite(value)), default=0.0)
     if largest > 0:
         upper.set_yscale("symlog", linthresh=largest / 100, linscale=0.5)  # the first steps tower above the others, and MinS may fall below 0
         upper.yaxis.set_major_formatter("{x:g}")
     upper.set_ylabel("sharpness of the batch")
     upper.legend(frameon=False)
     lower.plot(columns["step"], columns["cosine"], color=COLOURS[0])
-    lowest = min(columns["cosine"], default=0.0)
+    lowest = min((value for value in columns["cosine"] if math.isfinite(value)), default=0.0)
     lower.set_ylim(lowest - 0.1 * (1.1 - lowest), 1 + 0.1 * (1.1 - lowest))
     lower.set_ylabel("cosine of g and g_min")
     lower.set_xlabel("step")
