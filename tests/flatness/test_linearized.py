@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import bsam
 from bsam.flatness import HessianOperator, top_eigenvalues
 from bsam.flatness.dataset_loss import DatasetLoss
-from bsam.flatness.kept import WORTH
 from bsam.flatness.linearized import Linearizer
 
 PLENTY = 1 << 40
@@ -326,10 +325,10 @@ def wide(seed=0):
 
 
 @pytest.fixture
-def large():
-    """A network that is worth it, and batches of two sizes."""
+def large(monkeypatch):
+    """A network and batches of two sizes, for which it is worth it."""
     model, generator = wide(), torch.Generator().manual_seed(1)
-    assert sum(p.numel() for p in model.parameters()) >= WORTH
+    monkeypatch.setattr("bsam.flatness.kept.WORTH", 15 * sum(p.numel() for p in model.parameters()))
     data = [(torch.randn(n, 2, 5, 5, dtype=torch.float64, generator=generator), torch.randint(4, (n,), generator=generator)) for n in (6, 6, 3)]
     return model, data
 
@@ -362,12 +361,24 @@ def test_the_second_product_for_the_same_weights_begins_to_keep(large, unchanged
     assert len(H._kept._entries) == len(data)
 
 
-def test_a_small_network_is_not_worth_it(nets):
-    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
-    H = HessianOperator(model, F.cross_entropy, data)
+def test_a_little_work_is_not_worth_it(large):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, [data[0], (data[1][0][1:], data[1][1][1:]), data[2]])  # a sample less
     for _ in range(4):
         H.times(torch.ones(H.size, dtype=H.dtype))
     assert not H._kept._entries
+
+
+def test_nor_is_it_for_many_shapes(large):
+    model, data = large
+    data = [*data, *((data[0][0][:n], data[0][1][:n]) for n in (6, 5, 4))]
+    H = HessianOperator(model, F.cross_entropy, data)
+    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
+    assert len(H._kept._entries) == 4
+    assert len(H._kept._linearizer._cuts) == 2
+    asked = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
+    assert apart(asked) < 1e-12
+    assert len(asked._kept._entries) == 6
 
 
 class Halting(nn.Module):

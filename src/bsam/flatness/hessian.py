@@ -40,10 +40,10 @@ class HessianOperator:
         dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they are. Floating-point tensors of the
             batches are cast, also inside of tuples, lists and dicts.
         keep_bytes: memory for what every product computes alike; batches that it holds (a ResNet-8 takes some 2 MB for an image of CIFAR) cost about two
-            gradient passes a product, not three or four, and recording them some seconds, once. None, the default, keeps batches from the second product
-            for the same weights on, if the network has 10,000 weights or more, can be recorded, and gives the same product then: up to a quarter of a GPU's
-            memory or 3 GB of a CPU's. 0 keeps nothing. A number keeps from the first product on, and networks whose sizes or branches depend on the data
-            are refused, as are batches that differ from walk to walk.
+            gradient passes a product, not three or four. Recording them takes some seconds, once for each shape of a batch. None, the default, keeps from the
+            second product for the same weights on, if samples times weights are 5,000,000 or more, and if the recorded network gives the same product: up to
+            a quarter of a GPU's memory, or 3 GB of a CPU's. 0 keeps nothing. A number keeps from the first product on; networks whose sizes or branches depend
+            on the data are refused then, as are batches that differ from walk to walk.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)

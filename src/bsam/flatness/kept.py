@@ -17,7 +17,8 @@ from .room import room_on
 
 Product: TypeAlias = list[Tensor | None]  # one tensor per parameter, None for those that the batch does not depend on
 
-WORTH = 10_000  # weights from which on it pays to keep something unasked: smaller networks are done before it is recorded
+WORTH = 5_000_000  # samples times weights from which on it pays to keep something unasked: recording takes some seconds for each shape of a batch ...
+SHAPES = 2  # ... so that there should not be many: as a rule there is one, and another one for the last batch
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Kept:
     def __init__(self, loss: DatasetLoss, names: list[str], room: int | None) -> None:
         self.loss, self.names, self.room = loss, names, room
         self._linearizer = Linearizer(loss, names)
-        self._hopeless = room is None and sum(p.numel() for p in loss.weights.params) < WORTH
+        self._shapes: set[Any] = set()  # of batches
+        self._hopeless = False
         self._forget()
 
     @property
@@ -59,6 +61,7 @@ class Kept:
         self._seen: dict[str, Tensor] = {}
         self._entries: list[Entry] = []
         self._walks = 0  # for these weights
+        self._decided = False  # whether to keep anything
         self._left = 0  # bytes
         self._open = False  # whether more batches may come
 
@@ -75,9 +78,13 @@ class Kept:
             self._forget()  # first, so that the memory is free for what comes
             self._seen = {name: t.clone() for name, t in self._state.items()}
         self._walks += 1
-        if self._walks == (1 if self.asked else 2):
-            self._open, self._left = True, room_on(self.loss.weights.params[0].device) if self.room is None else self.room
+        if not self._decided and (self.asked or (self._walks > 1 and self.loss.samples is not None)):
+            self._decided, self._open = True, self.asked or self._pays()
+            self._left = room_on(self.loss.weights.params[0].device) if self.room is None else self.room
         return self._open or bool(self._entries)
+
+    def _pays(self) -> bool:
+        return (self.loss.samples or 0) * sum(p.numel() for p in self.loss.weights.params) >= WORTH
 
     def times(self, number: int, piece: Piece, v: list[Tensor], plain: Callable[[], Product]) -> Product:
         """The product of a batch of this walk with ``v``; ``plain`` gives it without anything kept."""
@@ -92,6 +99,10 @@ class Kept:
         return self._added(leaves, piece, v, plain) if self._open else plain()
 
     def _added(self, leaves: list[Any], piece: Piece, v: list[Tensor], plain: Callable[[], Product]) -> Product:
+        self._shapes.add(tuple(t.shape for t in leaves if isinstance(t, Tensor)))
+        if not self.asked and len(self._shapes) > SHAPES:
+            self._open = False
+            return plain()
         weights, others = [self._state[name] for name in self.names], {name: t for name, t in self._state.items() if name not in self.names}
         try:
             product, size = self._linearizer.linearized((weights, others, *piece[:2]))
