@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -190,6 +191,50 @@ def test_where_nobody_hears_the_sentence_either_the_status_says_it(tmp_path):
         process.stdout.close()
         process.stderr.close()
     assert process.returncode == 141
+
+
+@pytest.fixture(params=["buffered", "unbuffered"])
+def full(request):
+    """A stream that takes nothing, as on a disk without room."""
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    with open("/dev/full", "w") if request.param == "buffered" else io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as file:
+        yield file
+
+
+UNWRITTEN = "bsam: the output could not be written (No space left on device)."
+SMALL = ["train", "--method", "sgd", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu", "--out"]
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(full, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", full)
+    assert cli.main([*SMALL, str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err == f"{UNWRITTEN} Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there.\n"
+
+
+def test_where_the_sentence_cannot_be_written_either_the_status_says_it(full, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", full)
+    assert cli.main(["train", "--method", "nope", "--out", str(tmp_path / "run")]) == 2
+
+
+@pytest.mark.parametrize(("arguments", "stream", "status", "heard"), [(["list"], "stdout", 1, f"{UNWRITTEN}\n"), (["list", "nope"], "stderr", 2, "")])
+def test_at_the_end_of_the_process_nothing_is_left_to_complain_about(arguments, stream, status, heard):
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        found = subprocess.run([sys.executable, "-m", "bsam", *arguments], text=True, env=environment, **streams)
+    assert (found.returncode, (found.stdout or "") + (found.stderr or "")) == (status, heard)
+
+
+def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(monkeypatch):
+    def fail(arguments):
+        raise FileNotFoundError("weights.pt")
+
+    monkeypatch.setattr(cli.catalogue, "_list", fail)
+    with pytest.raises(FileNotFoundError, match=r"weights\.pt"):
+        cli.main(["list"])
 
 
 LOADER = """

@@ -85,6 +85,42 @@ def test_a_length_of_the_targets_counts_where_there_is_no_tensor():
         sharpness(net, lambda out, y: out.square().mean(), [(rows, None)])
 
 
+def test_a_list_of_targets_has_an_entry_for_each_image():
+    class Net(nn.Linear):
+        def forward(self, images):
+            return torch.stack([super(Net, self).forward(image.mean((1, 2))) for image in images])
+
+    def loss_fn(out, y):
+        return (out[:, 0] - torch.tensor([float(len(target["boxes"])) for target in y])).square().mean()
+
+    def batch(*boxes):
+        return [torch.randn(3, 4, 5, generator=generator) for _ in boxes], [{"boxes": torch.rand(k, 4, generator=generator)} for k in boxes]
+
+    generator, net = torch.Generator().manual_seed(0), Net(3, 1)
+    data = [batch(0, 2), batch(4, 1, 5), batch(0, 0, 0, 2)]  # the first image of a batch may have no box
+    images, targets = ([entry for pair in data for entry in pair[part]] for part in (0, 1))
+    assert sharpness(net, loss_fn, data).loss == pytest.approx(float(loss_fn(net(images), targets).detach()), rel=1e-6)
+    threes = [batch(3), batch(1, 2)]  # as many boxes as channels
+    values = [float(loss_fn(net(x), y).detach()) for x, y in threes]
+    assert sharpness(net, loss_fn, threes).loss == pytest.approx((values[0] + 2 * values[1]) / 3, rel=1e-6)
+    ragged = [(x, [target["boxes"] for target in y]) for x, y in data]
+    found = sharpness(net, lambda out, y: loss_fn(out, [{"boxes": boxes} for boxes in y]), ragged)
+    assert found.loss == pytest.approx(float(loss_fn(net(images), targets).detach()), rel=1e-6)
+
+
+def test_inputs_and_targets_in_dicts_count_by_the_rows_that_all_of_them_have(samples):
+    class Net(nn.Linear):
+        def forward(self, batch):
+            return super().forward(batch["x"])
+
+    (x, y), net = samples, Net(6, 3)
+    data = [({"x": a, "mask": a > 0}, {"y": b, "weight": torch.tensor(1.0)}) for a, b in ((x[:7], y[:7]), (x[7:], y[7:]))]
+    found = sharpness(net, lambda out, y: F.cross_entropy(out, y["y"]), data)
+    assert found.loss == pytest.approx(float(F.cross_entropy(F.linear(x, net.weight, net.bias), y).detach()), rel=1e-6)
+    with pytest.raises(bsam.Refusal, match="does not say how many samples it has"):
+        sharpness(net, lambda out, y: F.cross_entropy(out, y["y"]), [({"x": x, "edges": torch.ones(2, 9)}, {"y": y})])
+
+
 WEIGHTS = torch.tensor([0.1, 1.0, 4.0])
 NOT_MEANS = {
     "weights of classes": nn.CrossEntropyLoss(weight=WEIGHTS),
@@ -125,6 +161,29 @@ def test_a_piece_of_ignored_labels_alone_is_refused(model, samples):
     data = [(samples[0][:5], torch.tensor([1, 1, 0, 2, 0]))]
     with pytest.raises(bsam.Refusal, match=r"it gives nan on average, and \d"):
         sharpness(model, nn.CrossEntropyLoss(ignore_index=1), data, micro_batch=2)
+
+
+def test_ignored_labels_are_noticed_in_whatever_batch_they_come(model, samples):
+    x, y = samples
+    ignored = y.clone()
+    ignored[0] = -100
+    with pytest.raises(bsam.Refusal, match="mean over samples"):
+        sharpness(model, F.cross_entropy, [(x, y), (x, y), (x, ignored)], micro_batch=4)
+
+
+def test_a_loss_is_tried_on_the_first_walk_alone(model, samples):
+    sizes = []
+
+    def loss_fn(out, y):
+        sizes.append(len(y))
+        return F.cross_entropy(out, y)
+
+    L = DatasetLoss(model, loss_fn, [samples, samples], micro_batch=5)
+    with L.measuring():
+        L.value()
+        assert sizes == [5, 5, 10, 5, 5] * 2
+        L.value()
+    assert sizes[10:] == [5] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -256,6 +315,60 @@ def test_the_order_and_the_batches_do_not_matter_in_eval_mode_and_do_in_train_mo
         walked(net, Walks(*walks), "train")
 
 
+class Tokens(nn.Linear):
+    """Of sequences of numbers of at least 2; 1 stands for none."""
+
+    def forward(self, x):
+        return super().forward((x * (x != 1)).sum(1, keepdim=True).float())
+
+
+@pytest.fixture
+def sequences():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 9, (20,), generator=generator).tolist()
+    return [(torch.randint(2, 9, (length,), generator=generator), length % 3) for length in lengths]
+
+
+def padded(rows):
+    return nn.utils.rnn.pad_sequence([x for x, _ in rows], batch_first=True, padding_value=1), torch.tensor([y for _, y in rows])
+
+
+def test_padding_that_depends_on_the_batch_makes_no_other_samples(sequences):
+    def labels_too(rows):
+        x, _ = padded(rows)
+        return x, x - 2
+
+    def loader(collate):
+        return DataLoader(sequences, 4, shuffle=True, generator=torch.Generator().manual_seed(1), collate_fn=collate)
+
+    losses = walked(Tokens(1, 3), loader(padded))
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    walked(Tokens(1, 3), loader(labels_too), loss_fn=lambda out, y: out.mean())
+    walked(Tokens(1, 3), Walks([padded(sequences)], [padded(sequences[:9]), padded(sequences[9:])], [padded(sequences)]))
+    with pytest.raises(bsam.Refusal, match=OTHER.format("batches")):
+        walked(Tokens(1, 3), loader(padded), "train")
+
+
+def test_targets_of_padded_inputs_are_compared(sequences):
+    shorter = sorted(sequences, key=lambda row: len(row[0]))
+    (x, y), last = padded(shorter[:10]), padded(shorter[10:])
+    assert x.shape[1:] != last[0].shape[1:]
+    with pytest.raises(bsam.Refusal, match=OTHER.format("samples")):
+        walked(Tokens(1, 3), Walks([(x, y), last], [(x, (y + 1) % 3), last]))
+
+
+def test_images_and_boxes_in_lists_may_come_in_any_order():
+    class Net(nn.Linear):
+        def forward(self, images):
+            return super().forward(torch.stack([image.mean((1, 2)) for image in images]))
+
+    generator = torch.Generator().manual_seed(0)
+    rows = [(torch.randn(3, 4, 5, generator=generator), {"boxes": torch.rand(k % 4, 4, generator=generator)}) for k in range(10)]
+    loader = DataLoader(rows, 4, shuffle=True, generator=generator, collate_fn=lambda batch: tuple(map(list, zip(*batch, strict=True))))
+    losses = walked(Net(3, 1), loader, loss_fn=lambda out, y: (out[:, 0] - torch.tensor([float(t["boxes"].sum()) for t in y])).square().mean())
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
 def test_many_batches_in_any_order_are_one_data_set():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(3000, 6, generator=generator) * 10.0 ** torch.randint(-6, 7, (3000, 1), generator=generator), torch.zeros(3000).long()
@@ -264,7 +377,8 @@ def test_many_batches_in_any_order_are_one_data_set():
     assert len(walked(nn.Linear(6, 3), Walks(*walks), times=4)) == 4
 
 
-@pytest.mark.parametrize("kind", ["not finite", "complex", "bool", "half", "sparse", "no number", "no tensor", "0-dim", "not by sample"])
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", ["not finite", "complex", "bool", "half", "sparse", "quantized", "no number", "no tensor", "0-dim", "not by sample"])
 def test_data_of_any_kind_can_be_walked_twice(kind):
     class Net(nn.Linear):
         def forward(self, batch):
@@ -276,6 +390,7 @@ def test_data_of_any_kind_can_be_walked_twice(kind):
         "bool": torch.tensor([[True], [False], [True], [True]]),
         "half": torch.tensor([[65504.0]] * 4, dtype=torch.float16),
         "sparse": torch.eye(4).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.ones(4, 1), 0.1, 0, torch.qint8),
         "no number": torch.ones(4, 0),
         "no tensor": object(),
         "0-dim": torch.tensor(3.0),

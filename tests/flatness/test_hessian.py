@@ -98,9 +98,12 @@ def test_micro_batches_change_the_memory_and_not_the_product(untrained, micro_ba
         return F.cross_entropy(out, y)
 
     assert_exact(operator(model, loss_fn, data, micro_batch, forward_mode=forward_mode), exact)
-    tried = {1: [1, 1, 2], 4: [4, 3, 7], 100: []}  # whether two pieces together have the mean of their losses
-    expected = {1: [1] * 24, 4: [4, 3, 2, 4, 4, 4, 3], 100: [7, 2, 15]}
-    assert seen == tried[micro_batch] + expected[micro_batch]
+    expected = {  # before the pieces of a batch, whether two of them together have the mean of their losses
+        1: [1, 1, 2, *[1] * 7, 1, 1, 2, *[1] * 2, 1, 1, 2, *[1] * 15],
+        4: [4, 3, 7, *(4, 3), 2, 4, 4, 8, *(4, 4, 4, 3)],
+        100: [7, 2, 15],
+    }
+    assert seen == expected[micro_batch]
 
 
 @BOTH_WAYS

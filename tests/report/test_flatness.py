@@ -71,8 +71,10 @@ def test_on_a_full_disk_the_old_figure_stays(name, on_a_full_disk):
 
 @pytest.mark.parametrize(("name", "start"), [("figure.pdf", b"%PDF"), ("figure.svg", b"<?xml"), ("figure", b"\x89PNG")])
 def test_the_format_is_the_one_that_the_name_ends_in(name, start, tmp_path):
-    panels.save(panels.figure(1, 1), tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
+    for path in (tmp_path / name, str(tmp_path / name)):
+        panels.save(panels.figure(1, 1), path)
+        assert (tmp_path / name).read_bytes().startswith(start)
+        (tmp_path / name).unlink()
 
 
 def test_spectrum_numbers_are_those_of_the_paper():

@@ -60,6 +60,17 @@ def test_two_runs_of_one_name_have_a_figure_each(runs, tmp_path):
     assert all(name.endswith("_probed.png") for name in (path.name for path in figures))
 
 
+def test_two_runs_whose_names_differ_in_odd_signs_have_a_figure_each(runs, tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("run 1", "run_1", "run:1", "run_1_2")]
+    drawn = []
+    monkeypatch.setattr(measurements, "plot_probe", lambda columns, path: drawn.append(path.name))
+    for folder in folders:
+        shutil.copytree(runs / "probed", folder)
+    written = report(folders, tmp_path / "out")
+    assert drawn == ["probe_run_1.png", "probe_run_1_2.png", "probe_run_1_3.png", "probe_run_1_2_2.png"]
+    assert [path.name for path in written[-4:]] == drawn
+
+
 def test_a_damaged_probe_is_named_before_anything_is_measured(runs, tmp_path, monkeypatch):
     broken = tmp_path / "broken"
     shutil.copytree(runs / "probed", broken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from . import catalogue, demo, flatness, run, train
 from .signals import Terminated
 
 COMMANDS = (catalogue, demo, train, run, flatness)
-REFUSED, INTERRUPTED, UNHEARD, TERMINATED = 2, 130, 141, 143
+UNWRITTEN, REFUSED, INTERRUPTED, UNHEARD, TERMINATED = 1, 2, 130, 141, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if kept := _kept(arguments):  # of a list that is cut short nothing has to be said
             _complain(f"the output was closed.{kept}")
         return UNHEARD
+    except OSError as error:
+        if _takes_a_line(sys.stdout):
+            raise  # it is about something else
+        _let_go(sys.stdout)
+        _complain(f"the output could not be written ({error.strerror}).{_kept(arguments)}")
+        return UNWRITTEN
     return 0
 
 
@@ -60,17 +67,26 @@ def _kept(arguments: argparse.Namespace) -> str:
 
 
 def _complain(sentence: str) -> None:
-    """On the error stream, if anybody reads it; of the processes that torchrun started on a machine, the first one speaks."""
+    """On the error stream, if it can be written to; of the processes that torchrun started on a machine, the first one speaks."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         try:
-            print(f"bsam: {sentence}", file=sys.stderr)
-        except BrokenPipeError:
+            print(f"bsam: {sentence}", file=sys.stderr, flush=True)
+        except OSError:
             _let_go(sys.stderr)
 
 
+def _takes_a_line(stream: TextIO) -> bool:
+    try:
+        print(file=stream, flush=True)
+    except OSError:
+        return False
+    return True
+
+
 def _let_go(stream: TextIO) -> None:
-    """What is left in a stream that nobody reads goes nowhere: the interpreter, which writes it out at its end, would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    """What is left in a stream that takes nothing goes nowhere: the interpreter, which writes it out at its end, would complain."""
+    with contextlib.suppress(OSError):  # there may be no file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

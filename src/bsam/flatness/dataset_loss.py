@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -56,7 +56,6 @@ class DatasetLoss:
             raise Refusal("model has no trainable parameter: there is nothing to differentiate by. Are they all frozen?")
         self.samples: int | None = None  # of the first walk
         self._walks = Walks(by_batch=mode == "train")
-        self._may_split = False  # until that was tried
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -127,9 +126,8 @@ class DatasetLoss:
                 "give both a row for each sample, or leave it out"
             )
         pieces = [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
-        if len(pieces) > 1 and not self._may_split:
+        if len(pieces) > 1 and self.samples is None:  # each batch of the first walk: labels to ignore may come in any of them
             self._try_to_split(pieces[:2])
-            self._may_split = True
         yield from pieces
 
     @torch.no_grad()
@@ -217,10 +215,15 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _size(x: Any, y: Any) -> int:
-    """How many samples a batch has: as many as rows in its first tensor, of the targets if they have one, else of the inputs."""
-    sizes = [len(leaf) for leaf in (*tree_leaves(y), *tree_leaves(x)) if isinstance(leaf, Tensor) and leaf.dim()]
-    if sizes:
-        return sizes[0]
-    if isinstance(y, Sized):
+    """How many samples a batch has: a row of the targets or else of the inputs is one, or an entry of a list of targets, each with tensors of its own."""
+    for value in (y, x):
+        if isinstance(value, Tensor) and value.dim():
+            return len(value)
+    if isinstance(y, (list, tuple)) and y and all(isinstance(target, Mapping) for target in y):
+        return len(y)  # as for detection; that an image with three channels has three boxes means nothing
+    sizes = {len(leaf) for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) == 1:
+        return sizes.pop()
+    if isinstance(y, (list, tuple)):
         return len(y)
     raise Refusal("a batch of data does not say how many samples it has: give its inputs or its targets as tensors with a row for each sample")

@@ -210,7 +210,8 @@ def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: P
     for title, entry in zip(titles, entries, strict=True):
         if "probe" in entry:
             name = re.sub(r"[^\w.-]+", "_", title)  # it may be a path
-            paths.append(folder / f"probe_{name}.png")
+            names = (f"probe_{name}{number}.png" for number in ("", *(f"_{n}" for n in range(2, len(titles) + 1))))
+            paths.append(next(path for own in names if (path := folder / own) not in paths))
             plot_probe(entry["probe"], paths[-1])
     return paths
 

@@ -43,9 +43,9 @@ def figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(drawn: Any, path: Path) -> None:
+def save(drawn: Any, path: str | Path) -> None:
     """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is there whole, or as it was before."""
-    buffer = io.BytesIO()
+    path, buffer = Path(path), io.BytesIO()
     drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=150)
     write(path, buffer.getvalue())
 
