@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -376,6 +379,10 @@ def test_nor_is_it_for_many_shapes(large):
     assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
     assert len(H._kept._entries) == 4
     assert len(H._kept._linearizer._cuts) == 2
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)
+    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
+    assert len(H._kept._entries) == 4
     asked = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
     assert apart(asked) < 1e-12
     assert len(asked._kept._entries) == 6
@@ -427,7 +434,7 @@ def test_a_recorded_product_that_is_wrong_is_not_used(large, monkeypatch):
 
     def wrong(self, inputs):
         product, size = right(self, inputs)
-        return lambda v: [1.1 * t for t in product(v)], size
+        return lambda v: [(1 + 1e-6) * t for t in product(v)], size
 
     monkeypatch.setattr(Linearizer, "linearized", wrong)
     H = HessianOperator(model, F.cross_entropy, data)
@@ -494,3 +501,156 @@ def test_an_interrupted_walk_goes_on_where_it_kept_last(large):
     assert 0 < len(H._kept._entries) < len(data)
     assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
     assert len(H._kept._entries) == len(data)
+
+
+def test_a_penalty_that_the_loss_takes_from_the_weights_is_part_of_the_hessian(large):
+    model, data = large
+
+    def penalised(out, y):
+        return F.cross_entropy(out, y) + 1e-5 * sum(p.square().sum() for p in model.parameters())
+
+    H = HessianOperator(model, penalised, data)
+    assert max(apart(H, seed=seed, loss_fn=penalised) for seed in range(4)) < 1e-12
+    with pytest.raises(bsam.Refusal, match=r"takes weights from the network by itself \(a penalty\?\), not by its outputs: leave keep_bytes 0"):
+        HessianOperator(model, penalised, data, keep_bytes=PLENTY).times(torch.ones(H.size, dtype=H.dtype))
+
+
+class Adjustable(nn.Module):
+    """With a number, a tensor that is not registered, and inputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale, self.mask = wide(), 1.0, torch.ones(4, dtype=torch.float64)
+
+    def forward(self, batch):
+        ((name, x),) = batch.items()
+        return self.inner(x) * self.scale * self.mask + (name == "b") * self.inner(x).square()
+
+
+def rename(H, model, loss_fn):
+    H.loss.data[:] = [({"b": x}, y) for (x,), y in ((tuple(batch.values()), y) for batch, y in H.loss.data)]
+
+
+CHANGES = {
+    "class weights in place": lambda H, model, loss_fn: loss_fn.weight.mul_(torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    "other class weights": lambda H, model, loss_fn: setattr(loss_fn, "weight", torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
+    "label smoothing": lambda H, model, loss_fn: setattr(loss_fn, "label_smoothing", 0.3),
+    "a number": lambda H, model, loss_fn: setattr(model, "scale", 2.0),
+    "a tensor in place": lambda H, model, loss_fn: model.mask[0].fill_(3.0),
+    "another tensor": lambda H, model, loss_fn: setattr(model, "mask", torch.full((4,), 2.0, dtype=torch.float64)),
+    "another module": lambda H, model, loss_fn: model.inner.__setitem__(1, nn.Sigmoid()),
+    "a hook": lambda H, model, loss_fn: model.inner[2].register_forward_hook(lambda module, inputs, out: 2 * out),
+    "the names of the inputs": rename,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_else_a_product_depends_on_may_change(large, change):
+    _, ((x, y), *_) = large
+    model, loss_fn = Adjustable(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64))
+    H = HessianOperator(model, loss_fn, [({"a": x}, y)], keep_bytes=PLENTY)
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    assert len(H._kept._entries) == 1
+    CHANGES[change](H, model, loss_fn)
+    if change == "the names of the inputs":
+        with pytest.raises(bsam.Refusal, match="other batches on each walk"):
+            H.times(torch.ones(H.size, dtype=H.dtype))
+    else:
+        assert apart(H, loss_fn=loss_fn) < 1e-12
+
+
+def test_autocast_and_frozen_weights_are_noticed(large):
+    model, data = large
+    model, data = model.float(), [(x.float(), y) for x, y in data]
+    H = HessianOperator(model, F.cross_entropy, data)
+    v = H.random(torch.Generator().manual_seed(0))
+    for _ in range(3):
+        inside = H.times(v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(H.times(v), inside)
+        assert apart(H) < 1e-5
+    assert apart(H) < 1e-5
+    H = HessianOperator(model, F.cross_entropy, data)
+    for _ in range(3):
+        H.times(v)
+    assert H._kept._entries
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(bsam.Refusal, match=r"weights were frozen after this was built for them: 0\.weight"):
+        H.times(v)
+
+
+def test_a_network_that_draws_is_left_to_its_draws(large):
+    _, data = large
+
+    class Drawing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = wide()
+
+        def forward(self, x):
+            return self.inner(F.dropout(x, 0.3, training=True))
+
+    model = Drawing()
+    H = HessianOperator(model, F.cross_entropy, data)
+    torch.manual_seed(4)
+    assert [apart(H) for _ in range(4)] == [0.0] * 4  # each product begins with the same random numbers
+    with pytest.raises(bsam.Refusal, match="draws random numbers: leave keep_bytes 0"):
+        HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY).times(torch.ones(H.size, dtype=H.dtype))
+
+
+@pytest.mark.parametrize("keep_bytes", [None, PLENTY])
+def test_inputs_that_require_gradients(large, keep_bytes):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, [(x.requires_grad_(), y) for x, y in data], keep_bytes=keep_bytes)
+    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
+    assert len(H._kept._entries) == len(data)
+
+
+def test_an_interrupt_that_torch_passes_on_as_an_error_is_one(large, monkeypatch):
+    model, data = large
+
+    def interrupted(function):
+        raise RuntimeError("The following operation failed in the TorchScript interpreter.\nKeyboardInterrupt: ")
+
+    monkeypatch.setattr("bsam.flatness.linearized.make_fx", interrupted)
+    H = HessianOperator(model, F.cross_entropy, data)
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    with pytest.raises(KeyboardInterrupt):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    monkeypatch.undo()
+    assert apart(H) < 1e-12
+
+
+def test_memory_that_runs_out_later_is_no_failure_either(large):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, data)
+    for _ in range(2):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+
+    def short(v):
+        raise torch.OutOfMemoryError("no more")
+
+    H._kept._entries[1] = replace(H._kept._entries[1], product=short)
+    assert max(apart(H, seed=seed) for seed in range(2)) < 1e-12
+    assert not H._kept._entries
+
+
+def test_a_vector_that_is_no_number_says_nothing_about_the_network(large):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, data)
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    assert H.times(torch.full((H.size,), torch.nan, dtype=H.dtype)).isnan().any()
+    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
+    assert len(H._kept._entries) == len(data)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda H: pickle.loads(pickle.dumps(H))], ids=["deepcopy", "pickle"])
+def test_a_copy_of_the_operator_begins_anew(large, copied):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, data)
+    for _ in range(3):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    other = copied(H)
+    assert not other._kept._entries
+    assert max(apart(other, seed=seed) for seed in range(3)) < 1e-12
+    assert len(other._kept._entries) == len(data)

@@ -42,8 +42,10 @@ class HessianOperator:
         keep_bytes: memory for what every product computes alike; batches that it holds (a ResNet-8 takes some 2 MB for an image of CIFAR) cost about two
             gradient passes a product, not three or four. Recording them takes some seconds, once for each shape of a batch. None, the default, keeps from the
             second product for the same weights on, if samples times weights are 5,000,000 or more, and if the recorded network gives the same product: up to
-            a quarter of a GPU's memory, or 3 GB of a CPU's. 0 keeps nothing. A number keeps from the first product on; networks whose sizes or branches depend
-            on the data are refused then, as are batches that differ from walk to walk.
+            a quarter of a GPU's memory, or 3 GB of a CPU's, stay taken (while a batch is recorded it may be more, as for two plain products). 0 keeps
+            nothing. A number keeps from the first product on; networks whose sizes or branches depend on the data are refused then, as are batches that
+            differ from walk to walk. Weights, buffers, modules, their attributes and the data may change between products; what a function reads from
+            variables of its own is not watched.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +41,7 @@ class Linearizer:
     def __init__(self, loss: DatasetLoss, names: Sequence[str]) -> None:
         self.loss, self.names = loss, list(names)
         self._cuts: dict[Any, tuple[fx.GraphModule, fx.GraphModule]] = {}
+        self._constants: list[tuple[Tensor, Tensor]] = []  # and what they were
 
     def linearized(self, inputs: Inputs) -> tuple[BatchProduct, int]:
         """The product for a batch, and the bytes that it keeps."""
@@ -66,6 +67,17 @@ class Linearizer:
         if not torch.allclose(value, plain, rtol=near, atol=near, equal_nan=True):
             raise Refusal(f"{TAKES}. Recorded on one batch, it gives a loss of {float(value):.6g} on another one, where it is {float(plain):.6g}")
 
+    def unchanged(self) -> bool:
+        """Whether tensors that are neither weights nor buffers of the network nor of the batches (weights of classes) are what they were."""
+        return all(torch.equal(t, before) for t, before in self._constants)
+
+    def _note_constants(self, tensors: Iterable[Tensor]) -> None:
+        found = [t for t in tensors if not t._is_zerotensor()]
+        own = {t.untyped_storage().data_ptr() for t in (*self.loss.model.parameters(), *self.loss.model.buffers())}
+        if any(t.untyped_storage().data_ptr() in own for t in found):
+            raise Refusal("the loss takes weights from the network by itself (a penalty?), not by its outputs: leave keep_bytes 0")
+        self._constants += [(t.detach(), t.detach().clone()) for t in found]
+
     def _cut(self, inputs: Inputs) -> tuple[fx.GraphModule, fx.GraphModule]:
         self._plainly(*inputs[2:])
         v = [torch.zeros_like(w) for w in inputs[0]]
@@ -83,9 +95,14 @@ class Linearizer:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
+                if "KeyboardInterrupt" in str(error):  # which torch's formulas pass on as an error
+                    raise KeyboardInterrupt from error
                 raise Refusal(f"this network (or loss) cannot be recorded as a graph, which keep_bytes needs: leave it 0. It said: {error}") from error
         if any(map(_depends_on_data, graph.graph.nodes)):  # dead code, too: a size may be all that is used of it
             raise Refusal(TAKES)
+        self._note_constants(getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr")
+        if any(_draws(node) for node in graph.graph.nodes):
+            raise Refusal("the network or the loss draws random numbers: leave keep_bytes 0")
         graph.graph.eliminate_dead_code()
         return _halves(graph, len(v))
 
@@ -123,6 +140,10 @@ def _depends_on_data(node: fx.Node) -> bool:
         assert isinstance(places, (list, tuple))
         return any(isinstance(place, fx.Node) and place.meta["val"].dtype in (torch.bool, torch.uint8) for place in places)
     return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(node.target.tags))
+
+
+def _draws(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _halves(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.GraphModule]:
