@@ -51,7 +51,7 @@ class Ranks:
         """Losses, averaged over the ranks that the gradients are averaged over: those of ``mesh`` under FSDP, of DDP where it reduces this pass."""
         if mesh is not None:
             groups, device = mesh.get_all_groups(), mesh.device_type
-        elif self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync:
+        elif self.reduces:
             groups, device = [self.ddp.process_group], self.ddp.device
         else:
             return losses
@@ -62,13 +62,18 @@ class Ranks:
         return mean.tolist()
 
     @property
+    def reduces(self) -> bool:
+        """Whether DDP averages the gradients of each pass: not where ranks perturb on their own, nor under the user's ``no_sync``."""
+        return self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync
+
+    @property
     def in_step(self) -> bool:
         """Whether this backward sees what the others see, or is meant not to: not so under the user's ``no_sync``."""
         return self.ddp is None or self.m_sharpness or self.ddp.require_backward_grad_sync
 
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
-        if self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync:
+        if self.reduces:
             self._average(gradient)
 
     def agreed(self, reached: list[bool]) -> list[bool]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..core.refusal import Refusal
+from .circumstances import circumstances
 from .dataset_loss import DatasetLoss, Piece
 from .linearized import BatchProduct, Linearizer
 from .room import room_on
@@ -20,8 +20,6 @@ from .room import room_on
 Product: TypeAlias = list[Tensor | None]  # one tensor per parameter, None for those that the batch does not depend on
 
 T = TypeVar("T")
-
-_VALUES = (bool, int, float, complex, str, type(None), tuple)
 
 WORTH = 5_000_000  # samples times weights from which on it pays to keep something unasked: recording takes some seconds for each shape of a batch ...
 SHAPES = 2  # ... so that there should not be many: as a rule there is one, and another one for the last batch
@@ -85,11 +83,11 @@ class Kept:
         """A walk over the data begins: products for other weights are forgotten. Whether there is something to find or to add."""
         if self._hopeless:
             return False
-        self._state = {name: t.detach() for name, t in self._tensors()}
-        circumstances = self._circumstances_now()
-        if circumstances != self._circumstances or not self._linearizer.unchanged():
+        self._state = {name: t.detach() for name, t in (*self.loss.model.named_parameters(), *self.loss.model.named_buffers())}
+        now = circumstances(self.loss)
+        if now != self._circumstances or not self._linearizer.unchanged():
             self._forget()
-            self._linearizer, self._circumstances = Linearizer(self.loss, self.names), circumstances
+            self._linearizer, self._circumstances = Linearizer(self.loss, self.names), now
         if self._seen.keys() != self._state.keys() or not all(torch.equal(t, self._seen[name]) for name, t in self._state.items()):
             self._forget()  # first, so that the memory is free for what comes
             self._seen = {name: t.clone() for name, t in self._state.items()}
@@ -101,16 +99,6 @@ class Kept:
 
     def _pays(self) -> bool:
         return (self.loss.samples or 0) * sum(p.numel() for p in self.loss.weights.params) >= WORTH
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return itertools.chain(self.loss.model.named_parameters(), self.loss.model.named_buffers())
-
-    def _circumstances_now(self) -> Any:
-        """What the products depend on beside numbers: the modules of network and loss, their attributes and hooks, what is frozen, autocast."""
-        modules = [*self.loss.model.modules(), *(self.loss.loss_fn.modules() if isinstance(self.loss.loss_fn, nn.Module) else ())]
-        device = self.loss.weights.params[0].device.type
-        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        return [(id(m), _plain(m)) for m in modules], [p.requires_grad for p in self.loss.model.parameters()], autocast
 
     def times(self, number: int, piece: Piece, v: list[Tensor], plain: Callable[[], Product]) -> Product:
         """The product of a batch of this walk with ``v``; ``plain`` gives it without anything kept."""
@@ -178,14 +166,6 @@ def _agree(kept: Product, plain: Product) -> bool:
     apart, size = (torch.stack([t.norm() for t in tensors]).norm() for tensors in ([a - b for a, b in pairs], [b for _, b in pairs]))
     coarse = size.is_cuda and torch.backends.cudnn.allow_tf32
     return bool(apart <= max(torch.finfo(size.dtype).eps ** 0.5, 1e-2 if coarse else 0.0) * size)
-
-
-def _plain(module: nn.Module) -> list[Any]:
-    """A module's attributes: plain values as they are, of others which they are; and what is hooked to it, or registered."""
-    attributes = {name: value if isinstance(value, _VALUES) else id(value) for name, value in vars(module).items() if name != "training"}
-    registered = [(name, id(t)) for held in (module._parameters, module._buffers) for name, t in held.items()]
-    hooked = [list(value) for name, value in vars(module).items() if "hooks" in name and isinstance(value, dict)]
-    return [attributes, registered, hooked]
 
 
 def _detached(leaf: Any) -> Any:
