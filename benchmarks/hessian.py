@@ -3,8 +3,8 @@
 Products: over gradient passes on the same data, interleaved. Eigenvalues: the k largest in magnitude; each tool runs with its own method (PyHessian: power
 iteration with deflation; curvlinops: scipy's eigsh on its operator; ours: thick-restart Lanczos), and the residuals of what each returns are computed
 afterwards, by the same operator for all; ours runs again with the residual of each other tool as its tolerance. With --only-ours the other tools are left
-out, for sizes at which they would take too long. Products are timed twice: with nothing kept, and with the memory for what all of them share that the
-operator takes unasked, or that --keep gives it; this memory is ours in the comparison, too.
+out, for sizes at which they would take too long. Products are timed twice: plain ones, and those inside of H.linearized(), with the memory that it takes by
+default or that --max-gb gives it; ours uses this scope in the comparison, too.
 
     python benchmarks/hessian.py                                                       # CPU, ResNet-8
     python benchmarks/hessian.py --device cuda --model resnet18 --cifar DIR --epochs 5   # DIR: cifar-10-batches-bin
@@ -32,7 +32,7 @@ from step_time import spread
 Data: TypeAlias = list[tuple[Tensor, Tensor]]
 Found: TypeAlias = tuple[list[float], list[Tensor], dict[str, Any]]
 CLASSES = 10
-WARM_UP = 2  # rounds: the second product is the one that begins to keep what all of them share
+WARM_UP = 2  # rounds: the first product in forward mode is compared with one in reverse mode
 PEERS = {"PyHessian": "PyHessian", "curvlinops": "curvlinops-for-pytorch"}
 RECORD = 3073  # bytes of a CIFAR-10 image: the label and three planes
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training images
@@ -91,10 +91,11 @@ def product_cost(H: HessianOperator, repeats: int, synchronize: Callable[[], obj
     return {**{name: spread(values) for name, values in seconds.items()}, "ratio": spread(ratio), "n": repeats}
 
 
-def ours(model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int | None) -> Found:
+def ours(model: nn.Module, data: Data, k: int, tol: float, max_bytes: int | None) -> Found:
     """By thick-restart Lanczos."""
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=keep_bytes)
-    found = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
+    H = HessianOperator(model, F.cross_entropy, data)
+    with H.linearized(max_bytes):
+        found = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
     assert found.vectors is not None
     return found.values.tolist(), [H.flat(v) for v in found.vectors], {"products": found.products, "converged": bool(found.converged)}
 
@@ -122,11 +123,11 @@ def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int | None) 
 TOOLS = {"bsam": ours, "PyHessian": pyhessian, "curvlinops": curvlinops}
 
 
-def eigenvalues(tool: str, model: nn.Module, data: Data, k: int, tol: float, keep_bytes: int | None, synchronize: Callable[[], object]) -> dict[str, Any]:
+def eigenvalues(tool: str, model: nn.Module, data: Data, k: int, tol: float, max_bytes: int | None, synchronize: Callable[[], object]) -> dict[str, Any]:
     """Seconds, values, and the residuals of the pairs that came out."""
     synchronize()
     start = time.perf_counter()
-    values, vectors, more = TOOLS[tool](model, data, k, tol, keep_bytes)
+    values, vectors, more = TOOLS[tool](model, data, k, tol, max_bytes)
     synchronize()
     seconds = time.perf_counter() - start
     model.zero_grad(set_to_none=True)
@@ -159,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tol", type=float, default=1e-3, help="of every tool, each in its own sense (default 1e-3)")
     parser.add_argument("--repeats", type=int, default=10, help="rounds of products")
     parser.add_argument("--tf32", action="store_true", help="let convolutions on CUDA use TF32")
-    parser.add_argument("--keep", type=float, help="GB to keep what all products share (default: what the operator takes unasked)", metavar="GB")
+    parser.add_argument("--max-gb", type=float, help="memory for recorded products (default: what the operator takes)", metavar="GB")
     parser.add_argument("--only-ours", action="store_true")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
@@ -174,19 +175,27 @@ def main(arguments: list[str] | None = None) -> None:
     x, y = (t[: args.images] for t in images(args.cifar, ["test_batch"], device))
     x = x.contiguous(memory_format=torch.channels_last)
     data = list(zip(x.split(args.batch), y.split(args.batch), strict=True))
-    settings = {name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32", "keep")}
+    settings = {name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32", "max_gb")}
     content: dict[str, Any] = {"benchmark": "hessian", **machine.description(device), **settings, "data": "CIFAR-10 test" if args.cifar else "noise"}
     content["versions"] |= {name: machine.version_of(package) for name, package in PEERS.items()}
-    keep_bytes = None if args.keep is None else int(args.keep * 1e9)
-    for name, room in {"product": 0, **({} if keep_bytes == 0 else {"kept_product": keep_bytes})}.items():
-        cost = content[name] = product_cost(HessianOperator(model, F.cross_entropy, data, keep_bytes=room), args.repeats, synchronize)
-        low, median, high = (cost["ratio"][q] for q in ("q1", "median", "q3"))
-        kept = "nothing" if room == 0 else "what fits unasked" if room is None else f"{args.keep:g} GB at most"
-        print(f"product {1e3 * cost['product']['median']:.0f} ms, {median:.2f} [{low:.2f}, {high:.2f}] gradient passes; kept: {kept}", flush=True)
+    max_bytes = None if args.max_gb is None else int(args.max_gb * 1e9)
+    for name, budget in {"product": 0, "linearized_product": max_bytes}.items():
+        H = HessianOperator(model, F.cross_entropy, data)
+        start = time.perf_counter()
+        with H.linearized(budget) as recording:
+            entering = time.perf_counter() - start
+            cost = content[name] = product_cost(H, args.repeats, synchronize)
+            low, median, high = (cost["ratio"][q] for q in ("q1", "median", "q3"))
+            cost |= {"batches": recording.batches, "recorded": recording.recorded, "bytes": recording.bytes, "entering_s": entering}
+        print(
+            f"product {1e3 * cost['product']['median']:.0f} ms, {median:.2f} [{low:.2f}, {high:.2f}] gradient passes; "
+            f"{recording.recorded} of {len(data)} batches recorded in {entering:.1f} s, {recording.bytes / 1e9:.2f} GB",
+            flush=True,
+        )
     content["eigenvalues"] = []
     planned = [("bsam", args.tol)] + [(tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None]
     for tool, tol in planned:  # grows while it is walked: what another tool reached, ours is asked for, too
-        result = eigenvalues(tool, model, data, args.k, tol, keep_bytes, synchronize)
+        result = eigenvalues(tool, model, data, args.k, tol, max_bytes, synchronize)
         content["eigenvalues"].append(result)
         reached = result["worst_relative_residual"]
         print(f"{tool} (tolerance {tol:.1e}): {result['seconds']:.1f} s, worst relative residual {reached:.1e}, largest {result['values'][0]:.4g}", flush=True)

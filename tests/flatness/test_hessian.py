@@ -10,21 +10,22 @@ import bsam
 from bsam.core.vector import Vector
 from bsam.flatness import HessianOperator, sharpness
 
-BOTH_WAYS = pytest.mark.parametrize("forward_mode", [False, True], ids=["reverse over reverse", "forward over reverse"])
+BOTH_WAYS = pytest.mark.parametrize("way", ["reverse", "forward"])
 
 
 def random_vector(H, seed=0):
     return torch.randn(H.size, dtype=H.dtype, generator=torch.Generator().manual_seed(seed))
 
 
-def operator(*arguments, forward_mode=False, **keywords):
-    H = HessianOperator(*arguments, **keywords)
-    assert not H._forward_mode  # on the CPU it is the slower way
-    H._forward_mode = forward_mode
+def operator(*arguments, way="reverse", **keywords):
+    H = HessianOperator(*arguments, differentiation=way, **keywords)
+    assert H.differentiation == way
     return H
 
 
 def product_error(H, exact):
+    if H.differentiation == "forward":
+        H.times(random_vector(H, seed=1))  # compared with reverse mode, whose product it gives
     v = random_vector(H)
     found = torch.cat([t.reshape(-1) for t in (H @ H.vector(v)).tensors()])
     expected = exact @ v.double()
@@ -32,17 +33,17 @@ def product_error(H, exact):
 
 
 def assert_exact(H, exact, tolerance=1e-12):
-    way = H._forward_mode
+    way = H.differentiation
     assert product_error(H, exact) < tolerance
-    assert H._forward_mode == way  # it went the way that it was told
+    assert H.differentiation == way  # no fallback
 
 
 @BOTH_WAYS
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("net", ["mlp", "batch norm"])
-def test_a_product_is_that_with_the_exact_hessian_whatever_the_batches(nets, net, mode, forward_mode):
+def test_a_product_is_that_with_the_exact_hessian_whatever_the_batches(nets, net, mode, way):
     model, data = nets["made"](nets[net])
-    H = operator(model, F.cross_entropy, data, mode=mode, forward_mode=forward_mode)
+    H = operator(model, F.cross_entropy, data, mode=mode, way=way)
     assert H.shape == (H.size, H.size)
     assert 300 <= H.size <= 2000
     assert_exact(H, nets["exact"](model, F.cross_entropy, data, mode))
@@ -69,8 +70,8 @@ def test_train_mode_uses_the_statistics_of_the_batch_also_where_none_are_tracked
     assert not other[1].track_running_stats
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
-def test_a_tracked_instance_norm_has_both_modes(nets, unchanged, keep_bytes):
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30])
+def test_a_tracked_instance_norm_has_both_modes(nets, unchanged, max_bytes):
     torch.manual_seed(0)
     layers = nn.Linear(4, 12), nn.Unflatten(1, (2, 6)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
     model, data = nn.Sequential(*layers).double(), [(torch.randn(6, 4, dtype=torch.float64), torch.randint(0, 3, (6,)))]
@@ -81,7 +82,12 @@ def test_a_tracked_instance_norm_has_both_modes(nets, unchanged, keep_bytes):
     running = copy.deepcopy(model).eval()
     v = torch.ones(99, dtype=torch.float64).cumsum(0).sin()
     with unchanged(model):
-        found = {mode: HessianOperator(model, F.cross_entropy, data, mode=mode, keep_bytes=keep_bytes).times(v) for mode in ("eval", "train")}
+        found = {}
+        for mode in ("eval", "train"):
+            H = HessianOperator(model, F.cross_entropy, data, mode=mode)
+            with H.linearized(max_bytes) as recording:
+                found[mode] = H.times(v)
+            assert recording.recorded == (max_bytes > 0)
     torch.testing.assert_close(found["train"], nets["exact"](untracked, F.cross_entropy, data) @ v)
     torch.testing.assert_close(found["eval"], nets["exact"](running, F.cross_entropy, data) @ v)
     assert float((found["train"] - found["eval"]).norm()) > 0.1 * float(found["eval"].norm())
@@ -89,27 +95,19 @@ def test_a_tracked_instance_norm_has_both_modes(nets, unchanged, keep_bytes):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("micro_batch", [1, 4, 100])
-def test_micro_batches_change_the_memory_and_not_the_product(untrained, micro_batch, forward_mode):
+def test_micro_batches_change_the_memory_and_not_the_product(untrained, micro_batch, way):
     model, data, exact = untrained
-    seen = []
-
-    def loss_fn(out, y):
-        seen.append(len(y))
-        return F.cross_entropy(out, y)
-
-    assert_exact(operator(model, loss_fn, data, micro_batch, forward_mode=forward_mode), exact)
-    expected = {  # before the pieces of a batch, whether two of them together have the mean of their losses
-        1: [1, 1, 2, *[1] * 7, 1, 1, 2, *[1] * 2, 1, 1, 2, *[1] * 15],
-        4: [4, 3, 7, *(4, 3), 2, 4, 4, 8, *(4, 4, 4, 3)],
-        100: [7, 2, 15],
-    }
-    assert seen == expected[micro_batch]
+    model, seen = copy.deepcopy(model), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    assert_exact(operator(model, F.cross_entropy, data, micro_batch, way=way), exact)
+    expected = {1: [1] * 24, 4: [4, 3, 2, 4, 4, 4, 3], 100: [7, 2, 15]}[micro_batch]
+    assert seen == expected * (1 if way == "reverse" else 3)  # forward mode is compared with reverse mode first
 
 
 @BOTH_WAYS
-def test_float64_on_a_float32_model(nets, forward_mode):
+def test_float64_on_a_float32_model(nets, way):
     model, data = nets["made"](nets["mlp"], dtype=torch.float32)
-    H = operator(model, F.cross_entropy, data, dtype=torch.float64, forward_mode=forward_mode)
+    H = operator(model, F.cross_entropy, data, dtype=torch.float64, way=way)
     assert H.dtype == torch.float64
     assert_exact(H, nets["exact"](model, F.cross_entropy, data))
     assert all(p.dtype == torch.float32 for p in model.parameters())
@@ -119,7 +117,7 @@ def test_float64_on_a_float32_model(nets, forward_mode):
         assert out.dtype == y.dtype == torch.float64
         return F.mse_loss(out, y)
 
-    H = operator(model, loss_fn, targets, dtype=torch.float64, forward_mode=forward_mode)
+    H = operator(model, loss_fn, targets, dtype=torch.float64, way=way)
     assert product_error(H, nets["exact"](model, F.mse_loss, targets)) < 1e-12  # forwards torch cannot: targets without a derivative break it there
 
 
@@ -134,27 +132,32 @@ class Nested(nn.Module):
         return self.linear(batch["floats"][0]) + self.register(batch["numbers"])
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
-def test_float64_reaches_into_nested_batches_and_a_loss_that_is_a_module(keep_bytes):
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30])
+def test_float64_reaches_into_nested_batches_and_a_loss_that_is_a_module(max_bytes):
     torch.manual_seed(0)
     model, loss_fn = Nested(), nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))
     batch, y = {"floats": (torch.randn(8, 4),), "numbers": torch.randint(0, 5, (8,))}, torch.randint(0, 3, (8,))
-    H = HessianOperator(model, loss_fn, [(batch, y)], dtype=torch.float64, keep_bytes=keep_bytes)
+    H = HessianOperator(model, loss_fn, [(batch, y)], dtype=torch.float64)
     double = {"floats": (batch["floats"][0].double(),), "numbers": batch["numbers"]}
     expected = HessianOperator(copy.deepcopy(model).double(), copy.deepcopy(loss_fn).double(), [(double, y)])
     v = random_vector(H)
-    torch.testing.assert_close(H.times(v), expected.times(v))
+    with H.linearized(max_bytes) as recording:
+        torch.testing.assert_close(H.times(v), expected.times(v))
+    assert recording.recorded == (max_bytes > 0)
     assert loss_fn.weight.dtype == torch.float32  # the user's own stays what it was
     with pytest.raises(bsam.Refusal, match=r"must be a pair \(inputs, targets\), and one is a tuple of 3"):
-        HessianOperator(model, loss_fn, [(batch, y, y)], dtype=torch.float64, keep_bytes=keep_bytes).times(v)
+        HessianOperator(model, loss_fn, [(batch, y, y)], dtype=torch.float64).times(v)
 
 
 def test_batches_without_a_sample_are_passed_over(untrained):
     model, data, exact = untrained
     x, y = data[0]
     holes = [(x[:0], y[:0]), *data[:1], (x[:0], y[:0]), *data[1:]]
-    for keywords in ({}, {"micro_batch": 4}, {"keep_bytes": 1 << 30}):
-        assert_exact(HessianOperator(model, F.cross_entropy, holes, **keywords), exact)
+    for keywords in ({}, {"micro_batch": 4}):
+        H = HessianOperator(model, F.cross_entropy, holes, **keywords)
+        assert_exact(H, exact)
+        with H.linearized(1 << 30):
+            assert_exact(H, exact)
     assert sharpness(model, F.cross_entropy, holes) == sharpness(model, F.cross_entropy, data)
     with pytest.raises(bsam.Refusal, match="data is empty"):
         sharpness(model, F.cross_entropy, holes[:1])
@@ -182,11 +185,11 @@ def odd_loss(out, y):
 
 
 @BOTH_WAYS
-def test_tied_frozen_unused_and_linear_weights(nets, forward_mode):
+def test_tied_frozen_unused_and_linear_weights(nets, way):
     torch.manual_seed(0)
     model = Odd().double()
     data = [(torch.randn(n, 10, dtype=torch.float64), torch.randint(0, 5, (n,))) for n in (5, 9)]
-    H = operator(model, odd_loss, data, forward_mode=forward_mode)
+    H = operator(model, odd_loss, data, way=way)
     assert H.size == 380
     exact = nets["exact"](model, odd_loss, data)
     assert_exact(H, exact)
@@ -196,9 +199,9 @@ def test_tied_frozen_unused_and_linear_weights(nets, forward_mode):
 
 
 @BOTH_WAYS
-def test_a_linear_loss_has_no_curvature(forward_mode):
+def test_a_linear_loss_has_no_curvature(way):
     model = nn.Linear(3, 2)
-    H = operator(model, lambda out, y: out.mean(), [(torch.randn(4, 3), torch.zeros(4))], forward_mode=forward_mode)
+    H = operator(model, lambda out, y: out.mean(), [(torch.randn(4, 3), torch.zeros(4))], way=way)
     assert torch.equal(H.times(torch.randn(8)), torch.zeros(8))
 
 
@@ -241,7 +244,7 @@ def test_where_an_operation_has_no_forward_derivative_the_other_way_is_taken():
 
     plain = Powers(3, 2)
     plain.load_state_dict(model.state_dict())
-    H = operator(model, F.cross_entropy, Walks(), forward_mode=True)
+    H = operator(model, F.cross_entropy, Walks(), way="forward")
     v = random_vector(H)
     torch.testing.assert_close(H.times(v), HessianOperator(plain, F.cross_entropy, [(x, y)]).times(v))
     assert H.products == 1
@@ -257,16 +260,16 @@ class Refuses(nn.Linear):
 
 
 def test_what_neither_way_can_do_is_raised():
-    H = operator(Refuses(3, 2), F.cross_entropy, [(torch.randn(4, 3), torch.zeros(4).long())], forward_mode=True)
+    H = operator(Refuses(3, 2), F.cross_entropy, [(torch.randn(4, 3), torch.zeros(4).long())], way="forward")
     with pytest.raises(NotImplementedError, match="by the model itself"):
         H.times(torch.randn(8))
     assert H.products == 0
 
 
 @BOTH_WAYS
-def test_an_interrupt_between_two_batches_leaves_nothing_open(untrained, forward_mode, monkeypatch):
+def test_an_interrupt_between_two_batches_leaves_nothing_open(untrained, way, monkeypatch):
     model, data, exact = untrained
-    H = operator(model, F.cross_entropy, data, forward_mode=forward_mode)
+    H = operator(model, F.cross_entropy, data, way=way)
     kept = []  # as sys.last_exc keeps the frames of what was interrupted
     add, calls = torch.Tensor.add_, []
 
@@ -288,12 +291,12 @@ def test_an_interrupt_between_two_batches_leaves_nothing_open(untrained, forward
 
 @BOTH_WAYS
 @pytest.mark.parametrize("net", ["mlp", "batch norm"])
-def test_equals_curvlinops(nets, net, forward_mode):
+def test_equals_curvlinops(nets, net, way):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs
         from curvlinops import HessianLinearOperator
     model, data = nets["made"](nets[net], dtype=torch.float32)
-    H = operator(model, F.cross_entropy, data, forward_mode=forward_mode)
+    H = operator(model, F.cross_entropy, data, way=way)
     v = random_vector(H)
     model.eval()  # they take the model as it is
     theirs = HessianLinearOperator(model, nn.CrossEntropyLoss(), list(model.parameters()), data, check_deterministic=False)
@@ -334,24 +337,24 @@ class Spent:
 
 
 @BOTH_WAYS
-def test_data_that_is_not_the_same_on_a_later_walk_is_refused(untrained, forward_mode):
+def test_data_that_is_not_the_same_on_a_later_walk_is_refused(untrained, way):
     model, data, _ = untrained
     v = torch.ones(445, dtype=torch.float64)
-    H = operator(model, F.cross_entropy, Spent(data), forward_mode=forward_mode)
+    H = operator(model, F.cross_entropy, Spent(data), way=way)
     H.times(v)
-    with pytest.raises(bsam.Refusal, match=r"24 samples on the first walk and nothing on a later one: pass a list or a DataLoader"):
+    with pytest.raises(bsam.Refusal, match=r"24 samples in the first pass and nothing in a later one: pass a list or a DataLoader"):
         H.times(v)
-    H = operator(model, F.cross_entropy, Spent(data, left=data[:2]), forward_mode=forward_mode)
+    H = operator(model, F.cross_entropy, Spent(data, left=data[:2]), way=way)
     H.times(v)
-    with pytest.raises(bsam.Refusal, match=r"24 samples on the first walk and 9 on a later one: pass a list or a DataLoader"):
+    with pytest.raises(bsam.Refusal, match=r"24 samples in the first pass and 9 in a later one: pass a list or a DataLoader"):
         H.times(v)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": "generator"}, "an iterator can be walked once only: pass a list or a DataLoader"),
-        ({"data": "generator", "dtype": torch.float64}, "an iterator can be walked once only: pass a list or a DataLoader"),
+        ({"data": "generator"}, "data is iterated more than once, and this is an iterator: pass a list or a DataLoader"),
+        ({"data": "generator", "dtype": torch.float64}, "data is iterated more than once, and this is an iterator: pass a list or a DataLoader"),
         ({"mode": "test"}, '"eval".*or "train".*got \'test\''),
         ({"micro_batch": 4, "mode": "train"}, "leave one of them out"),
         ({"micro_batch": 0}, "micro_batch must be a whole number of at least 1"),
@@ -388,10 +391,10 @@ def test_refusals_of_the_model_and_the_loss(untrained):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("loss_fn", [lambda out, y: F.cross_entropy(out, y).detach(), lambda out, y: torch.zeros((), requires_grad=True) * 1])
-def test_a_loss_that_does_not_depend_on_the_weights_is_refused(untrained, loss_fn, forward_mode):
+def test_a_loss_that_does_not_depend_on_the_weights_is_refused(untrained, loss_fn, way):
     model, data, _ = untrained
     with pytest.raises(bsam.Refusal, match=r"reaches no trainable parameter of the model.*Was it detached"):
-        operator(model, loss_fn, data, forward_mode=forward_mode).times(torch.ones(445, dtype=torch.float64))
+        operator(model, loss_fn, data, way=way).times(torch.ones(445, dtype=torch.float64))
     with pytest.raises(bsam.Refusal, match="reaches no trainable parameter"):
         sharpness(model, loss_fn, data)
 

@@ -1,14 +1,12 @@
-"""Products that keep what they share: equal to the exact Hessian, cheaper in operations, and never of weights that are gone."""
+"""Products inside of ``H.linearized()``: equal to plain ones, cheaper in operations, and nothing of them outlives the scope."""
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import weakref
 from collections import Counter
-from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsam
-from bsam.flatness import HessianOperator, top_eigenvalues
-from bsam.flatness.dataset_loss import DatasetLoss
-from bsam.flatness.linearized import Linearizer
+from bsam.flatness import HessianOperator, landscape, spectral_density, top_eigenvalues, trace
+from bsam.flatness.linearized import Recorder
 
 PLENTY = 1 << 40
 
@@ -40,357 +37,238 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def wide():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 40, 3), nn.Tanh(), nn.Conv2d(40, 28, 3), nn.Tanh(), nn.Flatten(), nn.Linear(28, 4)
+    return nn.Sequential(*layers).double()
+
+
+@pytest.fixture
+def large():
+    """A network and batches of two sizes."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(n, 2, 5, 5) for n in (6, 6, 3)]
+    data = [(torch.randn(s, dtype=torch.float64, generator=generator), torch.randint(4, s[:1], generator=generator)) for s in sizes]
+    return wide(), data
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Counts graphs that are recorded."""
+    calls, right = [], Recorder.record
+
+    def counted(self, *arguments, **keywords):
+        calls.append(keywords["forward"])
+        return right(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Recorder, "record", counted)
+    return calls
+
+
+def product(H, seed=0):
+    return H.times(H.random(torch.Generator().manual_seed(seed)))
+
+
+def apart(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
 def error(H, exact, seed=0):
-    v = torch.randn(H.size, dtype=H.dtype, generator=torch.Generator().manual_seed(seed))
-    expected = exact @ v.double()
-    return float((H.times(v).double() - expected).norm() / expected.norm())
+    return apart(product(H, seed), exact @ H.random(torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("net", ["mlp", "batch norm"])
-def test_kept_products_are_those_with_the_exact_hessian(nets, unchanged, net, mode):
+def test_products_are_those_with_the_exact_hessian(nets, unchanged, net, mode):
     model, data = nets["made"](nets[net], sizes=(7, 2, 7))
     exact = nets["exact"](model, F.cross_entropy, data, mode)
-    with unchanged(model):
-        H = HessianOperator(model, F.cross_entropy, data, mode=mode, keep_bytes=PLENTY)
-        assert error(H, exact) < 1e-12
-        assert error(H, exact, seed=1) < 1e-12
+    H = HessianOperator(model, F.cross_entropy, data, mode=mode)
+    with unchanged(model), H.linearized(PLENTY) as recording:
+        assert max(error(H, exact, seed) for seed in range(2)) < 1e-12
     assert H.products == 2
+    assert (recording.recorded, recording.batches, recording.reason, recording.note) == (3, 3, "", "")
+    assert recording.bytes > 0
 
 
-def test_a_product_is_six_convolutions_for_three_of_the_gradient(nets):
+def test_a_product_is_six_convolutions_for_three_of_the_gradient_and_a_bare_one_keeps_nothing(nets):
     model, data = nets["made"](nets["batch norm"], sizes=(7, 7))
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
-    v = H.random(torch.Generator().manual_seed(0))
-    H.times(v)
+    H = HessianOperator(model, F.cross_entropy, data)
     with Operations() as gradient, H.loss.measuring():
         H.loss.value_and_grad()
-    with Operations() as product:
-        H.times(v)
+    counts = []
+    for _ in range(3):
+        with Operations() as bare:
+            product(H)
+        counts.append(bare.convolutions)
+    with H.linearized(PLENTY), Operations() as inside:
+        product(H)
+    with Operations() as afterwards:
+        product(H)
     layers = 2 * len(data)
     assert gradient.convolutions == 3 * layers - len(data)  # nobody needs the derivative by the images
-    assert product.convolutions == 6 * layers - 4 * len(data)  # of the first layer two: its input neither varies with v nor is differentiated by
+    assert inside.convolutions == 6 * layers - 4 * len(data)  # of the first layer two: its input is constant
+    assert len({*counts, afterwards.convolutions}) == 1
+    assert counts[0] > inside.convolutions
 
 
-@pytest.mark.parametrize("share", [0.4, 0.8])
-def test_what_the_memory_does_not_hold_is_computed_anew(nets, share):
-    model, data = nets["made"](nets["mlp"], sizes=(8, 8, 8, 8, 8))
-    exact = nets["exact"](model, F.cross_entropy, data)
-    whole = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
-    v = whole.random(torch.Generator().manual_seed(0))
-    whole.times(v)
-    per_batch = sum(whole._kept._linearizer.linearized((list(map(torch.Tensor.detach, whole.params)), dict(model.named_buffers()), *data[0]))[1:])
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=int(share * len(data) * per_batch) + 1)
-    assert error(H, exact) < 1e-12
-    assert len(H._kept._entries) == round(share * len(data))
-    assert error(H, exact, seed=2) < 1e-12
-    assert len(H._kept._entries) == round(share * len(data))
+class Holder(nn.Module):
+    """A network that depends on what no parameter or buffer says."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.numbers, self.config, self.array = wide(), [1.0], {"scale": 1.0}, np.ones(4)
+        self.tensors = (torch.ones(4, dtype=torch.float64),)
+
+    def forward(self, x):
+        return self.inner(x) * self.numbers[0] * self.config["scale"] * torch.as_tensor(self.array) * self.tensors[0]
 
 
-def test_batches_beyond_the_memory_are_not_held(nets):
-    model, data = nets["made"](nets["mlp"], sizes=(6,) * 5)
-    exact = nets["exact"](model, F.cross_entropy, data)
+CHANGES = {
+    "a list": lambda model: model.numbers.__setitem__(0, 2.0),
+    "a dict": lambda model: model.config.update(scale=2.0),
+    "an array": lambda model: np.copyto(model.array, 2.0),
+    "a tuple of tensors": lambda model: setattr(model, "tensors", (torch.full((4,), 2.0, dtype=torch.float64),)),
+    "a weight": lambda model: model.inner[0].weight.data.mul_(2.0),
+    "a module": lambda model: model.inner.__setitem__(1, nn.Sigmoid()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_between_products_counts(large, change):
+    data, model = [(x.repeat(32, 1, 1, 1), y.repeat(32)) for x, y in large[1][:2]], Holder()
+    H = HessianOperator(model, F.cross_entropy, data)
+    for _ in range(3):
+        product(H)
+    if change == "a weight":
+        with H.linearized(PLENTY):
+            product(H)
+    CHANGES[change](model)
+    changed = product(H)
+    assert torch.equal(changed, product(HessianOperator(model, F.cross_entropy, data)))
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_the_memory_is_free_after_the_scope(large, raising):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, data)
+    held = []
+    try:
+        with H.linearized(PLENTY) as recording:
+            held += [weakref.ref(product) for product, _, _ in recording._products]
+            assert all(reference() is not None for reference in held)
+            if raising:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    gc.collect()
+    assert len(held) == 3
+    assert not any(reference() is not None for reference in held)
+    with Operations() as bare:
+        product(H)
+    assert bare.convolutions > 6 * 6 - 4 * 3
+
+
+def test_entering_again_inside_records_nothing(large, recordings):
+    H = HessianOperator(large[0], F.cross_entropy, large[1])
+    with H.linearized(PLENTY) as outer:
+        assert len(recordings) == 2  # one for each shape
+        with H.linearized() as inner:
+            product(H)
+        assert inner is outer
+        top_eigenvalues(H, k=2, tol=1e-2)
+        trace(H, samples=6)
+        assert outer.recorded == 3
+    assert len(recordings) == 2
+
+
+INSTRUMENTS = {
+    "top_eigenvalues": lambda H: top_eigenvalues(H, k=3, tol=1e-9).values,
+    "trace": lambda H: trace(H, samples=6).value,
+    "spectral_density": lambda H: spectral_density(H, steps=4, probes=2).nodes,
+    "landscape": lambda H: landscape(H.loss.model, F.cross_entropy, H.loss.data, points=3, dims=1, directions="hessian", span=0.1).loss,
+}
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_instruments_enter_the_scope_where_it_pays_and_give_the_same_numbers(large, recordings, monkeypatch, instrument):
+    H = HessianOperator(large[0], F.cross_entropy, large[1])
+    plain = INSTRUMENTS[instrument](H)
+    assert not recordings  # too little work
+    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 15 * H.size)
+    found = INSTRUMENTS[instrument](H)
+    assert len(recordings) == 2
+    np.testing.assert_allclose(found, plain, rtol=1e-10)
+    recordings.clear()
+    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 15 * H.size + 1)
+    INSTRUMENTS[instrument](H)
+    assert not recordings
+
+
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_what_the_memory_does_not_hold_is_computed_plainly_and_not_held(large, held):
+    model, data = large
+    H = HessianOperator(model, F.cross_entropy, data)
+    expected = [product(H, seed) for seed in range(3)]
+    with H.linearized(PLENTY) as recording:
+        per_sample = recording.bytes // 15
     handed = []
 
     class Fresh:
         """Batches that nobody else holds, as a loader gives them."""
 
         def __iter__(self):
-            for x, y in data:
+            for number, (x, y) in enumerate(data):
                 fresh = x.clone()
-                handed.append(weakref.ref(fresh))
+                handed.append((number, weakref.ref(fresh)))
                 yield fresh, y
                 del fresh
 
-    H = HessianOperator(model, F.cross_entropy, Fresh(), keep_bytes=20_000)
-    assert max(error(H, exact, seed) for seed in range(3)) < 1e-12
-    gc.collect()
-    kept = len(H._kept._entries)
-    assert 0 < kept < 5
-    held = [place % 5 for place, reference in enumerate(handed) if reference() is not None]
-    assert set(held) <= set(range(kept))
+    H = HessianOperator(model, F.cross_entropy, Fresh())
+    with H.linearized(int(per_sample * (6 * held + 2))) as recording:
+        for seed in range(3):
+            assert apart(product(H, seed), expected[seed]) < 1e-12
+        gc.collect()
+        assert {number for number, reference in handed if reference() is not None} <= set(range(held))
+        assert recording.recorded == held
+        assert recording.note == (f"{3 - held} of 3 batches computed without a recording: the memory of max_bytes={per_sample * (6 * held + 2)} is used up")
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 20_000, PLENTY])
-def test_the_data_is_walked_once_for_each_product(nets, keep_bytes):
-    model, data = nets["made"](nets["mlp"], sizes=(24,))
-    walks = Counter()
+def test_data_is_iterated_only_for_what_was_not_recorded(large):
+    x, y = large[1][0]
+    passes = Counter()
 
     class Counted(TensorDataset):
         def __getitem__(self, index):
-            walks[int(index)] += 1
+            passes[int(index)] += 1
             return super().__getitem__(index)
 
-    H = HessianOperator(model, F.cross_entropy, DataLoader(Counted(*data[0]), batch_size=5), keep_bytes=keep_bytes)
-    exact = nets["exact"](model, F.cross_entropy, data)
-    assert max(error(H, exact, seed) for seed in range(3)) < 1e-12
-    assert walks == Counter(dict.fromkeys(range(24), 3))
+    H = HessianOperator(large[0], F.cross_entropy, DataLoader(Counted(x, y), batch_size=4))
+    with H.linearized(PLENTY):
+        passes.clear()
+        product(H)
+        assert not passes
+    product(H)
+    assert passes == Counter(dict.fromkeys(range(6), 1))
 
 
-@pytest.mark.parametrize("keep_bytes", [20_000, PLENTY])
-def test_batches_that_differ_from_walk_to_walk_are_refused(nets, keep_bytes):
-    model, data = nets["made"](nets["mlp"], sizes=(24,))
-    loader = DataLoader(TensorDataset(*data[0]), batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(0))
-    H = HessianOperator(model, F.cross_entropy, loader, keep_bytes=keep_bytes)
-    exact = nets["exact"](model, F.cross_entropy, data)
-    assert error(H, exact) < 1e-12
-    with pytest.raises(bsam.Refusal, match="other batches on each walk, and keep_bytes needs the same ones: shuffle=False, or keep_bytes=0"):
-        error(H, exact)
-    nothing = HessianOperator(model, F.cross_entropy, loader, keep_bytes=1)  # where none is kept the order does not matter
-    assert max(error(nothing, exact, seed) for seed in range(2)) < 1e-12
-
-
-def test_data_that_ends_early_on_a_later_walk_is_refused(nets):
-    model, data = nets["made"](nets["mlp"], sizes=(6,) * 5)
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=20_000)
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    data.pop()
-    with pytest.raises(bsam.Refusal, match="30 samples on the first walk and 24 on a later one"):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-
-
-def test_other_weights_other_products(nets):
-    model, data = nets["made"](nets["batch norm"], sizes=(7, 7))
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
-    assert error(H, nets["exact"](model, F.cross_entropy, data)) < 1e-12
-    for what in ("weight", "buffer", "data of a weight"):
-        with torch.no_grad():
-            match what:
-                case "weight":
-                    model[0].weight.mul_(1.5)
-                case "buffer":
-                    model[1].running_var.mul_(1.5)
-                case _:
-                    model[0].weight.data = model[0].weight.data * 1.5
-        assert error(H, nets["exact"](model, F.cross_entropy, data)) < 1e-12
-
-
-def test_losses_without_a_forward_derivative_go_the_other_way(nets):
-    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
-    data = [(x, F.one_hot(y, 5).double()) for x, y in data]
-    H = HessianOperator(model, F.mse_loss, data, keep_bytes=PLENTY)
-    assert error(H, nets["exact"](model, F.mse_loss, data)) < 1e-12
-
-
-@pytest.mark.parametrize("keep_bytes", [0, PLENTY])
-def test_attention_has_a_hessian(nets, keep_bytes):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, dtype=torch.float64)
-    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 3, dtype=torch.float64))
-    data = [(torch.randn(5, 3, 4, dtype=torch.float64), torch.randint(3, (5,)))]
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=keep_bytes)
-    assert error(H, _dense(H)) < 1e-12
-    v, step = torch.randn(H.size, dtype=H.dtype, generator=torch.Generator().manual_seed(0)), 1e-6
-    slopes = []
-    for sign in (1, -1):
-        with torch.no_grad():
-            for p, t in zip(H.params, H.vector(v).tensors(), strict=True):
-                p.add_(t, alpha=sign * step)
-        slopes.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(F.cross_entropy(model.eval()(data[0][0]), data[0][1]), H.params)]))
-        with torch.no_grad():
-            for p, t in zip(H.params, H.vector(v).tensors(), strict=True):
-                p.add_(t, alpha=-sign * step)
-    difference = (slopes[0] - slopes[1]) / (2 * step)
-    assert float((H.times(v) - difference).norm() / difference.norm()) < 1e-6
-
-
-def _dense(H):
-    return torch.stack([H.times(e) for e in torch.eye(H.size, dtype=H.dtype)], dim=1)
-
-
-def test_frozen_and_unused_parameters(nets):
-    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
-    model[0].weight.requires_grad_(False)
-    model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
-    plain = HessianOperator(model, F.cross_entropy, data)
-    v = H.random(torch.Generator().manual_seed(0))
-    assert float((H.times(v) - plain.times(v)).norm() / plain.times(v).norm()) < 1e-12
-
-
-def test_eigenvalues_come_out_alike(trained):
-    model, data, exact = trained
-    H = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
-    expected = torch.linalg.eigvalsh(exact).flip(0)[:20]
-    assert top_eigenvalues(H, k=20, tol=1e-8).values == pytest.approx(expected.numpy(), rel=1e-6)
-
-
-class Tokens(nn.Module):
-    """Divides by a number that depends on the data."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.linear, self.count = nn.Linear(4, 3, dtype=torch.float64), count
-
-    def forward(self, x):
-        return self.linear(x) / self.count(x)
-
-
-COUNTS = {
-    "nonzero": lambda x: len(torch.nonzero(x[:, 0] > 0)),
-    "unique": lambda x: torch.unique((2 * x).round()).numel(),
-    "a mask": lambda x: x[x[:, 0] > 0].shape[0],
-    "masked_select": lambda x: len(x[:, 0].masked_select(x[:, 0] > 0)),
-    "item": lambda x: (x[:, 0] > 0).sum().item(),
-    "tolist": lambda x: sum(value > 0 for value in x[:, 0].tolist()),
-    "numpy": lambda x: int((x[:, 0].numpy() > 0).sum()),
-}
-
-
-@pytest.fixture
-def tokens():
-    torch.manual_seed(0)
-    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
-    x[:10, 0], x[10:, 0] = torch.tensor([1.0] * 3 + [-1.0] * 7), torch.tensor([1.0] * 6 + [-1.0] * 4)
-    return list(zip(x.split(10), y.split(10), strict=True))
-
-
-@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
-def test_numbers_that_python_took_from_the_first_batch_are_not_used_for_the_others(tokens, count):
-    model = Tokens(count)
-    HessianOperator(model, F.cross_entropy, tokens).times(torch.ones(15, dtype=torch.float64))
-    with pytest.raises(bsam.Refusal, match=r"leave (keep_bytes|it) 0"):
-        HessianOperator(model, F.cross_entropy, tokens, keep_bytes=PLENTY).times(torch.ones(15, dtype=torch.float64))
-
-
-def test_sizes_from_the_targets_are_refused_in_words_and_tensors_are_not(tokens):
-    def masked(out, y):
-        return F.cross_entropy(out[y != 0], y[y != 0])
-
-    def weighed(out, y):
-        return (F.cross_entropy(out, y, reduction="none") * (y != 0)).sum() / (y != 0).sum() + out[torch.arange(2)].square().mean()
-
-    model = nn.Linear(4, 3, dtype=torch.float64)
-    v = torch.randn(15, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(bsam.Refusal, match=r"^this network \(or loss\) takes sizes from the data: leave keep_bytes 0$"):
-        HessianOperator(model, masked, tokens, keep_bytes=PLENTY).times(v)
-    kept, plain = (HessianOperator(model, weighed, tokens, keep_bytes=keep_bytes).times(v) for keep_bytes in (PLENTY, 0))
-    assert float((kept - plain).norm() / plain.norm()) < 1e-12
-
-
-class Broken(nn.Linear):
-    def forward(self, x):
-        raise RuntimeError("by the model itself")
-
-
-class Counting(nn.Linear):
-    """Moves a buffer, in eval mode too."""
-
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return super().forward(x)
-
-
-def test_errors_are_the_users_own_or_say_what_to_do(unchanged):
-    data = [(torch.ones(3, 2), torch.zeros(3, 1))]
-    with pytest.raises(RuntimeError, match=r"^by the model itself$"):
-        HessianOperator(Broken(2, 1), F.mse_loss, data, keep_bytes=PLENTY).times(torch.zeros(3))
-    model = Counting(2, 1)
-    with unchanged(model), pytest.raises(bsam.Refusal, match="cannot be recorded as a graph, which keep_bytes needs: leave it 0"):
-        HessianOperator(model, F.mse_loss, data, keep_bytes=PLENTY).times(torch.zeros(3))
-    with pytest.raises(bsam.Refusal, match="reaches no trainable parameter"):
-        HessianOperator(nn.Linear(2, 1), lambda out, y: out.detach().mean(), data, keep_bytes=PLENTY).times(torch.zeros(3))
+def test_a_loader_that_shuffles_is_right_recorded_or_not(large):
+    model, data = large
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    expected = product(HessianOperator(model, F.cross_entropy, [(x, y)]))
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(0))
+    H = HessianOperator(model, F.cross_entropy, loader)
+    with H.linearized(PLENTY) as recording:
+        assert max(apart(product(H), expected) for _ in range(2)) < 1e-12
+        assert recording.recorded == 3
+        size = recording.bytes
+    with H.linearized(size // 2) as recording:
+        assert recording.recorded == 1
+        assert max(apart(product(H), expected) for _ in range(2)) < 1e-12
+        assert recording.recorded == 0
+        assert "other batches in each pass: take shuffle=False" in recording.note
 
 
 class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-
-    def forward(self, x):
-        return x @ self.w if x.sum() > 0 else x @ self.w**2
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "keep_bytes", "text"),
-    [
-        (Branching(), [(torch.ones(3, 2), torch.zeros(3))], PLENTY, "cannot be recorded as a graph, which keep_bytes needs: leave it 0"),
-        (nn.Linear(2, 1), [(torch.ones(3, 2), [0.0, 1.0, 2.0])], PLENTY, "keep_bytes needs batches whose inputs and targets are tensors"),
-        (nn.Linear(2, 1), [(torch.ones(3, 2), torch.zeros(3))], -1, "keep_bytes must be"),
-    ],
-    ids=["branches on data", "a list as target", "negative"],
-)
-def test_refused(model, data, keep_bytes, text):
-    with pytest.raises(bsam.Refusal, match=text):
-        HessianOperator(model, lambda out, y: out.square().mean(), data, keep_bytes=keep_bytes).times(torch.zeros(sum(p.numel() for p in model.parameters())))
-
-
-# Unasked.
-
-
-def wide(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(2, 40, 3), nn.Tanh(), nn.Conv2d(40, 28, 3), nn.Tanh(), nn.Flatten(), nn.Linear(28, 4)).double()
-
-
-@pytest.fixture
-def large(monkeypatch):
-    """A network and batches of two sizes, for which it is worth it."""
-    model, generator = wide(), torch.Generator().manual_seed(1)
-    monkeypatch.setattr("bsam.flatness.kept.WORTH", 15 * sum(p.numel() for p in model.parameters()))
-    data = [(torch.randn(n, 2, 5, 5, dtype=torch.float64, generator=generator), torch.randint(4, (n,), generator=generator)) for n in (6, 6, 3)]
-    return model, data
-
-
-def apart(H, model=None, data=None, seed=0, loss_fn=F.cross_entropy):
-    """How far a product is from one without anything kept."""
-    v = H.random(torch.Generator().manual_seed(seed))
-    plain = HessianOperator(model or H.loss.model, loss_fn, data or H.loss.data, keep_bytes=0).times(v)
-    return float((H.times(v) - plain).norm() / plain.norm())
-
-
-def test_the_second_product_for_the_same_weights_begins_to_keep(large, unchanged):
-    model, data = large
-    with unchanged(model):
-        H = HessianOperator(model, F.cross_entropy, data)
-        v, counts = H.random(torch.Generator().manual_seed(0)), []
-        for _ in range(4):
-            with Operations() as product:
-                H.times(v)
-            counts.append(product.convolutions)
-        assert apart(H, seed=3) < 1e-12
-    layers = 2 * len(data)
-    assert counts[2] == counts[3] == 6 * layers - 4 * len(data) < counts[0] < counts[1]
-    assert len(H._kept._entries) == len(data)
-    with torch.no_grad():
-        model[0].weight.mul_(1.1)
-    assert apart(H) < 1e-12
-    assert not H._kept._entries
-    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
-    assert len(H._kept._entries) == len(data)
-
-
-def test_a_little_work_is_not_worth_it(large):
-    model, data = large
-    H = HessianOperator(model, F.cross_entropy, [data[0], (data[1][0][1:], data[1][1][1:]), data[2]])  # a sample less
-    for _ in range(4):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    assert not H._kept._entries
-
-
-def test_nor_is_it_for_many_shapes(large):
-    model, data = large
-    data = [*data, *((data[0][0][:n], data[0][1][:n]) for n in (6, 5, 4))]
-    H = HessianOperator(model, F.cross_entropy, data)
-    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
-    assert len(H._kept._entries) == 4
-    assert len(H._kept._linearizer._cuts) == 2
-    with torch.no_grad():
-        model[0].weight.mul_(1.1)
-    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
-    assert len(H._kept._entries) == 4
-    asked = HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY)
-    assert apart(asked) < 1e-12
-    assert len(asked._kept._entries) == 6
-
-
-class Halting(nn.Module):
-    """Branches on the data."""
-
     def __init__(self):
         super().__init__()
         self.inner = wide()
@@ -399,258 +277,203 @@ class Halting(nn.Module):
         return self.inner(x) if x.sum() > 0 else self.inner(x) ** 2
 
 
-def test_what_cannot_be_recorded_is_computed_plainly(large):
-    _, data = large
-    H = HessianOperator(Halting(), F.cross_entropy, data)
-    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
-    assert not H._kept._entries
+class Drawing(Branching):
+    def forward(self, x):
+        return self.inner(F.dropout(x, 0.3, training=True))
 
 
-def test_batches_that_differ_are_computed_plainly(large):
-    model, data = large
-    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
-    loader = DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(0))
-    shuffled = HessianOperator(model, F.cross_entropy, loader)
-    assert max(apart(shuffled, data=[(x, y)], seed=seed) for seed in range(5)) < 1e-12
-    assert not shuffled._kept._entries
-
-
-@pytest.mark.parametrize("micro_batch", [None, 2])
-def test_a_batch_that_was_written_into_is_another_one(large, micro_batch):
-    model, data = large
-    H = HessianOperator(model, F.cross_entropy, data, micro_batch)
-    for _ in range(2):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    assert H._kept._entries
-    x = data[0][0]
-    x.data[:3], x.data[3:] = x[3:].clone(), x[:3].clone()  # the same samples, with other labels
-    H.loss.__dict__.update(DatasetLoss(model, F.cross_entropy, data, micro_batch).__dict__)  # which would notice that
-    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
-
-
-def test_a_recorded_product_that_is_wrong_is_not_used(large, monkeypatch):
-    model, data = large
-    right = Linearizer.linearized
-
-    def wrong(self, inputs):
-        product, size = right(self, inputs)
-        return lambda v: [(1 + 1e-6) * t for t in product(v)], size
-
-    monkeypatch.setattr(Linearizer, "linearized", wrong)
-    H = HessianOperator(model, F.cross_entropy, data)
-    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
-    assert not H._kept._entries
-
-
-def test_it_takes_what_room_there_is_and_tries_once(large, monkeypatch):
-    model, data = large
-    calls, right = [], Linearizer.linearized
-
-    def counted(self, inputs):
-        product, size = right(self, inputs)
-        calls.append(size)
-        return product, size
-
-    monkeypatch.setattr(Linearizer, "linearized", counted)
-    HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY).times(torch.ones(sum(p.numel() for p in model.parameters()), dtype=torch.float64))
-    sizes = list(calls)
-    for room, kept in ((sum(sizes[:2]), 2), (sizes[0] - 1, 0)):
-        monkeypatch.setattr("bsam.flatness.kept.room_on", lambda device, room=room: room)
-        calls.clear()
-        H = HessianOperator(model, F.cross_entropy, data)
-        assert max(apart(H, seed=seed) for seed in range(5)) < 1e-12
-        assert len(H._kept._entries) == kept
-        assert len(calls) == kept + 1
-
-
-def test_memory_that_runs_out_while_it_keeps_is_no_failure(large, monkeypatch):
-    model, data = large
-    right, calls = Linearizer.linearized, []
-
-    def short(self, inputs):
-        calls.append(1)
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("no more")
-        return right(self, inputs)
-
-    monkeypatch.setattr(Linearizer, "linearized", short)
-    H = HessianOperator(model, F.cross_entropy, data)
-    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
-    assert not H._kept._entries
-    calls.clear()
-    with pytest.raises(torch.OutOfMemoryError):
-        HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY).times(torch.ones(H.size, dtype=H.dtype))
-
-
-def test_an_interrupted_walk_goes_on_where_it_kept_last(large):
-    model, data = large
-    again = []
-
-    def stopping(out, y):
-        again.append(1)
-        if len(again) == stop:
-            raise KeyboardInterrupt
-        return F.cross_entropy(out, y)
-
-    stop = 10**9
-    H = HessianOperator(model, stopping, data)
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    stop = len(again) + 12  # while the batches are recorded
-    with pytest.raises(KeyboardInterrupt):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    assert 0 < len(H._kept._entries) < len(data)
-    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
-    assert len(H._kept._entries) == len(data)
-
-
-def test_a_penalty_that_the_loss_takes_from_the_weights_is_part_of_the_hessian(large):
-    model, data = large
-
-    def penalised(out, y):
-        return F.cross_entropy(out, y) + 1e-5 * sum(p.square().sum() for p in model.parameters())
-
-    H = HessianOperator(model, penalised, data)
-    assert max(apart(H, seed=seed, loss_fn=penalised) for seed in range(4)) < 1e-12
-    with pytest.raises(bsam.Refusal, match=r"takes weights from the network by itself \(a penalty\?\), not by its outputs: leave keep_bytes 0"):
-        HessianOperator(model, penalised, data, keep_bytes=PLENTY).times(torch.ones(H.size, dtype=H.dtype))
-
-
-class Adjustable(nn.Module):
-    """With a number, a tensor that is not registered, and inputs by name."""
+class Counting(Branching):
+    """Updates a buffer, in eval mode too."""
 
     def __init__(self):
         super().__init__()
-        self.inner, self.scale, self.mask = wide(), 1.0, torch.ones(4, dtype=torch.float64)
+        self.register_buffer("calls", torch.zeros(()))
 
-    def forward(self, batch):
-        ((name, x),) = batch.items()
-        return self.inner(x) * self.scale * self.mask + (name == "b") * self.inner(x).square()
-
-
-def rename(H, model, loss_fn):
-    H.loss.data[:] = [({"b": x}, y) for (x,), y in ((tuple(batch.values()), y) for batch, y in H.loss.data)]
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x)
 
 
-CHANGES = {
-    "class weights in place": lambda H, model, loss_fn: loss_fn.weight.mul_(torch.tensor([1.0, 2.0, 3.0, 4.0])),
-    "other class weights": lambda H, model, loss_fn: setattr(loss_fn, "weight", torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
-    "label smoothing": lambda H, model, loss_fn: setattr(loss_fn, "label_smoothing", 0.3),
-    "a number": lambda H, model, loss_fn: setattr(model, "scale", 2.0),
-    "a tensor in place": lambda H, model, loss_fn: model.mask[0].fill_(3.0),
-    "another tensor": lambda H, model, loss_fn: setattr(model, "mask", torch.full((4,), 2.0, dtype=torch.float64)),
-    "another module": lambda H, model, loss_fn: model.inner.__setitem__(1, nn.Sigmoid()),
-    "a hook": lambda H, model, loss_fn: model.inner[2].register_forward_hook(lambda module, inputs, out: 2 * out),
-    "the names of the inputs": rename,
+class Elsewhere(Branching):
+    """Takes a weight from where no module holds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = [self.inner[5].weight]
+
+    def forward(self, x):
+        return self.inner[:5](x) @ self.held[0].T
+
+
+class Sizes(Branching):
+    """Divides by a number that depends on the data."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        return self.inner(x) / self.count(x[:, 0, 0, 0])
+
+
+COUNTS = {
+    "nonzero": lambda x: len(torch.nonzero(x > 0)) + 1,
+    "unique": lambda x: torch.unique(x.round()).numel(),
+    "a mask": lambda x: x[x > 0].shape[0] + 1,
+    "masked_select": lambda x: len(x.masked_select(x > 0)) + 1,
+    "item": lambda x: (x > 0).sum().item() + 1,
+    "tolist": lambda x: sum(value > 0 for value in x.tolist()) + 1,
+    "numpy": lambda x: int((x.numpy() > 0).sum()) + 1,
+}
+READS = "the network or the loss (reads numbers|takes sizes) from the data|RuntimeError: "
+NETS = {
+    "branches": (Branching, "RuntimeError: "),
+    "random numbers": (Drawing, "the network or the loss draws random numbers"),
+    "buffers": (Counting, "RuntimeError: "),
+    "weights from elsewhere": (Elsewhere, "takes weights from elsewhere than its parameters"),
+    **{name: (lambda count=count: Sizes(count), READS) for name, count in COUNTS.items()},
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_else_a_product_depends_on_may_change(large, change):
-    _, ((x, y), *_) = large
-    model, loss_fn = Adjustable(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64))
-    H = HessianOperator(model, loss_fn, [({"a": x}, y)], keep_bytes=PLENTY)
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    assert len(H._kept._entries) == 1
-    CHANGES[change](H, model, loss_fn)
-    if change == "the names of the inputs":
-        with pytest.raises(bsam.Refusal, match="other batches on each walk"):
-            H.times(torch.ones(H.size, dtype=H.dtype))
-    else:
-        assert apart(H, loss_fn=loss_fn) < 1e-12
+@pytest.mark.parametrize("net", NETS)
+def test_what_cannot_be_recorded_is_computed_plainly_and_the_result_says_so(large, monkeypatch, net):
+    build, reason = NETS[net]
+    model, (_, (x, y), *_) = build(), large[1]
+    data = [(x, y), (x.flip(0).abs(), y)]
+    torch.manual_seed(7)  # each product begins with the same random numbers
+    expected = product(HessianOperator(model, F.cross_entropy, data))
+    H = HessianOperator(model, F.cross_entropy, data)
+    with H.linearized(PLENTY) as recording:
+        assert apart(product(H), expected) < 1e-12
+    assert recording.recorded < recording.batches == 2
+    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 1)
+    found = trace(H, samples=6)
+    match = pytest.raises(AssertionError, match=f"[12] of 2 batches computed without a recording: .*({reason})")
+    with match:
+        raise AssertionError(found.note)
 
 
-def test_autocast_and_frozen_weights_are_noticed(large):
+def penalised(out, y):
+    return F.cross_entropy(out[0], y) + 1e-3 * sum(p.square().sum() for p in out[1].parameters())
+
+
+def test_penalties_and_lists_of_targets_are_computed_plainly(large):
     model, data = large
-    model, data = model.float(), [(x.float(), y) for x, y in data]
-    H = HessianOperator(model, F.cross_entropy, data)
-    v = H.random(torch.Generator().manual_seed(0))
-    for _ in range(3):
-        inside = H.times(v)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not torch.equal(H.times(v), inside)
-        assert apart(H) < 1e-5
-    assert apart(H) < 1e-5
-    H = HessianOperator(model, F.cross_entropy, data)
-    for _ in range(3):
-        H.times(v)
-    assert H._kept._entries
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(bsam.Refusal, match=r"weights were frozen after this was built for them: 0\.weight"):
-        H.times(v)
+    x, y = data[0]
+    cases = {
+        "takes weights from elsewhere": (lambda out, y: penalised((out, model), y), [(x, y)]),
+        "inputs and targets are not tensors": (lambda out, y: F.cross_entropy(out, torch.tensor(y)), [(x, y.tolist())]),
+    }
+    for reason, (loss_fn, batches) in cases.items():
+        H = HessianOperator(model, loss_fn, batches)
+        expected = product(H)
+        with H.linearized(PLENTY) as recording:
+            assert apart(product(H), expected) < 1e-12
+        assert reason in recording.note
 
 
-def test_a_network_that_draws_is_left_to_its_draws(large):
-    _, data = large
-
-    class Drawing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = wide()
-
-        def forward(self, x):
-            return self.inner(F.dropout(x, 0.3, training=True))
-
-    model = Drawing()
-    H = HessianOperator(model, F.cross_entropy, data)
-    torch.manual_seed(4)
-    assert [apart(H) for _ in range(4)] == [0.0] * 4  # each product begins with the same random numbers
-    with pytest.raises(bsam.Refusal, match="draws random numbers: leave keep_bytes 0"):
-        HessianOperator(model, F.cross_entropy, data, keep_bytes=PLENTY).times(torch.ones(H.size, dtype=H.dtype))
-
-
-@pytest.mark.parametrize("keep_bytes", [None, PLENTY])
-def test_inputs_that_require_gradients(large, keep_bytes):
+def test_shapes_are_limited_unless_a_budget_is_given(large, recordings, monkeypatch):
     model, data = large
-    H = HessianOperator(model, F.cross_entropy, [(x.requires_grad_(), y) for x, y in data], keep_bytes=keep_bytes)
-    assert max(apart(H, seed=seed) for seed in range(4)) < 1e-12
-    assert len(H._kept._entries) == len(data)
-
-
-def test_an_interrupt_that_torch_passes_on_as_an_error_is_one(large, monkeypatch):
-    model, data = large
-
-    def interrupted(function):
-        raise RuntimeError("The following operation failed in the TorchScript interpreter.\nKeyboardInterrupt: ")
-
-    monkeypatch.setattr("bsam.flatness.linearized.make_fx", interrupted)
+    data = [*data, *((data[0][0][:n], data[0][1][:n]) for n in (6, 5, 4))]
     H = HessianOperator(model, F.cross_entropy, data)
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    with pytest.raises(KeyboardInterrupt):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    monkeypatch.undo()
-    assert apart(H) < 1e-12
+    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 1)
+    expected = product(H)
+    with H.linearized() as recording:
+        assert (recording.recorded, len(recordings)) == (4, 2)
+        assert recording.note == "2 of 6 batches computed without a recording: more than 2 shapes of batches"
+        assert apart(product(H), expected) < 1e-12
+    with H.linearized(PLENTY) as recording:
+        assert recording.recorded == 6
 
 
-def test_memory_that_runs_out_later_is_no_failure_either(large):
+def test_a_recorded_product_that_is_wrong_is_not_used(large, monkeypatch, recordings):
     model, data = large
+    right = Recorder.linearized
+
+    def wrong(self, x, y):
+        times, size = right(self, x, y)
+        return lambda v: [(1 + 1e-5) * t for t in times(v)], size
+
+    monkeypatch.setattr(Recorder, "linearized", wrong)
     H = HessianOperator(model, F.cross_entropy, data)
-    for _ in range(2):
-        H.times(torch.ones(H.size, dtype=H.dtype))
+    with H.linearized(PLENTY) as recording:
+        assert recording.note == "3 of 3 batches computed without a recording: a recorded product differs from the plain one"
+    assert recordings == [True, False]
+
+
+def test_without_a_forward_derivative_reverse_mode_is_recorded(nets, recordings):
+    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
+    data = [(x, F.one_hot(y, 5).double()) for x, y in data]  # torch's mse_loss has none where targets do not vary
+    H = HessianOperator(model, F.mse_loss, data)
+    with H.linearized(PLENTY) as recording:
+        assert error(H, nets["exact"](model, F.mse_loss, data)) < 1e-12
+        assert recording.recorded == 2
+    assert recordings == [True, False]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_memory_that_runs_out_is_no_failure(large, monkeypatch, later):
+    model, data = large
+    right, calls = Recorder.linearized, []
 
     def short(v):
         raise torch.OutOfMemoryError("no more")
 
-    H._kept._entries[1] = replace(H._kept._entries[1], product=short)
-    assert max(apart(H, seed=seed) for seed in range(2)) < 1e-12
-    assert not H._kept._entries
+    def limited(self, x, y):
+        calls.append(1)
+        if len(calls) == 3:
+            if not later:
+                raise torch.OutOfMemoryError("no more")
+            return short, 8
+        return right(self, x, y)
 
-
-def test_a_vector_that_is_no_number_says_nothing_about_the_network(large):
-    model, data = large
+    monkeypatch.setattr(Recorder, "linearized", limited)
     H = HessianOperator(model, F.cross_entropy, data)
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    assert H.times(torch.full((H.size,), torch.nan, dtype=H.dtype)).isnan().any()
-    assert max(apart(H, seed=seed) for seed in range(3)) < 1e-12
-    assert len(H._kept._entries) == len(data)
+    expected = product(H)
+    with H.linearized(PLENTY) as recording:
+        assert recording.recorded == (3 if later else 0)
+        assert apart(product(H), expected) < 1e-12
+        assert recording.note == "3 of 3 batches computed without a recording: out of memory"
+    assert recording.bytes == 0
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda H: pickle.loads(pickle.dumps(H))], ids=["deepcopy", "pickle"])
-def test_a_copy_of_the_operator_begins_anew(large, copied):
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), RuntimeError("failed in the interpreter.\nKeyboardInterrupt: ")])
+def test_an_interrupt_while_recording_leaves_nothing(large, monkeypatch, unchanged, interrupt):
     model, data = large
+
+    def interrupted(function):
+        raise interrupt
+
     H = HessianOperator(model, F.cross_entropy, data)
-    for _ in range(3):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    other = copied(H)
-    assert not other._kept._entries
-    assert max(apart(other, seed=seed) for seed in range(3)) < 1e-12
-    assert len(other._kept._entries) == len(data)
+    expected = product(H)
+    with monkeypatch.context() as patch:
+        patch.setattr("bsam.flatness.linearized.make_fx", interrupted)
+        with unchanged(model), pytest.raises(KeyboardInterrupt), H.linearized(PLENTY):
+            pass
+    with H.linearized(PLENTY) as recording:
+        assert apart(product(H), expected) < 1e-12
+        assert recording.recorded == 3
+
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("by the model itself")
+
+
+def test_errors_of_the_model_are_raised_as_they_are():
+    data = [(torch.ones(3, 2), torch.zeros(3, 1))]
+    with pytest.raises(RuntimeError, match=r"^by the model itself$"), HessianOperator(Broken(2, 1), F.mse_loss, data).linearized(9):
+        pass
+    with pytest.raises(bsam.Refusal, match="max_bytes must be"), HessianOperator(nn.Linear(2, 1), F.mse_loss, data).linearized(-1):
+        pass
+
+
+def test_frozen_and_unused_parameters(nets):
+    model, data = nets["made"](nets["mlp"], sizes=(9, 9))
+    model[0].weight.requires_grad_(False)
+    model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    H = HessianOperator(model, F.cross_entropy, data)
+    expected = product(H)
+    with H.linearized(PLENTY) as recording:
+        assert apart(product(H), expected) < 1e-12
+        assert recording.recorded == 2

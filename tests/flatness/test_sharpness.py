@@ -263,7 +263,7 @@ def test_a_cosine_is_one_at_most(dtype):
 
 def test_refusals():
     model, x, y = setting()
-    with pytest.raises(bsam.Refusal, match="walked more than once"):
+    with pytest.raises(bsam.Refusal, match="iterated more than once"):
         sharpness(model, F.cross_entropy, iter([(x, y)]))
     with pytest.raises(bsam.Refusal, match="empty"):
         sharpness(model, F.cross_entropy, [])
@@ -297,5 +297,5 @@ def test_refusals_of_settings_and_losses():
             self.walks += 1
             return iter(data if self.walks == 1 else [])
 
-    with pytest.raises(bsam.Refusal, match="50 samples on the first walk and nothing on a later one: pass a list"):
+    with pytest.raises(bsam.Refusal, match="50 samples in the first pass and nothing in a later one: pass a list"):
         sharpness(model, F.cross_entropy, Once())

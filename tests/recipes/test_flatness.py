@@ -60,7 +60,7 @@ def test_progress_names_the_stage_and_ends_at_the_end(problem, data):
     ("name", "value"),
     [
         *(("k", 0), ("which", "smallest"), ("tol", -1.0), ("trace_samples", 1), ("density_steps", 0), ("density_probes", 0), ("span", 0.0), ("points", 4)),
-        *(("rho", -0.1), ("mode", "test"), ("micro_batch", 0), ("keep_bytes", -1), ("seed", -1)),
+        *(("rho", -0.1), ("mode", "test"), ("micro_batch", 0), ("max_bytes", -1), ("seed", -1)),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_is_measured(name, value):

@@ -45,7 +45,11 @@ def add(commands: Any) -> None:
     command.add_argument("--mode", default=its.mode, help="batch norm: eval takes its running statistics, train those of each batch", metavar="MODE")
     command.add_argument("--micro-batch", type=int, default=its.micro_batch, help="the most samples at a time, to save memory", metavar="N")
     command.add_argument(
-        "--keep-bytes", type=int, default=its.keep_bytes, help="for what Hessian products share, to save time; None: some of what is free; 0: none", metavar="N"
+        "--max-bytes",
+        type=int,
+        default=its.max_bytes,
+        help="memory for recorded Hessian products, which take half the time; None: some of what is free; 0: none",
+        metavar="N",
     )
     command.add_argument("--seed", type=int, default=its.seed, help="of all random vectors", metavar="N")
     command.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one", metavar="NAME")

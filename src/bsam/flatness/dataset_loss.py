@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,13 +17,16 @@ from ..core.checks import check_count
 from ..core.refusal import Refusal
 from ..core.vector import Vector
 from ..core.weights import Weights
-from .walks import Walk, Walks
+from .batches import halves, joined, pair, size_of, split
+from .checksum import agree, checksum
+from .second_derivatives import check_graph
 
 Batches: TypeAlias = Iterable[tuple[Any, Any]]
-Piece: TypeAlias = tuple[Any, Any, int]  # inputs, targets, and how many
+Piece: TypeAlias = tuple[Any, Any, float]  # inputs, targets, and their weight in the mean
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
+BatchWeight: TypeAlias = Callable[[Any, Any], Any]
 
-ROUNDING = 16.0  # machine epsilons, times the size of losses and outputs: no two ways to one loss can be asked to be closer
+ROUNDING = 16.0  # machine epsilons, times the size of losses and outputs: how close two ways to one loss can be
 
 
 class DatasetLoss:
@@ -30,122 +34,138 @@ class DatasetLoss:
 
     Args:
         model: the network; its trainable parameters are the variables.
-        loss_fn: the mean loss of a batch.
-        data: the batches ``(x, y)``; walked anew for every evaluation, so no generator. Walks that give other samples are refused.
-        micro_batch: the most samples to hold a graph for at a time; None takes batches as they come. A loss that is no mean over samples is refused then.
-        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: it uses those of each batch, and moves nothing. Dropout is off in both.
-            A tracked instance norm is treated alike.
+        loss_fn: the mean loss of a batch. Where there are several batches, a loss that is not a mean over samples (a sum,
+            ``ignore_index``, class weights) is refused: the result would depend on how the data is cut into batches.
+        data: the batches ``(x, y)``; iterated anew for every evaluation, so no generator. Data that gives other samples in a
+            later pass is refused.
+        micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
+        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: it uses those of each batch, and updates
+            nothing. Dropout is off in both. A tracked instance norm is treated alike.
+        batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, such as the number of labels that
+            are not ignored; batches of weight 0 are left out. None: the number of samples, and the loss is checked.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFunction, data: Batches, micro_batch: int | None = None, mode: str = "eval") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        data: Batches,
+        micro_batch: int | None = None,
+        mode: str = "eval",
+        batch_weight: BatchWeight | None = None,
+    ) -> None:
         if mode not in ("eval", "train"):
             raise Refusal(f'mode must be "eval" (running statistics of batch norm) or "train" (those of the batch), got {mode!r}')
         if isinstance(data, Iterator):
-            raise Refusal("data is walked more than once, and an iterator can be walked once only: pass a list or a DataLoader")
+            raise Refusal("data is iterated more than once, and this is an iterator: pass a list or a DataLoader")
         if micro_batch is not None and mode == "train":
             raise Refusal('micro_batch would change the batches whose statistics mode="train" uses: leave one of them out, or make the batches of data smaller')
         if micro_batch is not None and any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules()):
             raise Refusal(
-                "micro_batch would change the batches whose statistics a batch norm uses that tracks none: leave it out, and make the batches of data smaller"
+                "micro_batch would change the batches whose statistics a batch norm without running statistics uses: "
+                "leave it out, and make the batches of data smaller"
             )
-        self.model, self.loss_fn, self.data, self.mode = model, loss_fn, data, mode
+        self.model, self.loss_fn, self.data, self.mode, self.batch_weight = model, loss_fn, data, mode, batch_weight
         self.micro_batch = None if micro_batch is None else check_count("micro_batch", micro_batch)
         self.weights = Weights()
         self.weights.survey([{"params": list(model.parameters())}])
         if not self.weights.params:
             raise Refusal("model has no trainable parameter: there is nothing to differentiate by. Are they all frozen?")
-        self.samples: int | None = None  # of the first walk
-        self._walks = Walks(by_batch=mode == "train")
+        self.samples: int | None = None  # of the first pass
+        self.checked = batch_weight is not None  # whether the loss is a mean over samples
+        self._checked_graphs = set[bool]()  # of first derivatives, and of second ones
+        self._first_pass: tuple[Tensor, bool] | None = None  # its checksums, and whether other passes can be compared with it
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """The model in the mode asked for; afterwards weights, flags, buffers and random numbers are as they were, also if this raises."""
+        """Set the mode asked for; afterwards weights, flags, buffers and random numbers are as before, also if this raises.
+
+        Compiled parts run eagerly, and recurrent networks without cuDNN: neither has a second derivative, nor cuDNN's
+        recurrent networks a first one in eval mode.
+        """
+        self._check_parameters()
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
         norms = [m for m in modules if isinstance(m, _NormBase)] if self.mode == "train" else []
         tracking = [norm.track_running_stats for norm in norms]
         buffers = [(m, name, t, t.clone()) for m in modules for name, t in m._buffers.items() if t is not None]
-        noise = torch.random.get_rng_state()  # of which a DataLoader takes some on each walk
-        try:
-            self.model.eval()
-            for norm in norms:
-                norm.training, norm.track_running_stats = True, False
-                norm._buffers.update({name: None for name in ("running_mean", "running_var") if name in norm._buffers})  # instance norm would move them
-            yield
-        finally:
-            torch.random.set_rng_state(noise)
-            self.weights.restore()
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
-            for norm, tracked in zip(norms, tracking, strict=True):
-                norm.track_running_stats = tracked
-            self._bring_back(buffers)
+        noise = torch.random.get_rng_state()  # a DataLoader draws from it in each pass
+        cudnn = torch.backends.cudnn.enabled
+        dynamo = "torch._dynamo" in sys.modules  # nothing can be compiled before this is imported
+        with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
+            try:
+                self.model.eval()
+                for norm in norms:
+                    norm.training, norm.track_running_stats = True, False
+                    held = [name for name in ("running_mean", "running_var") if name in norm._buffers]
+                    norm._buffers.update(dict.fromkeys(held))  # instance norm would update them
+                if any(isinstance(m, nn.RNNBase) for m in modules):
+                    torch.backends.cudnn.enabled = False
+                yield
+            finally:
+                torch.backends.cudnn.enabled = cudnn
+                torch.random.set_rng_state(noise)
+                self.weights.restore()
+                for module, mode in zip(modules, modes, strict=True):
+                    module.training = mode
+                for norm, tracked in zip(norms, tracking, strict=True):
+                    norm.track_running_stats = tracked
+                _restore_buffers(buffers)
 
-    @torch.no_grad()
-    def _bring_back(self, buffers: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-        """Some modules move or replace their buffers in eval mode, too."""
-        for module, name, buffer, before in buffers:
-            module._buffers[name] = buffer
-            if not torch.equal(buffer, before):  # or a graph of the user's that needs the buffer would count it as changed
-                buffer.copy_(before)
+    def _check_parameters(self) -> None:
+        named = list(self.model.named_parameters())
+        now, params = [p for _, p in named if p.requires_grad], self.weights.params
+        if len(now) == len(params) and all(p is own for p, own in zip(now, params, strict=True)):
+            return
+        frozen = [name for name, p in named if not p.requires_grad and any(p is own for own in params)]
+        if frozen:
+            raise Refusal(f"parameters were frozen after this was built for them: {', '.join(frozen)}. Build it anew, or unfreeze them")
+        raise Refusal("the model has other trainable parameters than when this was built (a layer was replaced, added or unfrozen): build it anew")
 
     def pieces(self) -> Iterator[Piece]:
-        """Inputs, targets and size of each (micro-)batch that has a sample; each walk must give the samples that the first one did."""
-        count, walk = 0, Walk()
+        """Inputs, targets and weight of each (micro-)batch that has a sample. Each pass must give the samples of the first."""
+        count, sums, shapes = 0, list[Tensor](), set[Any]()
         for batch in self.data:
-            x, y = _pair(batch)
-            n = _size(x, y)
+            x, y = pair(batch)
+            n = size_of(x, y)
             if n == 0:
                 continue
-            self._walks.note(walk, x, y, n)
+            sums.append(checksum(x, y, n))
+            shapes.add(tuple(t.shape[t.shape[:1] == (n,) :] for t in tree_leaves((x, y)) if isinstance(t, Tensor)))
             count += n
-            if self.micro_batch is None:
-                yield x, y, n
-            else:
-                yield from self._split(x, y, self.micro_batch)
-        if count == 0:
-            if self.samples is None:
-                raise Refusal("data is empty: there is no loss to measure")
-            raise Refusal(f"data gave {self.samples} samples on the first walk and nothing on a later one: pass a list or a DataLoader, not a spent generator")
+            for piece in [(x, y, n)] if self.micro_batch is None else split(x, y, self.micro_batch):
+                weight = piece[2] if self.batch_weight is None else float(self.batch_weight(*piece[:2]))
+                if not (weight >= 0 and math.isfinite(weight)):
+                    raise Refusal(f"batch_weight must return a finite number that is not negative, got {weight!r}")
+                if weight > 0:
+                    yield *piece[:2], weight
+        if count == 0 and self.samples is None:
+            raise Refusal("data is empty: there is no loss to measure")
         if self.samples not in (None, count):
             raise Refusal(
-                f"data gave {self.samples} samples on the first walk and {count} on a later one: pass a list or a DataLoader that gives the same each time"
+                f"data gave {self.samples} samples in the first pass and {count or 'nothing'} in a later one: "
+                "pass a list or a DataLoader that gives the same each time"
             )
-        self._walks.compare(walk)
+        self._compare(torch.stack(sums).cpu(), len(shapes) == 1)
         self.samples = count
 
-    def _split(self, x: Any, y: Any, size: int) -> Iterator[Piece]:
-        for name, value in (("inputs", x), ("targets", y)):
-            if not isinstance(value, Tensor):
-                raise Refusal(
-                    f"micro_batch splits tensors, and the {name} of a batch are a {type(value).__name__}: leave it out, and make the batches of data smaller"
-                )
-        if x.shape[:1] != y.shape[:1] or x.dim() == 0:
-            raise Refusal(
-                f"micro_batch splits inputs and targets alike, and a batch has inputs of the shape {tuple(x.shape)} and targets of the shape {tuple(y.shape)}: "
-                "give both a row for each sample, or leave it out"
-            )
-        pieces = [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
-        if len(pieces) > 1 and self.samples is None:  # each batch of the first walk: labels to ignore may come in any of them
-            self._try_to_split(pieces[:2])
-        yield from pieces
+    def count(self) -> int:
+        """The number of samples."""
+        return sum(size_of(*pair(batch)) for batch in self.data) if self.samples is None else self.samples
 
-    @torch.no_grad()
-    def _try_to_split(self, pieces: Sequence[Piece]) -> None:
-        """Refuse a loss of two pieces that is not the mean of theirs; what the model gives for each is joined, so that its own rounding does not count."""
-        outs = [self.model(x) for x, _, _ in pieces]
-        leaves = [(leaf, n) for out, (_, _, n) in zip(outs, pieces, strict=True) for leaf in tree_leaves(out)]
-        if not all(isinstance(leaf, Tensor) and leaf.shape[:1] == (n,) for leaf, n in leaves):
-            return  # these cannot be joined
-        losses = [self.of(out, y) for out, (_, y, _) in zip(outs, pieces, strict=True)]
-        whole = self.of(tree_map(lambda *rows: torch.cat(rows), *outs), torch.cat([y for _, y, _ in pieces]))
-        apart, together = _mean([(float(loss), n) for loss, (_, _, n) in zip(losses, pieces, strict=True)]), float(whole)
-        floats = [leaf for leaf in (whole, *(leaf for leaf, _ in leaves)) if leaf.is_floating_point()]
-        allowed = ROUNDING * max((torch.finfo(t.dtype).eps * max(abs(together), float(t.abs().nan_to_num(0.0, 0.0).mean())) for t in floats), default=0.0)
-        if not math.isclose(apart, together, abs_tol=allowed) and not (math.isnan(apart) and math.isnan(together)):
+    def _compare(self, sums: Tensor, alike: bool) -> None:
+        """Refuse a pass that is not like the first one. Batches must be the same in train mode, samples in eval mode.
+
+        Where the shapes of samples differ, padding may depend on who is in a batch, and only the batches can be compared.
+        """
+        batches = self.mode == "train"
+        sums, comparable = (sums, True) if batches else (sums.sum(0), alike)
+        if self._first_pass is None:
+            self._first_pass = sums, comparable
+        elif comparable and self._first_pass[1] and not agree(sums, self._first_pass[0]):
             raise Refusal(
-                f"micro_batch needs a loss_fn that is a mean over samples: of two pieces of a batch it gives {apart:.6g} on average, and {together:.6g} for "
-                "both at once (weights of classes? ignore_index?). Leave micro_batch out, and make the batches of data smaller"
+                f"data gives other {'batches' if batches else 'samples'} in each pass: take shuffle=False, drop_last=False "
+                "and no random augmentation. Or does the model change its inputs in place?"
             )
 
     def of(self, out: Any, y: Any) -> Tensor:
@@ -154,21 +174,59 @@ class DatasetLoss:
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             shape = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"the type {type(loss).__name__}"
             raise Refusal(f"loss_fn must return the mean loss of a batch, a 0-dim tensor; it gave {shape}")
+        if loss.is_complex():
+            raise Refusal("loss_fn returned a complex number: a loss is real. Take its real part or its absolute value")
         return loss
 
-    def batches(self, network: Callable[[Any], Any] | None = None, pieces: Iterable[Piece] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], int]]:
-        """The loss of each (micro-)batch, its outputs and targets, and its size. ``network`` stands in for the model, ``pieces`` for a walk, if given."""
-        network = network or self.model
-        for x, y, n in self.pieces() if pieces is None else pieces:
-            out = network(x)
-            yield self.of(out, y), (out, y), n
+    def batches(self, pieces: Iterable[Piece] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], float]]:
+        """The loss of each (micro-)batch, its outputs and targets, and its weight. ``pieces`` replaces a pass over the data."""
+        check, before = pieces is None and not self.checked, None
+        for x, y, weight in self.pieces() if pieces is None else pieces:
+            out = self.model(x)
+            yield self.of(out, y), (out, y), weight
+            if check:
+                now = tree_map(_detached, (out, y)), int(weight)
+                if before is not None:
+                    self._check_mean(before, now)
+                before = now
+        self.checked |= check
+
+    @torch.no_grad()
+    def _check_mean(self, *batches: tuple[Any, int]) -> None:
+        """Refuse a loss that is not a mean over samples, seen from two batches together and apart.
+
+        Batches that cannot be joined are halved instead; what allows neither is not checked.
+        """
+        both = joined(batches)
+        cases = [(both, batches)] if both is not None else [(batch, halves(batch)) for batch in batches]
+        for (whole, n), parts in cases:
+            if not parts:
+                continue
+            try:
+                together = self.of(*whole)
+                apart = _mean([(float(self.of(*part)), size) for part, size in parts])
+            except (RuntimeError, ValueError, IndexError, TypeError):
+                continue  # the loss needs a batch as it comes
+            floats = [t for t in (together, *tree_leaves(whole[0])) if isinstance(t, Tensor) and t.is_floating_point()]
+            sizes = [max(abs(float(together)), float(t.abs().nan_to_num(0.0, 0.0).mean())) for t in floats]
+            allowed = max((ROUNDING * torch.finfo(t.dtype).eps * s for t, s in zip(floats, sizes, strict=True)), default=0.0)
+            close = math.isclose(apart, float(together), abs_tol=allowed)
+            if not close and not (math.isnan(apart) and math.isnan(float(together))):
+                raise Refusal(
+                    f"loss_fn is not a mean over samples: {n} samples have the loss {float(together):.6g}, and {apart:.6g} on "
+                    "average over two parts (reduction='sum'? class weights? ignore_index?). The result would depend on the "
+                    "batches: take a mean, or one batch, or give batch_weight, such as lambda x, y: (y != -100).sum()"
+                )
 
     def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
         """The derivative of a batch's loss by each parameter, None for those it does not depend on."""
-        if not all(p.requires_grad for p in self.weights.params):
-            frozen = [name for name, p in self.model.named_parameters() if not p.requires_grad and any(p is own for own in self.weights.params)]
-            raise Refusal(f"weights were frozen after this was built for them: {', '.join(frozen)}. Build it anew, or unfreeze them")
-        found = torch.autograd.grad(loss, self.weights.params, create_graph=create_graph, allow_unused=True) if loss.requires_grad else ()
+        if create_graph not in self._checked_graphs:
+            check_graph(loss, twice=create_graph)
+            self._checked_graphs.add(create_graph)
+        params = self.weights.params
+        found: tuple[Tensor | None, ...] = ()
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True)
         if all(g is None for g in found):
             raise Refusal(
                 "loss_fn(model(x), y) reaches no trainable parameter of the model: is it computed from the model's outputs? "
@@ -178,10 +236,10 @@ class DatasetLoss:
 
     @torch.no_grad()
     def value(self, score: Callable[[Any, Any], Tensor] | None = None) -> tuple[float, float | None]:
-        """The mean loss where the weights are, and the mean of the entries of ``score(outputs, y)`` if asked for (such as one per label: whether it is hit)."""
-        losses, scored, scores = list[tuple[float, int]](), 0.0, 0
-        for loss, (out, y), n in self.batches():
-            losses.append((float(loss), n))
+        """The mean loss at the current weights, and the mean of the entries of ``score(outputs, y)`` if asked for."""
+        losses, scored, scores = list[tuple[float, float]](), 0.0, 0
+        for loss, (out, y), weight in self.batches():
+            losses.append((float(loss), weight))
             if score is not None:
                 found = score(out, y)
                 scored, scores = scored + float(found.sum()), scores + found.numel()
@@ -189,41 +247,33 @@ class DatasetLoss:
 
     @torch.enable_grad()
     def value_and_grad(self) -> tuple[float, Vector]:
-        """The mean loss and its gradient where the weights are; ``p.grad`` is not touched."""
+        """The mean loss and its gradient at the current weights; ``p.grad`` is not touched."""
         sums = [torch.zeros_like(p, requires_grad=False) for p in self.weights.params]
-        losses = list[tuple[float, int]]()
-        for loss, _, n in self.batches():
+        losses = list[tuple[float, float]]()
+        for loss, _, weight in self.batches():
             for s, g in zip(sums, self.gradient(loss), strict=True):
                 if g is not None:
-                    s.add_(g, alpha=n)
-            losses.append((float(loss.detach()), n))
-        return _mean(losses), Vector(sums, self.weights.cut) / sum(n for _, n in losses)
+                    s.add_(g, alpha=weight)
+            losses.append((float(loss.detach()), weight))
+        return _mean(losses), Vector(sums, self.weights.cut) / sum(weight for _, weight in losses)
 
 
-def _mean(losses: Sequence[tuple[float, int]]) -> float:
-    """Of losses of batches, each with its size; of one batch its loss to the last bit, which ``loss * n / n`` is not."""
-    count = sum(n for _, n in losses)
-    return sum(loss * (n / count) for loss, n in losses)
+@torch.no_grad()
+def _restore_buffers(buffers: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    """Some modules update or replace their buffers in eval mode, too."""
+    for module, name, buffer, before in buffers:
+        module._buffers[name] = buffer
+        if not torch.equal(buffer, before):  # or a graph of the user's that needs the buffer would count it as changed
+            buffer.copy_(before)
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise Refusal(f"each batch of data must be a pair (inputs, targets), and one is a {what}: pass [(x, y), ...] or a DataLoader")
-    x, y = batch
-    return x, y
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
-def _size(x: Any, y: Any) -> int:
-    """How many samples a batch has: a row of the targets or else of the inputs is one, or an entry of a list of targets, each with tensors of its own."""
-    for value in (y, x):
-        if isinstance(value, Tensor) and value.dim():
-            return len(value)
-    if isinstance(y, (list, tuple)) and y and all(isinstance(target, Mapping) for target in y):
-        return len(y)  # as for detection; that an image with three channels has three boxes means nothing
-    sizes = {len(leaf) for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.dim()}
-    if len(sizes) == 1:
-        return sizes.pop()
-    if isinstance(y, (list, tuple)):
-        return len(y)
-    raise Refusal("a batch of data does not say how many samples it has: give its inputs or its targets as tensors with a row for each sample")
+def _mean(losses: Sequence[tuple[float, float]]) -> float:
+    """Of losses of batches, each with its weight; of one batch its loss to the last bit, which ``loss * n / n`` is not."""
+    total = sum(weight for _, weight in losses)
+    if total == 0:
+        raise Refusal("batch_weight is 0 for every batch: there is no loss to measure")
+    return sum(loss * (weight / total) for loss, weight in losses)

@@ -24,6 +24,7 @@ class Density:
     weights: Array
     sigma: float
     products: int
+    note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
 
 
 def spectral_density(
@@ -68,22 +69,23 @@ def spectral_density(
     generator, before = seeded(seed), H.products
     nodes, weights = [], []
     krylov = Krylov(H, steps, generator)
-    for _ in range(probes):
-        krylov.steps = 0
-        krylov.begin(H.random(generator, "signs"))
-        for _ in range(steps):
-            krylov.expand()
-            if progress is not None:
-                progress(H.products - before, steps * probes)
-        theta, S, _ = krylov.ritz()
-        nodes.append(theta.numpy())
-        weights.append(S[0].numpy() ** 2 / probes)
+    with H.linearized() as recording:
+        for _ in range(probes):
+            krylov.steps = 0
+            krylov.begin(H.random(generator, "signs"))
+            for _ in range(steps):
+                krylov.expand()
+                if progress is not None:
+                    progress(H.products - before, steps * probes)
+            theta, S, _ = krylov.ritz()
+            nodes.append(theta.numpy())
+            weights.append(S[0].numpy() ** 2 / probes)
     x, w = np.concatenate(nodes), np.concatenate(weights)
     width = 0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12) if sigma is None else sigma  # wide enough for a grid of distinct numbers
     grid = np.linspace(x.min() - 6 * width, x.max() + 6 * width, points)
     if width < grid[1] - grid[0]:
         raise Refusal(f"a Gaussian of the width sigma={width:.3g} falls between the {points} points of the grid: raise points or sigma")
-    return Density(grid, smoothed(grid, x, w, width), x, w, width, H.products - before)
+    return Density(grid, smoothed(grid, x, w, width), x, w, width, H.products - before, recording.note)
 
 
 def smoothed(grid: Array, nodes: Array, weights: Array, sigma: float) -> Array:

@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ..core.checks import check_count
 from ..core.refusal import Refusal
 from ..core.vector import Vector
-from .affine_norms import AffineNorms
-from .dataset_loss import Batches, DatasetLoss, LossFunction, Piece
-from .kept import Kept, Product
-from .linearized import no_forward_derivative
+from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction, Piece
+from .linearized import Product
+from .recording import SHAPES, WORTH, DataChanged, Recording, default_budget
+from .second_derivatives import Substitutes, explained
 
 
 class HessianOperator:
-    r"""``H @ v``, with :math:`H = \nabla^2 L(w)` and L the mean loss over all samples of ``data``: exact, whatever the sizes of the batches.
+    r"""``H @ v``, with :math:`H = \nabla^2 L(w)` and L the mean loss over all samples of ``data``, whatever the batch sizes.
 
-    A product differentiates the gradient along ``v``, batch by batch; no entry of ``H`` is ever stored. The model is not changed: not its weights, nor its
-    buffers, nor which of its modules train, nor ``p.grad``.
+    A product differentiates the gradient along ``v``, batch by batch; no entry of ``H`` is ever stored. The model is not
+    changed: not its weights, nor its buffers, nor which of its modules train, nor ``p.grad``. Inside of :meth:`linearized`
+    products cost about half.
 
     Args:
         model: the network; its trainable parameters are the variables.
-        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, walked once per product, so no generator.
+        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. Where there are several batches, a loss that is not a
+            mean over samples is refused, since the result would depend on the batches.
+        data: the batches ``(x, y)``, iterated once per product, so no generator.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
-        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them. Dropout is off in both.
-        dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they are. Floating-point tensors of the
-            batches are cast, also inside of tuples, lists and dicts.
-        keep_bytes: memory for what every product computes alike; batches that it holds (a ResNet-8 takes some 2 MB for an image of CIFAR) cost about two
-            gradient passes a product, not three or four. Recording them takes some seconds, once for each shape of a batch. None, the default, keeps from the
-            second product for the same weights on, if samples times weights are 5,000,000 or more, and if the recorded network gives the same product: up to
-            a quarter of a GPU's memory, or 3 GB of a CPU's, stay taken (while a batch is recorded it may be more, as for two plain products). 0 keeps
-            nothing. A number keeps from the first product on; networks whose sizes or branches depend on the data are refused then, as are batches that
-            differ from walk to walk. Weights, buffers, modules, their attributes and the data may change between products; what a function reads from
-            variables of its own is not watched.
+        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without updating them.
+            Dropout is off in both.
+        dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they are.
+            Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts.
+        differentiation: of the gradient: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"`` (reverse
+            over reverse). The first product in forward mode is compared with one in reverse mode: some operations of torch
+            have wrong forward derivatives or none, and reverse mode is used then. The attribute of this name says which one
+            is in use. None: forward on a GPU, reverse elsewhere.
+        batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, for losses that are not means over
+            samples; None: the number of samples.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -64,13 +65,17 @@ class HessianOperator:
         mode: str = "eval",
         *,
         dtype: torch.dtype | None = None,
-        keep_bytes: int | None = None,
+        differentiation: str | None = None,
+        batch_weight: BatchWeight | None = None,
     ) -> None:
-        self._dtype = dtype
+        if differentiation not in (None, "forward", "reverse"):
+            raise Refusal(f'differentiation must be "forward", "reverse" or None, got {differentiation!r}')
+        model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs have no second derivative
         if dtype is not None:
             model = copy.deepcopy(model).to(dtype)
-            loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn  # it may hold weights of classes
-        self.loss = DatasetLoss(model, loss_fn, _Cast(data, dtype) if dtype is not None and not hasattr(data, "__next__") else data, micro_batch, mode)
+            loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn
+            data = data if isinstance(data, Iterator) else _Cast(data, dtype)
+        self.loss = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
         if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
@@ -78,10 +83,9 @@ class HessianOperator:
         ((self.device, self.dtype),) = kinds
         self.size = sum(p.numel() for p in self.params)
         self.products = 0  # so far
-        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        room = None if keep_bytes is None else check_count("keep_bytes", keep_bytes, low=0)
-        self._kept = None if room == 0 else Kept(self.loss, [name for name, _ in self._named], room)
-        self._forward_mode = self.device.type == "cuda"  # the quicker of two ways there, and not on the CPU; until an operation turns out not to have it
+        self.differentiation = differentiation or ("forward" if self.device.type == "cuda" else "reverse")
+        self._compared = False  # forward with reverse mode
+        self._recording: Recording | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -108,73 +112,157 @@ class HessianOperator:
         pieces = flat.split([p.numel() for p in self.params])
         return [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
 
+    def random(self, generator: torch.Generator, kind: str = "normal") -> Tensor:
+        """A random vector in one dimension: standard normal entries, or signs."""
+        size, device = self.size, generator.device
+        if kind == "normal":
+            return torch.randn(size, dtype=self.dtype, device=device, generator=generator).to(self.device)
+        signs = torch.randint(0, 2, (size,), device=device, generator=generator)
+        return signs.to(self.device, self.dtype).mul_(2).sub_(1)
+
     def times(self, flat: Tensor) -> Tensor:
         """``H v`` for a vector in one dimension."""
-        try:
-            out = self._mean(self._products(self._views(flat)))
-        except RuntimeError as error:
-            if not self._forward_mode or not no_forward_derivative(error):
-                raise
-            self._forward_mode = False
-            return self.times(flat)
+        out = self._times(self._views(flat))
         self.products += 1
         return out
 
-    @torch.enable_grad()
-    def _mean(self, products: Generator[tuple[Product, int]]) -> Tensor:
+    def _times(self, v: list[Tensor]) -> Tensor:
+        if self._recording is not None and self._recording.recorded:
+            try:
+                return self._mean(self._recorded(v, self._recording))
+            except DataChanged:
+                self._recording.drop("data comes in other batches in each pass: take shuffle=False")
+            except torch.OutOfMemoryError:
+                self._recording.drop("out of memory")
+        if self.differentiation == "forward" and not self._compared:
+            return self._first(v)
+        return self._mean(self._plain(v))
+
+    def _first(self, v: list[Tensor]) -> Tensor:
+        """A product in reverse mode; forward mode is used from now on if it gives the same."""
+        expected = self._mean(self._reverse_over_reverse(v))
+        try:
+            found = self._mean(self._forward_over_reverse(v))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operation without a forward derivative
+            self.differentiation = "reverse"
+        else:
+            self._compared = bool(expected.isfinite().all())  # what is not finite says nothing
+            if self._compared and not self._agree([found], [expected]):
+                self.differentiation = "reverse"
+        return expected
+
+    def _agree(self, found: Product, expected: Product) -> bool:
+        """Whether two products are equal up to rounding, also where convolutions use TF32 or autocast is on."""
+        kind = self.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
+        tolerance = max(torch.finfo(dtype).eps ** 0.4, 0.02 if kind == "cuda" and dtype == torch.float32 else 0.0)
+        apart = [a if b is None else b if a is None else a - b for a, b in zip(found, expected, strict=True)]
+        return bool(_norm(apart) <= tolerance * _norm(expected))
+
+    @contextlib.contextmanager
+    def _differentiating(self) -> Iterator[None]:
+        with self.loss.measuring(), Substitutes(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            yield
+
+    def _mean(self, products: Generator[tuple[Product, float]]) -> Tensor:
         out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
-        sums, count = self._views(out), 0
-        with (
-            self.loss.measuring(),
-            AffineNorms(),
-            sdpa_kernel(SDPBackend.MATH),
-            contextlib.closing(products),
-        ):  # or an interrupt would leave its dual level open
-            for product, n in products:
+        sums, total = self._views(out), 0.0
+        with self._differentiating(), contextlib.closing(products):  # or an interrupt would leave its dual level open
+            for product, weight in products:
                 for s, t in zip(sums, product, strict=True):
                     if t is not None:
-                        s.add_(t, alpha=n)
-                count += n
-        return out.div_(count)
+                        s.add_(t, alpha=weight)
+                total += weight
+        if total == 0:
+            raise Refusal("batch_weight is 0 for every batch: there is no loss to differentiate")
+        return out.div_(total)
 
-    def _products(self, v: list[Tensor]) -> Generator[tuple[Product, int]]:
-        if self._kept is None or not self._kept.begin():
-            yield from self._way(v, self.loss.pieces())
+    def _plain(self, v: list[Tensor], pieces: Iterable[Piece] | None = None) -> Generator[tuple[Product, float]]:
+        return (self._forward_over_reverse if self.differentiation == "forward" else self._reverse_over_reverse)(v, pieces)
+
+    def _forward_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece] | None = None) -> Generator[tuple[Product, float]]:
+        """The derivative of the gradient along ``v``, carried along with it: three multiplications for each of the gradient's.
+
+        The tangents are given to the parameters themselves, so that whatever refers to them is differentiated.
+        """
+        params = tuple(self.params)
+        with forward_ad.dual_level():
+            with (
+                warnings.catch_warnings(),
+                torch.no_grad(),
+                _unsafe_preserve_version_counter(params),  # the values stay what they are
+            ):
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when it loads its formulas
+                for p, t in zip(params, v, strict=True):
+                    p.copy_(forward_ad.make_dual(p.detach().clone(), t))
+            for loss, _, weight in self.loss.batches(pieces):
+                gradient = self.loss.gradient(loss)
+                yield [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient], weight
+
+    def _reverse_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece] | None = None) -> Generator[tuple[Product, float]]:
+        for loss, _, weight in self.loss.batches(pieces):
+            try:
+                gradient = self.loss.gradient(loss, create_graph=True)
+                pairs = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
+                slopes, along = [g for g, _ in pairs], [t for _, t in pairs]
+                found = torch.autograd.grad(slopes, self.params, along, allow_unused=True) if pairs else [None] * len(v)
+            except RuntimeError as error:
+                raise explained(error) from error
+            yield list(found), weight
+
+    @contextlib.contextmanager
+    def linearized(self, max_bytes: int | None = None) -> Iterator[Recording]:
+        """Record on entry what all products share, use it inside, and drop it on exit.
+
+        Products then cost about two gradient passes instead of three or four. While it is entered, do not change the model,
+        the loss or the data. What cannot be recorded (branches on the data, random numbers, weights taken from elsewhere
+        than the model's parameters) is computed as outside; the object returned says so. For each shape of a batch one
+        recorded product is compared with a plain one. Entering again inside does nothing.
+
+        Args:
+            max_bytes: memory for the recorded products: a ResNet-8 takes some 2 MB for an image of CIFAR. Recording takes
+                seconds for each shape of a batch, and for a moment as much memory as two plain products. None: a quarter of a
+                GPU's memory or 3 GB of a CPU's, and nothing where samples times weights are below 5,000,000.
+
+        Example:
+            >>> model = nn.Linear(2, 1, bias=False)
+            >>> H = HessianOperator(model, nn.functional.mse_loss, [(torch.eye(2), torch.zeros(2, 1))])
+            >>> with H.linearized(max_bytes=1000) as recording:
+            ...     product = H @ Vector([torch.tensor([[1.0, 2.0]])])
+            >>> product.tensors(), recording.recorded
+            ([tensor([[1., 2.]])], 1)
+        """
+        if self._recording is not None:
+            yield self._recording
             return
-        for number, piece in enumerate(self.loss.pieces()):
-            yield self._kept.times(number, piece, v, functools.partial(self._plain, v, piece)), piece[2]
+        budget = default_budget(self.device) if max_bytes is None else check_count("max_bytes", max_bytes, low=0)
+        self._recording = Recording(budget, shapes=SHAPES if max_bytes is None else None)
+        try:
+            if budget > 0 and (max_bytes is not None or self.loss.count() * self.size >= WORTH):
+                v = self._views(self.random(torch.Generator().manual_seed(0)))
+                if not self.loss.checked or (self.differentiation == "forward" and not self._compared):
+                    self._times(v)  # the checks of a first product
+                with self._differentiating(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                    self._recording.record(self.loss, v, self._of_piece, self._agree)
+            yield self._recording
+        finally:
+            self._recording.free()
+            self._recording = None
 
-    def _plain(self, v: list[Tensor], piece: Piece) -> Product:
-        ((product, _),) = self._way(v, [piece])
+    def _of_piece(self, v: list[Tensor], piece: Piece) -> Product:
+        ((product, _),) = self._plain(v, [piece])
         return product
 
-    def _way(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[tuple[Product, int]]:
-        return self._forward_over_reverse(v, pieces) if self._forward_mode else self._reverse_over_reverse(v, pieces)
+    def _recorded(self, v: list[Tensor], recording: Recording) -> Generator[tuple[Product, float]]:
+        yield from recording.products(v)
+        if recording.recorded < recording.batches:
+            yield from self._plain(v, recording.rest(self.loss.pieces()))
 
-    def _forward_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[tuple[Product, int]]:
-        """The derivative of the gradient along ``v``, carried along with it: three multiplications for each of the gradient's, no more graph than that has."""
-        with forward_ad.dual_level():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # at the first use torch loads formulas in its own outdated way
-                duals = {name: forward_ad.make_dual(p, t) for (name, p), t in zip(self._named, v, strict=True)}
-            for loss, _, n in self.loss.batches(lambda x: functional_call(self.loss.model, duals, (x,)), pieces):
-                gradient = self.loss.gradient(loss)
-                yield [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient], n
 
-    def _reverse_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece]) -> Generator[tuple[Product, int]]:
-        for loss, _, n in self.loss.batches(pieces=pieces):
-            gradient = self.loss.gradient(loss, create_graph=True)
-            curved = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
-            if curved:
-                yield list(torch.autograd.grad([g for g, _ in curved], self.params, [t for _, t in curved], allow_unused=True)), n
-            else:
-                yield [None] * len(v), n
-
-    def random(self, generator: torch.Generator, kind: str = "normal") -> Tensor:
-        """A random vector in one dimension: standard normal entries, or signs."""
-        if kind == "normal":
-            return torch.randn(self.size, dtype=self.dtype, device=generator.device, generator=generator).to(self.device)
-        return torch.randint(0, 2, (self.size,), device=generator.device, generator=generator).to(self.device, self.dtype).mul_(2).sub_(1)
+def _norm(tensors: Iterable[Tensor | None]) -> Tensor:
+    return torch.stack([t.norm() for t in tensors if t is not None]).norm()
 
 
 class _Cast:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.checks import check_count, check_number
 from ..core.refusal import Refusal
 from ..core.vector import Vector
-from .dataset_loss import Batches, DatasetLoss, LossFunction
+from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
 from .products import Array
 from .spectrum import top_eigenvalues
@@ -53,6 +53,7 @@ def landscape(
     accuracy: bool = False,
     micro_batch: int | None = None,
     mode: str = "eval",
+    batch_weight: BatchWeight | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Landscape:
     """The mean loss over ``data`` on a grid around the model, which is afterwards as it was, bit for bit.
@@ -60,7 +61,7 @@ def landscape(
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, walked once per point of the grid, so no generator.
+        data: the batches ``(x, y)``, iterated once per point of the grid, so no generator.
         span: how far the grid reaches to either side, in units of the directions.
         points: of each axis; odd, so that the model is one of them.
         dims: 1 or 2.
@@ -71,6 +72,7 @@ def landscape(
         accuracy: whether to take the share of right answers, too: of the labels ``y`` that are the largest of the outputs along dimension 1.
         micro_batch: the most samples to evaluate at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
+        batch_weight: the weight of a batch in the mean, as in :class:`bsam.flatness.HessianOperator`.
         progress: called after each point with the number done and the number of all.
 
     Example:
@@ -88,7 +90,7 @@ def landscape(
         raise Refusal(f"points must be odd, so that the model is at the centre of the grid; got {points}")
     if check_number("span", span, low=0) == 0:
         raise Refusal("span must be above 0, or the grid is one point")
-    L = DatasetLoss(model, loss_fn, data, micro_batch, mode)
+    L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     basis = _basis(L, directions, dims, seed)
     side = np.linspace(0.0, span, points // 2 + 1)
     axis = np.concatenate([-side[:0:-1], side])  # symmetric to the last bit, and 0 in the middle
@@ -149,7 +151,7 @@ def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list
     if directions == "hessian":
         if sum(p.numel() for p in L.weights.params) < dims:
             raise Refusal(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
-        H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode)
+        H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode, batch_weight=L.batch_weight)
         found = top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors
         return list(found or ())
     if directions != "filter":

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..core.checks import check_count, check_radius
 from ..core.vector import TINY, Vector, ratio
-from .dataset_loss import Batches, DatasetLoss, LossFunction
+from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def sharpness(
     seed: int = 0,
     micro_batch: int | None = None,
     mode: str = "eval",
+    batch_weight: BatchWeight | None = None,
 ) -> Sharpness:
     r"""MaxS, MinS and BilS of a network, over all of ``data``.
 
@@ -50,7 +51,7 @@ def sharpness(
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, walked several times, so no generator; batches may differ in size, and each sample counts once.
+        data: the batches ``(x, y)``, iterated several times, so no generator; batches may differ in size, and each sample counts once.
         rho_max: the radius uphill.
         rho_min: the radius downhill.
         steps: in how many steps of equal length to go there, each along the gradient where it starts; 1 is the paper's.
@@ -58,6 +59,7 @@ def sharpness(
         seed: of those.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
+        batch_weight: the weight of a batch in the mean, as in :class:`bsam.flatness.HessianOperator`.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -74,7 +76,7 @@ def sharpness(
     check_count("steps", steps)
     check_count("random_directions", random_directions, low=0)
     check_count("seed", seed, low=0)
-    L = DatasetLoss(model, loss_fn, data, micro_batch, mode)
+    L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     with L.measuring():
         loss, g = L.value_and_grad()
         L.weights.move(_walk(L, g, rho_max, steps))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class Eigenvalues:
     converged: np.bool_  # whether every residual is within tol * |value|, or below the floor of 10 machine epsilons (at least 1e-10) times the largest |value|
     products: int
     vectors: tuple[Vector, ...] | None = None
+    note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
 
 
 def top_eigenvalues(
@@ -73,6 +74,11 @@ def top_eigenvalues(
     check_number("tol", tol, low=0)
     if which not in WHICH:
         raise Refusal(f"which must be one of {', '.join(map(repr, WHICH))}; got {which!r}")
+    with H.linearized() as recording:
+        return replace(_top(H, k, which, tol, seed, vectors, progress), note=recording.note)
+
+
+def _top(H: HessianOperator, k: int, which: str, tol: float, seed: int, vectors: bool, progress: Progress | None) -> Eigenvalues:
     krylov = Krylov(H, k + max(20, k // 2), seeded(seed))
     before, found, across = H.products, None, 0
     krylov.begin()

@@ -22,6 +22,7 @@ class Trace:
     value: float
     standard_error: float
     products: int
+    note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
 
 
 def trace(H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str = "hutch++", progress: Progress | None = None) -> Trace:
@@ -63,14 +64,15 @@ def trace(H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str =
 
     sketched = min(samples // 3, H.size) if method == "hutch++" else 0
     Q = torch.zeros(H.size, 0, dtype=wide, device=H.device)
-    if sketched:
-        Q = torch.linalg.qr(torch.stack([times(H.random(generator, "signs")) for _ in range(sketched)], dim=1)).Q
-    exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
-    rest = []
-    for _ in range(samples - 2 * sketched):
-        z = H.random(generator, "signs").to(wide)
-        z -= Q @ (Q.T @ z)
-        rest.append(float(torch.dot(z, times(z))))
+    with H.linearized() as recording:
+        if sketched:
+            Q = torch.linalg.qr(torch.stack([times(H.random(generator, "signs")) for _ in range(sketched)], dim=1)).Q
+        exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
+        rest = []
+        for _ in range(samples - 2 * sketched):
+            z = H.random(generator, "signs").to(wide)
+            z -= Q @ (Q.T @ z)
+            rest.append(float(torch.dot(z, times(z))))
     spread = float(np.std(rest, ddof=1)) / math.sqrt(len(rest))
     rounding = torch.finfo(H.dtype).eps * (np.abs(exact).sum() + np.abs(rest).mean())  # all there is, where the sketch holds the whole matrix
-    return Trace(sum(exact) + float(np.mean(rest)), math.hypot(spread, rounding), H.products - before)
+    return Trace(sum(exact) + float(np.mean(rest)), math.hypot(spread, rounding), H.products - before, recording.note)

@@ -48,7 +48,7 @@ class Instruments:
         rho: the radius of sharpness, uphill and downhill.
         mode: ``"eval"`` or ``"train"``: which statistics batch norm uses.
         micro_batch: the most samples at a time; None takes batches as they come.
-        keep_bytes: memory for what all Hessian products share, as in :class:`bsam.flatness.HessianOperator`.
+        max_bytes: memory for recorded Hessian products, as in :meth:`bsam.flatness.HessianOperator.linearized`.
         seed: of all random vectors: the same one gives models of one architecture the same landscape directions, up to the lengths of their filters.
 
     Example:
@@ -69,7 +69,7 @@ class Instruments:
     rho: float = 0.05
     mode: str = "eval"
     micro_batch: int | None = None
-    keep_bytes: int | None = None
+    max_bytes: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -161,10 +161,12 @@ def _take(
     near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, its.rho, its.rho, micro_batch=its.micro_batch, mode=its.mode))
     if not math.isfinite(near.loss):
         raise Refusal(f"the loss is {near.loss}: there is nothing to measure")
-    H = HessianOperator(model, loss_fn, data, its.micro_batch, its.mode, keep_bytes=its.keep_bytes)
-    top = timed("eigenvalues", lambda tell: top_eigenvalues(H, its.k, its.which, its.tol, its.seed, progress=tell))
-    total = timed("trace", lambda tell: trace(H, its.trace_samples, its.seed, progress=tell))
-    density = timed("density", lambda tell: spectral_density(H, its.density_steps, its.density_probes, its.seed, progress=tell))
+    H = HessianOperator(model, loss_fn, data, its.micro_batch, its.mode)
+    with H.linearized(its.max_bytes):  # one recording for all three
+        top = timed("eigenvalues", lambda tell: top_eigenvalues(H, its.k, its.which, its.tol, its.seed, progress=tell))
+        total = timed("trace", lambda tell: trace(H, its.trace_samples, its.seed, progress=tell))
+        steps, probes = its.density_steps, its.density_probes
+        density = timed("density", lambda tell: spectral_density(H, steps, probes, its.seed, progress=tell))
     land = timed(
         "landscape",
         lambda tell: landscape(model, loss_fn, data, its.span, its.points, dims, its.seed, micro_batch=its.micro_batch, mode=its.mode, progress=tell),

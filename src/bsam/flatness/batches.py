@@ -1,0 +1,72 @@
+"""What a batch is: a pair of inputs and targets, how many samples it has, and how it is cut and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..core.refusal import Refusal
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise Refusal(f"each batch of data must be a pair (inputs, targets), and one is a {what}: pass [(x, y), ...] or a DataLoader")
+    x, y = batch
+    return x, y
+
+
+def size_of(x: Any, y: Any) -> int:
+    """The number of samples of a batch: rows of the targets or else of the inputs, or entries of a list of targets."""
+    for value in (y, x):
+        if isinstance(value, Tensor) and value.dim():
+            return len(value)
+    if isinstance(y, (list, tuple)) and y and all(isinstance(target, Mapping) for target in y):
+        return len(y)  # as for detection; that an image with three channels has three boxes means nothing
+    sizes = {len(leaf) for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) == 1:
+        return sizes.pop()
+    if isinstance(y, (list, tuple)):
+        return len(y)
+    raise Refusal("a batch of data does not say how many samples it has: give its inputs or its targets as tensors with a row for each sample")
+
+
+def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
+    """A batch of tensors in pieces of at most ``size`` samples, each with its number of samples."""
+    for name, value in (("inputs", x), ("targets", y)):
+        if not isinstance(value, Tensor):
+            raise Refusal(
+                f"micro_batch splits tensors, and the {name} of a batch are a {type(value).__name__}: leave it out, and make the batches of data smaller"
+            )
+    if x.shape[:1] != y.shape[:1] or x.dim() == 0:
+        raise Refusal(
+            f"micro_batch splits inputs and targets alike, and a batch has inputs of the shape {tuple(x.shape)} and targets "
+            f"of the shape {tuple(y.shape)}: give both a row for each sample, or leave it out"
+        )
+    return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
+
+
+def joined(batches: Sequence[tuple[Any, int]]) -> tuple[Any, int] | None:
+    """Outputs and targets of several batches as one; None where they cannot be joined."""
+    shapes = {tuple(t.shape[1:] if _has_rows(t, n) else None for t in tree_leaves(batch)) for batch, n in batches}
+    if len(shapes) > 1 or None in next(iter(shapes)):
+        return None
+    return tree_map(lambda *rows: torch.cat(rows), *(batch for batch, _ in batches)), sum(n for _, n in batches)
+
+
+def halves(batch: tuple[Any, int]) -> list[tuple[Any, int]]:
+    """A batch in two parts; none where it cannot be cut."""
+    content, n = batch
+    if n < 2 or not all(_has_rows(t, n) for t in tree_leaves(content)):
+        return []
+    cuts = (slice(0, n // 2), slice(n // 2, n))
+    return [(tree_map(lambda t, cut=cut: t[cut], content), cut.stop - cut.start) for cut in cuts]
+
+
+def _has_rows(leaf: Any, n: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.shape[:1] == (n,)

@@ -1,0 +1,105 @@
+"""Operations whose second derivative in torch is wrong, missing or slow: computed in another form, or refused."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..core.refusal import Refusal
+
+_BATCH_NORM = inspect.signature(F.batch_norm)
+_ONCE = once_differentiable(print).__code__  # of every backward that is marked so
+_MISSING = re.compile(r"derivative for '?([\w:]+)'? is not implemented")
+
+
+class Substitutes(TorchFunctionMode):
+    """Inside, three operations are computed from others whose derivatives torch gets right.
+
+    - Batch norm with running statistics is one multiplication and one addition per entry. Torch's own derivatives take
+      twice as many passes over memory.
+    - Weight normalization: the second derivative of ``torch._weight_norm`` is wrong (it fails gradgradcheck).
+    - ``hardsigmoid`` has no second derivative in torch.
+
+    Example:
+        >>> norm = torch.nn.BatchNorm1d(2).eval()
+        >>> x = torch.tensor([[1.0, 2.0]])
+        >>> with Substitutes():
+        ...     y = norm(x)
+        >>> torch.allclose(y, norm(x))
+        True
+    """
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.batch_norm:
+            bound = _BATCH_NORM.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            if not given["training"] and given["input"].dtype == given["running_var"].dtype:
+                return _affine(*(given[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "eps")))
+        elif func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
+        elif func is F.hardsigmoid:
+            return _hardsigmoid(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _affine(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    scale = (variance + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = (-1, *(1,) * (x.dim() - 2))
+    return torch.addcmul(shift.view(shape), x, scale.view(shape))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return (input / 6 + 0.5).clamp(0, 1)
+
+
+def check_graph(loss: Tensor, twice: bool) -> None:
+    """Refuse functions in the graph of a loss whose derivatives torch would leave out silently.
+
+    They are reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable``.
+    """
+    seen, nodes = set[Any](), [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function: Any = getattr(type(node), "_forward_cls", None)
+        if function is CheckpointFunction:
+            raise Refusal(
+                "the network uses reentrant checkpoints, whose weights torch.autograd.grad does not reach: "
+                "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+            )
+        if twice and getattr(getattr(function, "backward", None), "__code__", None) is _ONCE:
+            raise Refusal(
+                f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
+                "write its backward in operations that torch can differentiate, and remove the mark"
+            )
+        nodes += [following for following, _ in node.next_functions]
+
+
+def explained(error: RuntimeError) -> RuntimeError:
+    """An error of torch as it is, or as a sentence where an operation has no second derivative."""
+    missing = _MISSING.search(str(error))
+    if missing is None:
+        return error
+    return Refusal(
+        f"torch has no second derivative of {missing[1]}, which the network or the loss uses: "
+        "replace that operation by others, or measure sharpness and landscapes, which need none"
+    )

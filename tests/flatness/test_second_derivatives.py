@@ -1,0 +1,305 @@
+import copy
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.utils.parametrizations import orthogonal, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import bsam
+from bsam.flatness import HessianOperator, sharpness
+from bsam.flatness.second_derivatives import Substitutes
+
+
+def used(norm):
+    """A norm whose statistics, weights and biases are not those of a new one."""
+    torch.manual_seed(0)
+    for tensor in (norm.running_mean, norm.running_var, *norm.parameters()):
+        with torch.no_grad():
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+    return norm.double()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(nn.BatchNorm1d, (4, 3)), (nn.BatchNorm1d, (4, 3, 5)), (nn.BatchNorm2d, (4, 3, 5, 6)), (nn.BatchNorm3d, (2, 3, 2, 3, 4))]
+)
+def test_values_and_first_and_second_derivatives_are_torchs(kind, shape, affine):
+    norm = used(kind(3, eps=1e-2, affine=affine)).eval()
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    variables = [x, *norm.parameters()]
+
+    def derivatives():
+        y = norm(x)
+        first = torch.autograd.grad((y**3).sum(), variables, create_graph=True)
+        return [y, *first, *torch.autograd.grad(sum((g**2).sum() for g in first), variables)]
+
+    expected = derivatives()
+    with Substitutes():
+        found = derivatives()
+    assert "AddcmulBackward" in str(found[0].grad_fn)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_statistics_of_the_batch_and_mixed_precision_are_left_to_torch():
+    norm, x = used(nn.BatchNorm1d(3)).train(), torch.randn(8, 3, dtype=torch.float64)
+    before = norm.running_mean.clone()
+    with Substitutes():
+        y = norm(x)
+    assert torch.allclose(y, (x - x.mean(0)) / (x.var(0, unbiased=False) + norm.eps).sqrt() * norm.weight + norm.bias)
+    assert not torch.equal(norm.running_mean, before)
+    half, x = nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4, dtype=torch.bfloat16)
+    with Substitutes():
+        assert torch.equal(half(x), nn.functional.batch_norm(x, half.running_mean, half.running_var, half.weight, half.bias, eps=half.eps))
+
+
+WAYS = pytest.mark.parametrize("way", ["reverse", "forward"])
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(16, 4, dtype=torch.float64, generator=generator), torch.randint(0, 4, (16,), generator=generator)
+    return [(x[:9], y[:9]), (x[9:], y[9:])]
+
+
+def by_differences(model, loss_fn, data, v, step=1e-5):
+    """The change of the gradient along ``v``, with gradients by ``loss.backward()``."""
+    model = model.eval()
+    slopes = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for p, t in zip(model.parameters(), v, strict=True):
+                p.add_(t, alpha=sign * step)
+        model.zero_grad()
+        (sum(loss_fn(model(x), y) * len(y) for x, y in data) / sum(len(y) for _, y in data)).backward()
+        zeros = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
+        slopes.append(torch.cat([g.reshape(-1).clone() for g in zeros]))
+        with torch.no_grad():
+            for p, t in zip(model.parameters(), v, strict=True):
+                p.sub_(t, alpha=sign * step)
+    model.zero_grad()
+    return (slopes[0] - slopes[1]) / (2 * step)
+
+
+def errors(model, data, way, loss_fn=F.cross_entropy):
+    """Of the first product, of the second one, and of a recorded one; and the way that was taken."""
+    H = HessianOperator(model, loss_fn, data, differentiation=way)
+    v = H.random(torch.Generator().manual_seed(1)) / H.size**0.5
+    expected = by_differences(model, loss_fn, data, H.vector(v).tensors())
+    products = [H.times(v), H.times(v)]
+    with H.linearized(1 << 30):
+        products.append(H.times(v))
+    return max(float((p - expected).norm() / expected.norm()) for p in products), H.differentiation
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+
+
+class Weights(nn.Module):
+    """Uses a weight that it holds in a list, too; its loss is a method that uses another."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.held = [self.a.weight]
+
+    def forward(self, x):
+        return torch.tanh(self.a(x)) @ self.held[0]
+
+    def loss(self, out, y):
+        return F.cross_entropy(torch.tanh(out) @ self.b.weight, y)
+
+
+@WAYS
+def test_what_refers_to_weights_is_differentiated_whatever_the_way(data, way):
+    model = mlp()
+
+    def penalised(out, y):
+        return F.cross_entropy(out, y) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+    assert errors(model, data, way, penalised) == (pytest.approx(0, abs=1e-7), way)
+    held = Weights()
+    assert errors(held, data, way, held.loss)[0] < 1e-7
+
+
+FUNCTIONS = {
+    "det": torch.linalg.det,
+    "logdet": lambda a: torch.logdet(a @ a.T + torch.eye(4, dtype=a.dtype)),
+    "slogdet": lambda a: torch.linalg.slogdet(a)[1],
+    "solve": lambda a: torch.linalg.solve(a + 3 * torch.eye(4, dtype=a.dtype), torch.eye(4, dtype=a.dtype)).square().sum(),
+}
+
+
+class Function(nn.Linear):
+    def __init__(self, function):
+        torch.manual_seed(0)
+        super().__init__(4, 4, dtype=torch.float64)
+        self.function = function
+
+    def forward(self, x):
+        return super().forward(x) + self.function(self.weight) * torch.arange(4, dtype=torch.float64)
+
+
+@WAYS
+@pytest.mark.parametrize("name", [*FUNCTIONS, "cayley"])
+def test_wrong_forward_derivatives_are_noticed(data, name, way):
+    model = Function(FUNCTIONS[name]) if name != "cayley" else mlp()
+    if name == "cayley":
+        model = nn.Sequential(orthogonal(nn.Linear(4, 4), orthogonal_map="cayley"), nn.Tanh(), nn.Linear(4, 4)).double()
+    assert errors(model, data, way) == (pytest.approx(0, abs=1e-6), "reverse")
+
+
+@pytest.mark.filterwarnings("ignore:`?torch.nn.utils.weight_norm")
+@WAYS
+@pytest.mark.parametrize("normalized", [weight_norm, nn.utils.weight_norm])
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_weight_norm_has_a_hessian(data, way, normalized, dim):
+    torch.manual_seed(0)
+    kwargs = {"dim": dim} if dim is not None or normalized is nn.utils.weight_norm else {"dim": -1}
+    model = nn.Sequential(normalized(nn.Linear(4, 5).double(), **kwargs), nn.Tanh(), nn.Linear(5, 4).double())
+    error, taken = errors(model, data, way)
+    assert error < 1e-6
+    assert taken == ("reverse" if dim is None else way)  # the norm of a whole tensor has a wrong forward derivative
+
+
+@WAYS
+def test_hardsigmoid_has_one_too(data, way):
+    model = nn.Sequential(*mlp(), nn.Hardsigmoid(), nn.Linear(4, 4).double())
+    assert errors(model, data, way)[0] < 1e-6
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class Module(nn.Module):
+    """A network that ends in a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.function = mlp(), function
+
+    def forward(self, x):
+        return self.function(self.inner(x))
+
+
+class Bag(nn.EmbeddingBag):
+    def forward(self, x):
+        return super().forward(x.argsort(1))
+
+
+def ctc(out, y):
+    n = len(y)
+    steps = out.log_softmax(-1)[:, None].repeat(1, n, 1)
+    return F.ctc_loss(steps, y[:, None].clamp(1), torch.full((n,), len(out)), torch.ones(n, dtype=torch.long))
+
+
+REFUSED = {
+    "once_differentiable": (Module(Cube.apply), lambda out, y: out.mean(), "Cube is marked with @once_differentiable"),
+    "embedding bag": (Bag(4, 4).double(), F.cross_entropy, "no second derivative of _embedding_bag_backward"),
+    "ctc": (mlp(), ctc, "no second derivative of aten::_ctc_loss_backward"),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", REFUSED)
+def test_operations_without_a_second_derivative_are_refused_and_sharpness_is_measured(data, name, way):
+    model, loss_fn, message = REFUSED[name]
+    H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
+    with pytest.raises(bsam.Refusal, match=re.escape(message)):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    assert sharpness(model, loss_fn, data[:1]).bilateral > 0
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.last, self.reentrant = mlp(), nn.Linear(4, 4).double(), reentrant
+
+    def forward(self, x):
+        return self.last(checkpoint(self.inner, x.clone().requires_grad_(), use_reentrant=self.reentrant))
+
+
+@WAYS
+def test_checkpoints(data, way):
+    assert errors(Checkpointed(False), data, way)[0] < 1e-6
+    for measure in (sharpness, lambda *rest: errors(rest[0], rest[2], way)):
+        with pytest.raises(bsam.Refusal, match=r"reentrant checkpoints.*use_reentrant=False"):
+            measure(Checkpointed(True), F.cross_entropy, data)
+
+
+@WAYS
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks_run_without_cudnn(data, kind, way):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.recurrent, self.seen = kind(4, 4, batch_first=True).double(), set()
+
+        def forward(self, x):
+            self.seen.add(torch.backends.cudnn.enabled)
+            return self.recurrent(x[:, None].repeat(1, 3, 1))[0][:, -1]
+
+    model = Last()
+    assert errors(model, data, way)[0] < 1e-6
+    model.seen.clear()
+    sharpness(model, F.cross_entropy, data)
+    assert model.seen == {False}
+    assert torch.backends.cudnn.enabled
+
+
+@WAYS
+def test_compiled_networks_run_eagerly(data, way):
+    plain = mlp()
+    expected = errors(plain, data, way)
+    part = copy.deepcopy(plain)
+    part[0] = torch.compile(part[0], backend="aot_eager")
+    in_place = copy.deepcopy(plain)
+    in_place.compile(backend="aot_eager")
+    for model in (torch.compile(copy.deepcopy(plain), backend="aot_eager"), part, in_place):
+        model(data[0][0]).sum().backward()
+        model.zero_grad()
+        assert errors(model, data, way) == (pytest.approx(expected[0], abs=1e-7), expected[1])
+
+
+def test_parameters_that_came_after_the_operator_are_refused(data):
+    model = mlp()
+    H = HessianOperator(model, F.cross_entropy, data)
+    v = torch.ones(H.size, dtype=H.dtype)
+    H.times(v)
+    kept, model[2] = model[2], nn.Linear(5, 4).double()
+    with pytest.raises(bsam.Refusal, match=r"other trainable parameters.*a layer was replaced.*build it anew"):
+        H.times(v)
+    model[2] = kept
+    H.times(v)
+    with pytest.raises(bsam.Refusal, match="differentiation must be"):
+        HessianOperator(model, F.cross_entropy, data, differentiation="backward")
+    with pytest.raises(bsam.Refusal, match="loss_fn returned a complex number"):
+        HessianOperator(model, lambda out, y: out.mean() * 1j, data).times(v)
+
+
+def test_the_forward_way_changes_no_version_of_a_weight(data):
+    model = mlp()
+    held = F.cross_entropy(model(data[0][0]), data[0][1])
+    H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
+    for _ in range(2):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    assert H.differentiation == "forward"
+    held.backward()  # would raise if a weight that it needs had been written to
