@@ -325,10 +325,10 @@ COUNTS = {
     "tolist": lambda x: sum(value > 0 for value in x.tolist()) + 1,
     "numpy": lambda x: int((x.numpy() > 0).sum()) + 1,
 }
-READS = "the network or the loss (reads numbers|takes sizes) from the data|RuntimeError: "
+READS = "the network or the loss reads numbers or sizes from the data, or random ones|RuntimeError: "
 NETS = {
     "branches": (Branching, "RuntimeError: "),
-    "random numbers": (Drawing, "the network or the loss draws random numbers"),
+    "random numbers": (Drawing, READS),
     "buffers": (Counting, "RuntimeError: "),
     "weights from elsewhere": (Elsewhere, "takes weights from elsewhere than its parameters"),
     **{name: (lambda count=count: Sizes(count), READS) for name, count in COUNTS.items()},
