@@ -1,0 +1,27 @@
+"""How far the step that is under way has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .vector import Vector
+
+NOT_READY = {
+    "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
+    "stale": "the last backward raised, so there is no whole direction to step with: call backward(closure) again, or zero_grad()",
+    "busy": "step was called from inside the closure: a closure computes the loss, and the optimizer steps after it",
+}
+
+
+@dataclass
+class Turn:
+    """What ``backward`` leaves for ``step``.
+
+    One object of its own, because Lightning and Fabric wrap an optimizer in an object of a derived class: ``backward`` may run on the
+    wrapper and ``step`` on the optimizer, and both must find the same state.
+    """
+
+    phase: str = "idle"  # idle; busy: in backward; ready: to step; stale: the last backward raised
+    offset: Vector | None = None  # where this backward wants the step to start, from w
+    offsets: list[Vector] = field(default_factory=list)  # and where the backwards since the last step did
+    searched: bool = False  # whether a graph was looked through for parts from outside the closure
