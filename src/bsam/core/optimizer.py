@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -217,6 +218,7 @@ class SharpnessAware(Optimizer):
             self._fill(d, held, L.reached)
             if offset is not None:
                 self._turn.offsets.append(offset)
+                self._turn.apart |= self._ranks.ddp is not None and not self._ranks.reduces
             self._memory.settle([p for p, was in zip(params, L.reached, strict=True) if was])
             self._turn.phase, self._turn.searched = "ready", True
         except BaseException:
@@ -256,8 +258,9 @@ class SharpnessAware(Optimizer):
         if self._turn.phase != "ready":
             raise Refusal(NOT_READY[self._turn.phase])
         try:
-            if self._turn.offsets:
-                self._weights.move(sum(self._turn.offsets[1:], self._turn.offsets[0]) / len(self._turn.offsets))
+            start = self._turn.start(self._ranks)
+            if start is not None:
+                self._weights.move(start)
             self.base.step()
         except BaseException:
             self._weights.restore()
@@ -273,17 +276,18 @@ class SharpnessAware(Optimizer):
 
     def _prepare(self, closure: Closure) -> Tensor | None:
         """Clear and :meth:`backward`; if the closure does nothing, what was prepared before stays prepared."""
-        ready, offsets, owing, pending = self._turn.phase == "ready", self._turn.offsets, self._ranks.owing, self._memory.pending
+        turn, owing, pending = replace(self._turn), self._ranks.owing, self._memory.pending
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
         self.zero_grad()
         try:
             return self.backward(closure)
         except NoLoss:
-            if not ready:
+            if turn.phase != "ready":
                 raise
             for p, g in grads:
                 p.grad = g
-            self._turn.phase, self._turn.offsets, self._ranks.owing, self._memory.pending = "ready", offsets, owing, pending
+            self._turn.__dict__.update(turn.__dict__)
+            self._ranks.owing, self._memory.pending = owing, pending
             return None
 
     def _count(self) -> None:
@@ -407,6 +411,6 @@ class SharpnessAware(Optimizer):
         self._reset()
 
     def _reset(self) -> None:
-        self._turn.phase, self._turn.offsets = "idle", []
+        self._turn.clear()
         self._memory.forget()
         self._ranks.owing = False

@@ -108,7 +108,7 @@ class Ranks:
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
         if self.reduces:
-            self._average(gradient)
+            self.averaged(gradient)
 
     def agreed(self, reached: list[bool]) -> list[bool]:
         """Which parameters got a gradient on any rank. DDP sees to that by itself where it reduces every pass."""
@@ -125,11 +125,11 @@ class Ranks:
         if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will settle
             self.owing = True
             return
-        self._average((held if self.owing else []) + (direction if self.m_sharpness else []))
+        self.averaged((held if self.owing else []) + (direction if self.m_sharpness else []))
         self.owing = False
 
-    def _average(self, tensors: list[Tensor]) -> None:
-        assert self.ddp is not None
+    def averaged(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors, averaged over the ranks of DDP in place."""
         buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for t in tensors:
             buckets[t.device, t.dtype].append(t)
@@ -138,6 +138,7 @@ class Ranks:
             dist.all_reduce(flat, group=self.ddp.process_group)
             pieces = flat.split([t.numel() for t in bucket])
             torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
+        return tensors
 
     def borrows(self, device: torch.device) -> bool:
         """Whether the next backward pass writes into the memory of this one's gradients, as the CUDA graphs of ``torch.compile`` do."""

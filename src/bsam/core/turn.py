@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .ranks import Ranks
 from .vector import Vector
 
 NOT_READY = {
@@ -24,4 +25,16 @@ class Turn:
     phase: str = "idle"  # idle; busy: in backward; ready: to step; stale: the last backward raised
     offset: Vector | None = None  # where this backward wants the step to start, from w
     offsets: list[Vector] = field(default_factory=list)  # and where the backwards since the last step did
+    apart: bool = False  # whether some of these are this rank's alone
     searched: bool = False  # whether a graph was looked through for parts from outside the closure
+
+    def start(self, ranks: Ranks) -> Vector | None:
+        """Where the step starts, from w: the mean of the offsets, also over the ranks of DDP where each has its own; None is w itself."""
+        if not self.offsets:
+            return None
+        mean = sum(self.offsets[1:], self.offsets[0]) / len(self.offsets)
+        return Vector(ranks.averaged(mean.tensors()), mean.cut) if self.apart else mean
+
+    def clear(self) -> None:
+        """Nothing is prepared any more."""
+        self.phase, self.offsets, self.apart = "idle", [], False
