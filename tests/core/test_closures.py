@@ -42,7 +42,12 @@ def test_a_loss_from_outside_the_closure_is_refused():
             loss.backward(retain_graph=True)
             return loss
 
-        for closure in (lambda: loss, own_backward, lambda: iter([(layer(x) ** 2).mean(), loss]), lambda: ((layer(x) ** 2).mean(), loss)[1]):
+        for closure in (
+            lambda: loss,
+            own_backward,
+            lambda: iter([(layer(x) ** 2).mean(), loss]),
+            lambda: ((layer(x) ** 2).mean(), loss)[1],
+        ):
             with pytest.raises(bsam.Refusal, match="computed before this pass began"):
                 optimizer.step(closure)
             assert same(before, [p.detach() for p in layer.parameters()])
@@ -74,7 +79,7 @@ def test_a_part_from_outside_the_closure_is_refused(plain):
 
 
 def test_what_may_come_from_outside(plain):
-    """Constants, detached features, other networks' outputs with their graphs (as of a GAN's generator), a gradient penalty in the closure."""
+    """Detached features, other networks' outputs with their graphs, a gradient penalty that the closure computes."""
     other = nn.Parameter(torch.randn(6, dtype=torch.float64))
     frozen = plain.model[:2](plain.x).detach()
     fake = other + plain.x  # a graph that may be used several times
@@ -122,7 +127,7 @@ def loss_of(g, d, z):
 
 @pytest.mark.parametrize("own_backward", [False, True])
 def test_a_step_of_the_generator_leaves_the_discriminator(gan, own_backward):
-    """Its gradients as they were, bit for bit and object for object; its batch norm moves once; and the generator's step is the same."""
+    """Its gradients stay as they were, its batch norm moves once, and the generator's step is the same."""
     g, d, z = gan
     alone_g, alone_d = copy.deepcopy(g), copy.deepcopy(d).requires_grad_(False).train()
     optimizer = bsam.BSAM(sgd(g.parameters()), [g, d])
@@ -191,7 +196,12 @@ def test_parameters_that_both_have_stay_trained(gan):
 def test_bad_lists_of_modules_are_refused(gan):
     g, d, _ = gan
     base = sgd(g.parameters())
-    for wrong, word in [([], "no module at all"), ([g, "d"], "Generator, str"), ("g", "got str"), ([d, g], "6 trainable")]:
+    for wrong, word in [
+        ([], "no module at all"),
+        ([g, "d"], "Generator, str"),
+        ("g", "got str"),
+        ([d, g], "6 trainable"),
+    ]:
         with pytest.raises(bsam.Refusal, match=word):
             bsam.SAM(base, wrong)
     optimizer = bsam.ASAM(base, (g, d))  # which looks at the model's names

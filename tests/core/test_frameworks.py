@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.core.optimizer import METHOD, SharpnessAware
+from bsam.core.optimizer import SharpnessAware
+from bsam.core.wrapper import METHOD
 
 
 def sgd(parameters, lr=0.1):
@@ -27,7 +28,7 @@ def same(a, b):
 
 
 class Looking:
-    """As ``LightningOptimizer`` and ``_FabricOptimizer`` are since 2.0: an object of a derived class that looks attributes up in the optimizer."""
+    """As the wrappers of Lightning and Fabric 2.6: of a derived class, it looks attributes up in the optimizer."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -70,7 +71,7 @@ def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, releas
             assert torch.equal(backward.backward(ours.loss), whole.backward(theirs.loss))
         step.step()
         whole.step()
-        with pytest.raises(bsam.Refusal, match="nothing to step with|returned None"):
+        with pytest.raises(bsam.Refusal, match=r"nothing to step with|returned None"):
             step.step()
         backward.zero_grad()
         whole.zero_grad()
@@ -79,7 +80,7 @@ def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, releas
 
 
 def test_a_closure_that_does_nothing_leaves_what_was_prepared(problem):
-    """Memory and the start of the step, too; without anything prepared it is refused, and so is one that ran backward and forgot the loss."""
+    """Its memory, too. With nothing prepared it is refused, and so is one that ran backward and returned no loss."""
     other = problem.clone()
     ours, whole = (bsam.FriendlySAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
     for _ in range(3):
@@ -148,7 +149,10 @@ def bare(saved):
     """The state of SGD alone, by the names that SGD has."""
     known = set(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).param_groups[0])
     groups = [{k: v for k, v in group.items() if k in known} for group in saved["param_groups"]]
-    return {"state": {i: {"momentum_buffer": entry["momentum_buffer"]} for i, entry in saved["state"].items()}, "param_groups": groups}
+    return {
+        "state": {i: {"momentum_buffer": entry["momentum_buffer"]} for i, entry in saved["state"].items()},
+        "param_groups": groups,
+    }
 
 
 def test_memory_of_another_method_reaches_nobody(problem):
@@ -166,7 +170,8 @@ def test_memory_of_another_method_reaches_nobody(problem):
         bilateral.load_state_dict(saved)
     assert "rho" not in bilateral.param_groups[0]
     assert set(bilateral.state_dict()["state"][0]) == {"momentum_buffer"}
-    assert bilateral.param_groups[0].keys() == bsam.BSAM(sgd(problem.model.parameters()), problem.model).param_groups[0].keys()
+    fresh = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    assert bilateral.param_groups[0].keys() == fresh.param_groups[0].keys()
 
 
 def test_ones_own_state_comes_back_and_so_does_that_of_a_base_alone(problem):
@@ -179,7 +184,8 @@ def test_ones_own_state_comes_back_and_so_does_that_of_a_base_alone(problem):
     with pytest.warns(UserWarning, match="SAM, loaded into MyDirection"):
         MyDirection(sgd(problem.model.parameters()), problem.model).load_state_dict(saver.state_dict())
     older = saver.state_dict()
-    older["param_groups"] = [{k: v for k, v in group.items() if not k.startswith("sharpness_")} for group in older["param_groups"]]
+    (group,) = older["param_groups"]
+    older["param_groups"] = [{k: v for k, v in group.items() if not k.startswith("sharpness_")}]
     loader = bsam.ASAM(sgd(problem.model.parameters()), problem.model, rho=2.0)
     loader.load_state_dict(older)  # nothing says whose it is
     assert (loader.t, loader.param_groups[0]["rho"]) == (1, 0.3)
@@ -252,7 +258,7 @@ def test_a_differentiable_base_and_a_complex_loss_are_refused(problem):
     z = nn.Parameter(torch.randn(3, dtype=torch.complex128))
     optimizer = bsam.SAM(torch.optim.SGD([z], lr=0.1), None)
     for loss in (lambda: (z * z).sum(), lambda: z * z, lambda: iter([(z * z).sum()])):
-        with pytest.raises(bsam.Refusal, match="the loss must be real, got torch.complex128"):
+        with pytest.raises(bsam.Refusal, match=r"the loss must be real, got torch\.complex128"):
             optimizer.step(loss)
     optimizer.step(lambda: (z * z).sum().real)
 
@@ -332,7 +338,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_models_of_every_make_get_the_direction_of_the_algorithm(plain, name):
-    """For all of them, against plain gradients of the model without checkpoints and compiler, which share its parameters."""
+    """Against plain gradients of the model without checkpoints and compiler, which has the same parameters."""
     model = MODELS[name](plain.model)
     x, y = plain.x.clone(), plain.y
 

@@ -90,7 +90,8 @@ def test_the_groups_and_the_state_are_the_members_own(problem):
 def test_as_the_base_of_a_method(problem, method):
     """The base of a method steps as its members do on the direction; and a resumed run goes on bit for bit."""
     apart, second = problem.clone(), problem.clone()
-    optimizer = method(bsam.Joint(members(problem.model)), problem.model, **({"rho": 0.1} if method is bsam.MSAM else {}))
+    options = {"rho": 0.1} if method is bsam.MSAM else {}
+    optimizer = method(bsam.Joint(members(problem.model)), problem.model, **options)
     scheduler, optimizers = scheduled(optimizer), members(apart.model)
     others = [scheduled(own) for own in optimizers]
     for t in range(6):
@@ -104,7 +105,7 @@ def test_as_the_base_of_a_method(problem, method):
             each.step()
         assert same(problem.weights(), apart.weights())
     second.model.load_state_dict(saved[0])
-    optimizer = method(bsam.Joint(members(second.model)), second.model, **({"rho": 0.1} if method is bsam.MSAM else {}))
+    optimizer = method(bsam.Joint(members(second.model)), second.model, **options)
     scheduler = scheduled(optimizer)
     optimizer.load_state_dict(saved[1])
     scheduler.load_state_dict(saved[2])
@@ -140,7 +141,10 @@ def test_hooks_copies_and_modes(problem):
         def eval(self):
             self.mode = "eval"
 
-    matrices, rest = [p for p in problem.model.parameters() if p.dim() == 2], [p for p in problem.model.parameters() if p.dim() != 2]
+    matrices, rest = (
+        [p for p in problem.model.parameters() if p.dim() == 2],
+        [p for p in problem.model.parameters() if p.dim() != 2],
+    )
     joint = bsam.Joint([Moded(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)])
     called = []
     joint.register_step_pre_hook(lambda *_: called.append("before step"))
@@ -162,7 +166,10 @@ def test_hooks_copies_and_modes(problem):
     plain = bsam.Joint(members(problem.model))
     for twin in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
         assert [group["lr"] for group in twin.param_groups] == [0.02, 0.01, 0.002]
-        assert same([p.detach() for g in twin.param_groups for p in g["params"]], [p.detach() for g in plain.param_groups for p in g["params"]])
+        assert same(
+            [p.detach() for g in twin.param_groups for p in g["params"]],
+            [p.detach() for g in plain.param_groups for p in g["params"]],
+        )
 
 
 def test_what_is_refused(problem):

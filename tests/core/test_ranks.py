@@ -148,7 +148,7 @@ def test_m_sharpness_of_each_kind_of_method(method, ranks):
 
 
 def test_ranks_that_perturb_on_their_own_start_from_the_mean_of_their_minima(ranks):
-    """start_from_min moves the weights by each rank's own perturbation: the ranks would drift apart if its mean were not taken."""
+    """Ranks that step from their own minima would drift apart: start_from_min takes the mean of their perturbations."""
     first, second = (rank["m-sharpness-released"] for rank in ranks)
     assert_close(first["weights"], second["weights"], atol=0)
     assert_close(first["weights"], each_rank_on_its_own("released"))
@@ -274,9 +274,12 @@ def kept_the_same(a: dict, b: dict) -> bool:
     return alike and a["memory"]["numbers"] == b["memory"]["numbers"]
 
 
-@pytest.mark.parametrize("case", [*(f"{o}-{m}" for o in two_ranks.ORDERS for m in two_ranks.WRAPPED_LATER), "compiled-bsam", "two-wrappers"])
+WRAPPED_LATER = [f"{order}-{method}" for order in two_ranks.ORDERS for method in two_ranks.WRAPPED_LATER]
+
+
+@pytest.mark.parametrize("case", [*WRAPPED_LATER, "compiled-bsam", "two-wrappers"])
 def test_a_wrapper_that_came_after_the_optimizer_is_found(case, ranks):
-    """With the loops of the frameworks, which accumulate under no_sync: the ranks stay together, and are where the given wrapper leads them."""
+    """Frameworks accumulate under no_sync: the ranks stay together, and go where they go with the wrapper given."""
     (first, given), (second, _) = ((rank[f"{case}-found"], rank[f"{case}-given"]) for rank in ranks)
     assert_close(first["weights"], second["weights"], atol=0)
     assert_close(first["weights"], given["weights"], atol=0)

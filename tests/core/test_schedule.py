@@ -1,4 +1,4 @@
-"""Radii that follow the learning rate: every scheduler, built before the optimizer or after it, and layer-wise decay as in timm and MAE."""
+"""Radii that follow the learning rate: every scheduler, built before the optimizer or after; layer-wise decay."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ STEPS, LR, RHO, FLOOR, LR_MIN = 20, 0.1, 0.05, 0.01, 0.001
 
 
 def warm_up_and_cosine(o):
-    return S.SequentialLR(o, [S.LinearLR(o, start_factor=0.01, total_iters=5), S.CosineAnnealingLR(o, T_max=15)], milestones=[5])
+    parts = [S.LinearLR(o, start_factor=0.01, total_iters=5), S.CosineAnnealingLR(o, T_max=15)]
+    return S.SequentialLR(o, parts, milestones=[5])
 
 
-# The scheduler, and the largest learning rate of its course as far as it can be known from the beginning; None where it cannot.
+# The scheduler, and the largest learning rate of its course; None where that cannot be known from the beginning.
 SCHEDULES = {
     "constant": (lambda o: S.ConstantLR(o, factor=0.5, total_iters=7), LR),
     "lambda": (lambda o: S.LambdaLR(o, lambda t: 1.0 - t / 20), LR),
@@ -37,7 +38,10 @@ SCHEDULES = {
     "cyclic": (lambda o: S.CyclicLR(o, base_lr=0.01, max_lr=0.3, step_size_up=4), None),
     "plateau": (lambda o: S.ReduceLROnPlateau(o, patience=0, threshold=10.0), LR),
     "warm-up, cosine": (warm_up_and_cosine, LR),
-    "chained": (lambda o: S.ChainedScheduler([S.LinearLR(o, start_factor=0.2, total_iters=5), S.ExponentialLR(o, 0.9)]), LR),
+    "chained": (
+        lambda o: S.ChainedScheduler([S.LinearLR(o, start_factor=0.2, total_iters=5), S.ExponentialLR(o, 0.9)]),
+        LR,
+    ),
     "swa": (lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.02, anneal_epochs=8), LR),
 }
 
@@ -156,7 +160,7 @@ def test_a_learning_rate_on_a_device_keeps_its_maximum_there(plain):
 
 
 class TimmScheduler:
-    """As timm.scheduler.Scheduler: the value of the schedule times the group's ``lr_scale``; written when it is built, too, and not through torch."""
+    """As timm.scheduler.Scheduler: it sets the value of the schedule times ``lr_scale``, also when it is built."""
 
     def __init__(self, optimizer, schedule):
         self.optimizer, self.schedule = optimizer, schedule
@@ -174,20 +178,25 @@ class ByHand(TimmScheduler):
     """As in MAE's fine-tuning: written by the loop, before each step, and no ``initial_lr`` is noted."""
 
     def __init__(self, optimizer, schedule):
-        self.optimizer, self.schedule, self.base = optimizer, schedule, [group["lr"] for group in optimizer.param_groups]
+        self.optimizer, self.schedule, self.base = (
+            optimizer,
+            schedule,
+            [group["lr"] for group in optimizer.param_groups],
+        )
 
 
 def layers(model):
     """Groups as timm.optim.param_groups_layer_decay makes them."""
     kinds = [layer for layer in model if list(layer.parameters())]
-    return [{"params": list(layer.parameters()), "lr_scale": 0.3 ** (len(kinds) - 1 - i)} for i, layer in enumerate(kinds)]
+    scales = [0.3**i for i in reversed(range(len(kinds)))]
+    return [{"params": list(layer.parameters()), "lr_scale": s} for layer, s in zip(kinds, scales, strict=True)]
 
 
 @pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("first", ["the scheduler", "the optimizer"])
 @pytest.mark.parametrize("kind", [TimmScheduler, ByHand])
 def test_layer_wise_decay_does_not_lower_the_radius(plain, kind, first, tensors):
-    """Warm-up over 5 steps from 0.1 of the learning rate, then down: all layers have the radius that the unscaled schedule gives."""
+    """Warm-up over 5 steps, then down: all layers have the radius that the schedule gives without their scales."""
 
     def schedule(t):
         return 0.1 + 0.9 * t / 5 if t < 5 else 1 - (t - 5) / 10

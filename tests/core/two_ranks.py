@@ -239,7 +239,7 @@ def fsdp_refusal(rank: int) -> dict:
 
 
 class Redirected(nn.Module):
-    """As Lightning's modules: training steps go through the wrapper's ``forward``, which is redirected to ``training_step``."""
+    """As a module of Lightning: the wrapper's ``forward`` is redirected to ``training_step``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def redirect(wrapper: nn.Module, module: Redirected):
 
 
 def framework(method: str, rank: int, *, order: str, given: bool, discriminator: bool = False) -> dict:
-    """The loop of a framework, which wraps the model after the optimizer was built on it; or, to compare with, the wrapper given to the optimizer."""
+    """The loop of a framework that wraps the model after the optimizer was built; or with the wrapper given."""
     module = Redirected() if order == "lightning" else network()
     wrapper = None if not given else DistributedDataParallel(module)
     base = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
@@ -272,10 +272,11 @@ def framework(method: str, rank: int, *, order: str, given: bool, discriminator:
     called = redirect(wrapper, module) if order == "lightning" else wrapper
     if order == "compiled":
         called = torch.compile(wrapper, backend="eager")
-    other = DistributedDataParallel(network()[:1]) if discriminator else None  # another wrapper that the closure goes through first
+    # another wrapper that the closure goes through, too
+    other = DistributedDataParallel(network()[:1]) if discriminator else None
     x, y = (t.chunk(2)[rank] for t in batch())
     if order == "accelerate":
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # AcceleratedOptimizer does so when it is built
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does first
     micro = list(zip(x.chunk(3), y.chunk(3), strict=True))
 
     def loss(a: torch.Tensor, b: torch.Tensor):
@@ -294,7 +295,8 @@ def framework(method: str, rank: int, *, order: str, given: bool, discriminator:
             torch.nn.utils.clip_grad_norm_(wrapper.parameters(), 1.0)
         optimizer.step(lambda: None) if order == "lightning" else optimizer.step()
         optimizer.zero_grad()
-    return {"weights": [p.detach() for p in module.parameters()], "memory": memory(optimizer), "sync": wrapper.require_backward_grad_sync}
+    weights = [p.detach() for p in module.parameters()]
+    return {"weights": weights, "memory": memory(optimizer), "sync": wrapper.require_backward_grad_sync}
 
 
 def not_wrapped(rank: int) -> dict:
@@ -304,14 +306,16 @@ def not_wrapped(rank: int) -> dict:
     x, y = batch()
     for _ in range(2):
         optimizer.step(closure("bsam", model, x, y))
-    return {"weights": [p.detach() for p in model.parameters()], "hooks": len(nn.modules.module._global_forward_pre_hooks)}
+    hooks = len(nn.modules.module._global_forward_pre_hooks)
+    return {"weights": [p.detach() for p in model.parameters()], "hooks": hooks}
 
 
 def adversarial(rank: int) -> dict:
-    """A step of a generator through a discriminator that has a DDP wrapper of its own, whose reducer waits for its gradients."""
+    """A step of a generator through a discriminator with a DDP wrapper, whose reducer waits for gradients."""
     torch.manual_seed(rank + 1)
     g = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).double())
-    d = DistributedDataParallel(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)).double(), gradient_as_bucket_view=True)
+    network = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
+    d = DistributedDataParallel(network, gradient_as_bucket_view=True)
     z = torch.randn(8, 4, dtype=torch.float64)
     optimizer = bsam.BSAM(torch.optim.SGD(g.parameters(), lr=0.1), [g, d])
     d(torch.randn(8, 6, dtype=torch.float64)).square().mean().backward()
@@ -320,7 +324,8 @@ def adversarial(rank: int) -> dict:
         optimizer.step(lambda: d(g(z)).mean())
     kept = all(torch.equal(p.grad, h) for p, h in zip(d.parameters(), held, strict=True))
     d(torch.randn(8, 6, dtype=torch.float64)).square().mean().backward()  # the reducer is ready for its own step
-    return {"kept": kept, "tracked": int(d.module[1].num_batches_tracked), "weights": [p.detach() for p in g.parameters()]}
+    tracked = int(d.module[1].num_batches_tracked)
+    return {"kept": kept, "tracked": tracked, "weights": [p.detach() for p in g.parameters()]}
 
 
 ALL = sorted(METHODS)

@@ -84,7 +84,7 @@ def check_base(base: object) -> None:
             "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper"
         )
     if any(group.get("differentiable") for group in base.param_groups):
-        raise Refusal("base has differentiable=True, and no gradient flows through a sharpness-aware step: build base without it")
+        raise Refusal("base has differentiable=True, and a sharpness-aware step cannot be differentiated: leave it out")
     if any(group.get("maximize") for group in base.param_groups):
         raise Refusal("base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise the negated loss")
 
@@ -92,7 +92,8 @@ def check_base(base: object) -> None:
 def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
     """The modules that the closure calls, the trained one first; none for None.
 
-    Refuses a trained one with trainable parameters that ``base`` does not know: they would gather gradients that nobody clears.
+    Refuses a trained one with trainable parameters that ``base`` does not know: they would gather gradients that nobody
+    clears.
     """
     if model is None:
         return ()
@@ -100,8 +101,8 @@ def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
     if not modules or not all(isinstance(module, nn.Module) for module in modules):
         got = ", ".join(type(module).__name__ for module in modules) or "no module at all"
         raise Refusal(
-            f"model must be the torch.nn.Module that the closure calls, a list of those that it calls (the trained one first), "
-            f"or None if it has no batch norm; got {got}"
+            "model must be the torch.nn.Module that the closure calls, or None if it has no batch norm, "
+            f"or a list of all modules that the closure calls with the trained one first; got {got}"
         )
     known = {p for group in base.param_groups for p in group["params"]}
     unknown = [name for name, p in modules[0].named_parameters() if p.requires_grad and p not in known]

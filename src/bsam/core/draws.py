@@ -10,12 +10,13 @@ import torch
 class Draws:
     """Lets all passes of a step see the same random draws, so that what is perturbed is one function.
 
-    The generators are torch's: that of the CPU and those of the parameters' CUDA devices. Their states are noted before the first pass of a
-    step and set again before each later one; after the step they are where the first pass left them.
+    The generators are torch's: that of the CPU and those of the parameters' CUDA devices. Their states are noted before
+    the first pass of a step and set again before each later one; after the step they are where the first pass left
+    them.
 
-    While a CUDA graph is captured, states of CUDA generators can be neither read nor set. Each later pass then takes its random numbers from
-    a clone of the generator that was registered with the graph before the capture (:meth:`clones`); without such clones, passes of a captured
-    step draw on their own.
+    While a CUDA graph is captured, states of CUDA generators can be neither read nor set. Each later pass then takes
+    its random numbers from a clone of the generator that was registered with the graph before the capture
+    (:meth:`clones`); without such clones, passes of a captured step draw on their own.
     """
 
     def __init__(self, same: bool) -> None:
@@ -24,7 +25,8 @@ class Draws:
         self._most = 1  # passes of a step, so far
         self._before: list[tuple[torch.Generator, torch.Tensor]] = []
         self._after: list[tuple[torch.Generator, torch.Tensor]] = []
-        self._captured: list[tuple[torch.Generator, torch.Generator]] = []  # generators, and the states they had before the capture
+        # while a graph is captured: the CUDA generators, and the states they had before
+        self._captured: list[tuple[torch.Generator, torch.Generator]] = []
         self._clones: dict[int, list[torch.Generator]] = {}  # by device index, one for each later pass
 
     def begin(self) -> None:
@@ -68,11 +70,12 @@ class Draws:
         self.begin()
 
     def clones(self, devices: Iterable[torch.device]) -> list[torch.Generator]:
-        """New clones of the CUDA generators, one for each later pass that a step has had so far; to register with a graph before its capture."""
+        """New clones of the CUDA generators, one for each later pass of a step; to register before the capture."""
         if not self._same:
             return []
         indices = [device.index for device in devices if device.type == "cuda"]
-        self._clones = {i: [torch.cuda.default_generators[i].clone_state() for _ in range(self._most - 1)] for i in indices}
+        later = range(self._most - 1)
+        self._clones = {i: [torch.cuda.default_generators[i].clone_state() for _ in later] for i in indices}
         return [clone for clones in self._clones.values() for clone in clones]
 
     def align(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .refusal import Refusal
 
-_MEND = "Every pass must compute the loss anew at the weights it is given: move the forward pass into the closure, or detach what need not be"
+_MEND = "Every pass must compute the whole loss anew: move the forward pass into the closure, or detach parts of it"
 
 
 def now() -> int:
@@ -23,10 +23,11 @@ def check_age(loss: Tensor, since: int, params: Collection[Tensor] | None) -> No
     Args:
         loss: what the closure returned.
         since: what :func:`now` gave before the closure ran.
-        params: look through the whole graph, and refuse if one of these is behind a node that is older. None looks at the loss alone.
+        params: look through the whole graph, and refuse if one of these is behind a node that is older. None looks at
+            the loss alone.
 
-    Nodes are numbered by thread. The closure runs in this one, and on the CPU so do the backward passes in it (as those of a gradient
-    penalty); those of CUDA have threads of their own, so ``params`` are for graphs of the CPU.
+    Nodes are numbered by thread. The closure runs in this one, and on the CPU so do the backward passes in it (as those
+    of a gradient penalty); those of CUDA have threads of their own, so ``params`` are for graphs of the CPU.
     """
     root = loss.grad_fn
     if root is None:
@@ -40,10 +41,9 @@ def check_age(loss: Tensor, since: int, params: Collection[Tensor] | None) -> No
         node, behind_old = todo.pop()
         if type(node).__name__ == "AccumulateGrad":
             if behind_old and node.variable in params:  # type: ignore[attr-defined]
-                raise Refusal(
-                    f"a parameter of the shape {tuple(node.variable.shape)} is behind a part of the loss "  # type: ignore[attr-defined]
-                    f"that was computed before this pass began. {_MEND}"
-                )
+                shape = tuple(node.variable.shape)  # type: ignore[attr-defined]
+                where = "behind a part of the loss that was computed before this pass began"
+                raise Refusal(f"a parameter of the shape {shape} is {where}. {_MEND}")
             continue
         old = node._sequence_nr() < since
         for following, _ in node.next_functions:

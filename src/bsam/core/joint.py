@@ -13,10 +13,10 @@ from .refusal import Refusal
 
 
 class Joint(Optimizer):
-    """One optimizer made of several, each with parameters of its own: Muon for matrices and AdamW for the rest, for example.
+    """One optimizer made of several, each with parameters of its own, such as Muon for matrices and AdamW for the rest.
 
-    ``param_groups`` are the members' own, in their order, so that a scheduler reaches all of them. ``state_dict`` is one standard
-    ``{state, param_groups}``.
+    ``param_groups`` are the members' own, in their order, so that a scheduler reaches all of them. ``state_dict`` is
+    one standard ``{state, param_groups}``.
 
     Args:
         members: the optimizers, already built; no parameter may belong to two of them.
@@ -38,13 +38,14 @@ class Joint(Optimizer):
             raise Refusal(f"members must be a list of optimizers, got {members!r}")
         for member in members:
             if not isinstance(member, Optimizer) or isinstance(member, LBFGS):
-                raise Refusal(f"every member must be a torch.optim.Optimizer that needs no closure, got {type(member).__name__}")
+                raise Refusal(f"members must be optimizers that need no closure, got {type(member).__name__}")
         params = [p for member in members for group in member.param_groups for p in group["params"]]
         if len(set(params)) < len(params):
             shared = next(p for i, p in enumerate(params) if p in set(params[:i]))
-            raise Refusal(f"a parameter of the shape {tuple(shared.shape)} belongs to two members: each parameter must have one optimizer")
+            raise Refusal(f"a parameter of the shape {tuple(shared.shape)} belongs to two members: give it to one")
         defaults = {name: value for member in reversed(members) for name, value in member.defaults.items()}
-        self.__setstate__({"members": tuple(members), "defaults": defaults})  # Optimizer.__init__ would make groups of its own
+        # not Optimizer.__init__, which would make groups of its own
+        self.__setstate__({"members": tuple(members), "defaults": defaults})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -68,10 +69,13 @@ class Joint(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: which member would it belong to?"""
-        raise Refusal("Joint does not know which member a new group belongs to: give the group to that member before Joint is built")
+        raise Refusal("Joint does not know whose a new group is: add it to one of the members before Joint is built")
 
     def state_dict(self) -> dict[str, Any]:
-        """The members' state as one. Parameters are numbered through; what a member keeps beside them has the member's number in its key."""
+        """The members' state as one.
+
+        Parameters are numbered through; what a member keeps beside them has the member's number in its key.
+        """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         merged: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -79,28 +83,32 @@ class Joint(Optimizer):
         for n, member in enumerate(self.members):
             saved = member.state_dict()
             merged["state"] |= {k + offset if isinstance(k, int) else f"{n}.{k}": v for k, v in saved["state"].items()}
-            merged["param_groups"] += [{**group, "params": [i + offset for i in group["params"]]} for group in saved["param_groups"]]
-            offset += sum(len(group["params"]) for group in saved["param_groups"])
+            groups = saved["param_groups"]
+            merged["param_groups"] += [{**group, "params": [i + offset for i in group["params"]]} for group in groups]
+            offset += sum(len(group["params"]) for group in groups)
         for after in self._optimizer_state_dict_post_hooks.values():
             merged = after(self, merged) or merged
         return merged
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave; refuses another number of groups or parameters before any member has loaded its part."""
+        """Load what :meth:`state_dict` gave. Groups of other sizes are refused before a member loads anything."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         groups, state = list(state_dict["param_groups"]), state_dict["state"]
-        sizes = [len(group["params"]) for group in self.param_groups]
-        if sizes != [len(group["params"]) for group in groups]:
+        sizes, saved = ([len(group["params"]) for group in each] for each in (self.param_groups, groups))
+        if sizes != saved:
             raise Refusal(
-                f"this state dict has {len(groups)} parameter groups of {[len(group['params']) for group in groups]} parameters, "
-                f"and the members have {sizes}: build them as they were when it was saved"
+                f"this state dict has parameter groups of {saved} parameters, and the members' groups have {sizes}: "
+                "build the members as they were when it was saved"
             )
         for n, member in enumerate(self.members):
             own, groups = groups[: len(member.param_groups)], groups[len(member.param_groups) :]
             places = {i for group in own for i in group["params"]}
-            beside = {k.removeprefix(f"{n}."): v for k, v in state.items() if isinstance(k, str) and k.startswith(f"{n}.")}
-            member.load_state_dict({"state": {k: v for k, v in state.items() if k in places} | beside, "param_groups": own})
+            entries = {k: v for k, v in state.items() if k in places}
+            for k, v in state.items():
+                if isinstance(k, str) and k.startswith(f"{n}."):
+                    entries[k.removeprefix(f"{n}.")] = v
+            member.load_state_dict({"state": entries, "param_groups": own})
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
 

@@ -84,13 +84,22 @@ class Memory:
 
 
 def of_base(state_dict: dict[str, Any], names: str) -> dict[str, Any]:
-    """What of a merged state dict is the base optimizer's, whichever method it was merged with: without the names that the groups list as the method's."""
+    """What of a merged state dict is the base optimizer's, whichever method it was merged with.
+
+    Its groups list the names that are the method's, under the key ``names``.
+    """
     own = {name for group in state_dict["param_groups"] for name in group.get(names, ())}
     groups = [{k: v for k, v in group.items() if k not in own} for group in state_dict["param_groups"]]
     return {**state_dict, "state": _without(state_dict["state"], own), "param_groups": groups}
 
 
 def _without(entries: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
-    """State entries without some names. Some optimizers keep numbers beside the entries of parameters; those stay as they are."""
-    own = {i: {k: v for k, v in entry.items() if k not in names} if isinstance(entry, dict) else entry for i, entry in entries.items()}
-    return {i: entry for i, entry in own.items() if not isinstance(entry, dict) or entry}
+    """State entries without some names. What an optimizer keeps beside the entries of parameters stays as it is."""
+    own = {}
+    for i, entry in entries.items():
+        if isinstance(entry, dict):
+            entry = {k: v for k, v in entry.items() if k not in names}
+            if not entry:
+                continue
+        own[i] = entry
+    return own

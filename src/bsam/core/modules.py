@@ -14,8 +14,10 @@ from .ranks import find_ddp
 class Modules:
     """Batch norm of all modules, and the gradients of parameters that are not the optimizer's.
 
-    The first module is the one that is trained. Parameters of the others that the optimizer does not know are frozen while a step is under
-    way: their gradients stay as they were, and no work is spent on them. Where that is not possible, because DDP's reducer waits for these
+    The first module is the one that is trained. Parameters of the others that the optimizer does not know are frozen
+    while a step is under
+    way: their gradients stay as they were, and no work is spent on them. Where that is not possible, because DDP's
+        reducer waits for these
     gradients or FSDP shards them, they are computed, and ``p.grad`` is brought back afterwards.
 
     Args:

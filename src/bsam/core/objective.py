@@ -43,8 +43,8 @@ class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad`` empty. After
-    :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the first evaluation only,
-    and later ones see its random draws, if ``draws`` says so.
+    :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the
+    first evaluation only, and later ones see its random draws, if ``draws`` says so.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one loss per micro-batch. Methods that
@@ -54,7 +54,8 @@ class Objective:
         ranks: the data-parallel side of the model.
         draws: the random generators.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
-        search: whether to look through the whole graph of the first loss for parts that were computed outside the closure.
+        search: whether to look through the whole graph of the first loss for parts that were computed outside the
+            closure.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Objective:
     def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None, *, own_allowed: bool = True) -> tuple[Tensor, float]:
         """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
         if self._search:
-            torch.clear_autocast_cache()  # casts of the weights from before the pass are right in the first one, and not what is looked for
+            torch.clear_autocast_cache()  # casts of the weights are older than the pass, too, and yet right
         begin = now()
         answer = self._closure() if subset is None else self._choosing_closure()(subset)
         yields = isinstance(answer, Iterator)
@@ -284,7 +285,7 @@ def _as_losses(answer: object) -> Tensor:
     if not isinstance(answer, Tensor):
         raise Refusal(f"the closure must return the loss as a tensor, or yield one per micro-batch; it gave {type(answer).__name__}")
     if answer.is_complex():
-        raise Refusal(f"the loss must be real, got {answer.dtype}: return its real part or its absolute value, whichever is meant")
+        raise Refusal(f"the loss must be real, got {answer.dtype}: return its real part or its absolute value")
     if answer.dim() > 1:
         raise Refusal(f"the loss must be a scalar, or one value per sample (1-D); it has the shape {tuple(answer.shape)}")
     return answer

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from .checks import check_base, check_modules, check_names, check_radius
 from .draws import Draws
 from .foreach import Scalar
-from .memory import Memory, of_base
+from .memory import Memory
 from .modules import Modules
 from .objective import Closure, NoLoss, Objective
 from .parts import local
@@ -25,9 +24,7 @@ from .schedule import LR_SEEN, LR_START, completed_schedule, note_lr, scheduled
 from .turn import NOT_READY, Turn
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Weights
-
-# Keys of the parameter groups, and with them of a state dict: whose it is, and the names in it that are the method's and not the base's.
-METHOD, OWN = "sharpness_method", "sharpness_names"
+from .wrapper import METHOD, OWN, Wrapper
 
 
 class Watcher(Protocol):
@@ -40,7 +37,7 @@ class Watcher(Protocol):
         """Look at ``L.seen``, before the weights go back; further evaluations are allowed."""
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(Wrapper):
     """A method that mixes gradients taken around ``w`` into one direction, which the base optimizer takes as its gradient.
 
     A method writes :meth:`direction` and hands its settings to this constructor; they become values of the parameter groups, and a group may bring
@@ -49,26 +46,24 @@ class SharpnessAware(Optimizer):
     Args:
         base: the optimizer that takes the step, built on the parameters.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: how batch norm is reached. None says that it has none.
-            Where the closure runs other modules, too (the discriminator, when a generator is trained), a sequence of all of them, the trained
-            one first: batch norm of all of them moves once a step, and gradients of parameters that ``base`` does not know stay as they were.
+            Where the closure runs other modules, too (the discriminator, when a generator is trained), a list of all of
+            them, the trained one first: batch norm of all of them moves once a step, and gradients of parameters that
+            ``base`` does not know stay as they were.
         settings: the method's group values by name; those called ``rho...`` are radii.
         m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
-        same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU and on CUDA devices;
-            after the step these are where one pass would have left them. False lets each pass draw anew. Numbers from Python's ``random`` and
-            from NumPy are drawn anew in each pass. In a CUDA graph, passes share their draws if :meth:`generators` were registered with it.
+        same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU
+            and on CUDA devices; after the step these are where one pass would have left them. False lets each pass draw
+            anew. Numbers from Python's ``random`` and from NumPy are drawn anew in each pass either way. Passes of a
+            step that is captured in a CUDA graph share their draws if :meth:`generators` were registered with the
+            graph, and else draw anew.
     """
 
-    vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
-    numbers: ClassVar[tuple[str, ...]] = ()  # and of the numbers
     follows: ClassVar[dict[str, str]] = {}  # radii that follow the learning rate, from lr_min to lr_max, and the names of their floors
 
-    base: Optimizer
     model: nn.Module | None
     others: tuple[nn.Module, ...]  # that the closure runs beside the model
     m_sharpness: bool
     same_draws: bool
-    settings: dict[str, Any]
-    _memory: Memory
     _turn: Turn
 
     def __init__(
@@ -214,7 +209,9 @@ class SharpnessAware(Optimizer):
             L.close()
             if not any(L.reached):
                 raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")
-            offset = None if self._turn.offset is None else Vector(self._turn.offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
+            offset = self._turn.offset
+            if offset is not None:
+                offset = Vector(offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
             self._fill(d, held, L.reached)
             if offset is not None:
                 self._turn.offsets.append(offset)
@@ -247,7 +244,8 @@ class SharpnessAware(Optimizer):
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """Clear, :meth:`backward`, and the base optimizer's step. Without a closure: the base optimizer's step on what :meth:`backward` prepared.
 
-        A closure that does nothing and returns None, such as the one that Lightning passes where the user gives none, counts as no closure.
+        A closure that does nothing and returns None, such as the one that Lightning passes where the user gives none,
+        counts as no closure.
 
         Returns:
             The loss at ``w`` before the step; None without a closure.
@@ -277,14 +275,15 @@ class SharpnessAware(Optimizer):
     def _prepare(self, closure: Closure) -> Tensor | None:
         """Clear and :meth:`backward`; if the closure does nothing, what was prepared before stays prepared."""
         turn, owing, pending = replace(self._turn), self._ranks.owing, self._memory.pending
-        grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]] if turn.phase == "ready" else []
+        grads = [p.grad for p in params]
         self.zero_grad()
         try:
             return self.backward(closure)
         except NoLoss:
             if turn.phase != "ready":
                 raise
-            for p, g in grads:
+            for p, g in zip(params, grads, strict=True):
                 p.grad = g
             self._turn.__dict__.update(turn.__dict__)
             self._ranks.owing, self._memory.pending = owing, pending
@@ -303,10 +302,10 @@ class SharpnessAware(Optimizer):
         self._count()
 
     def generators(self) -> list[torch.Generator]:
-        """Generators for the later passes of a step that is captured in a CUDA graph, so that all its passes see the same random draws.
+        """Generators with which the later passes of a step that a CUDA graph captures draw what the first does.
 
-        To call after a few steps, so that their number is known, and to register before the capture. In a graph without them each pass draws
-        anew. There are none with ``same_draws=False``, nor on a CPU.
+        To call after a few steps, so that their number is known, and to register before the capture. In a graph without
+        them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU.
 
         Example::
 
@@ -323,81 +322,6 @@ class SharpnessAware(Optimizer):
         super().zero_grad(set_to_none)
         if self._turn.phase != "busy":  # a closure that clears, as torch's closures do, clears the pass it is in
             self._reset()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base optimizer; it may bring its own settings."""
-        check_names(param_group, self.settings, self.base.defaults)
-        self.base.add_param_group(param_group)
-        group = self.param_groups.pop()
-        known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
-        self.param_groups.append(self.completed({**self.settings, **group, **known}))
-
-    @property
-    def train(self) -> Callable[[], None]:
-        """The base optimizer's ``train``, which schedule-free optimizers have; an AttributeError where it has none."""
-        return self.base.train  # type: ignore[attr-defined]
-
-    @property
-    def eval(self) -> Callable[[], None]:
-        """The base optimizer's ``eval``, which schedule-free optimizers have; an AttributeError where it has none."""
-        return self.base.eval  # type: ignore[attr-defined]
-
-    @property
-    def t(self) -> int:
-        """Steps taken."""
-        return self.param_groups[0]["steps_taken"]
-
-    # One state for both.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's own list."""
-        return self.base.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The base optimizer's own state."""
-        return self.base.state
-
-    def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state with the method's settings and memory merged in: one standard ``{state, param_groups}``."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        merged = self.base.state_dict()
-        self._memory.merge_into(merged, self.param_groups)
-        for after in self._optimizer_state_dict_post_hooks.values():
-            merged = after(self, merged) or merged
-        return merged
-
-    @classmethod
-    def method(cls) -> str:
-        """The name of the method: of the class that defines :meth:`direction`, whatever frameworks derive from it."""
-        return next(base.__name__ for base in cls.__mro__ if "direction" in vars(base))
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave.
-
-        The state of a base optimizer alone will do: the method then starts afresh, with the settings it has. So it does with the state of
-        another method, of which base gets its part; a warning says so.
-        """
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        saved = next((group[METHOD] for group in state_dict["param_groups"] if METHOD in group), self.method())
-        if saved != self.method():
-            warnings.warn(
-                f"this is the state of {saved}, loaded into {self.method()}: base gets its part, and {self.method()} starts afresh with the settings it has",
-                stacklevel=2,
-            )
-            state_dict = of_base(state_dict, OWN)
-        afresh = {**dict.fromkeys(self.numbers), "steps_taken": 0}
-        settings = [{**{name: group.get(name, self.settings[name]) for name in self.settings}, **afresh} for group in self.param_groups]
-        self.base.load_state_dict({**state_dict, "state": self._memory.without(state_dict["state"])})
-        for group, own in zip(self.param_groups, settings, strict=True):
-            group.update({**own, **group})
-        self._memory.load(state_dict, self.param_groups)
-        self._reset()
-        for finish in self._optimizer_load_state_dict_post_hooks.values():
-            finish(self)
 
     def __getstate__(self) -> dict[str, Any]:
         passing = {"step", "_weights", "_ranks", "_draws", "_turn", "watchers"}  # `step`: schedulers patch the instance

@@ -22,7 +22,8 @@ class Ranks:
     DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the whole batch. With
     ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is averaged, once.
 
-    Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when the closure calls it.
+    Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when
+    the closure calls it.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
@@ -36,7 +37,7 @@ class Ranks:
             )
 
     def quiet(self, alone: bool, params: Sequence[Tensor], sharded: bool) -> contextlib.AbstractContextManager[Any]:
-        """What a pass runs under: no reduction if every rank perturbs on its own, or if DDP's reducer cannot follow the pass (``alone``).
+        """What a pass runs under: no reduction if ranks perturb on their own, or the reducer cannot follow (``alone``).
 
         While no DDP wrapper is known and there may be one, it looks out for the one that the closure calls.
         """
@@ -53,7 +54,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _looking_for_ddp(self, alone: bool, params: Sequence[Tensor]) -> Iterator[None]:
-        """Notice the DDP wrapper of ``params`` when it is called, before it runs: early enough to turn its reducer off for this pass."""
+        """Notice the DDP wrapper of ``params`` when it is called, early enough to turn its reducer off in this pass."""
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             # torch.compile warns of hooks that are called twice, which does no harm here
             warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
@@ -152,7 +153,7 @@ def several_ranks() -> bool:
 
 
 def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any:
-    """The DDP wrapper that ``module`` is or contains (one that holds some of ``params``, if given); None if there is none."""
+    """The DDP wrapper that ``module`` is or contains; of ``params``, if given. None if there is none."""
     if module is None or not dist.is_available():
         return None
     from torch.nn.parallel import DistributedDataParallel

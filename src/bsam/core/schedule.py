@@ -11,7 +11,7 @@ from .checks import check_radius, is_number
 from .foreach import Scalar
 from .refusal import Refusal
 
-# Keys of the parameter groups: under names that no base optimizer has (schedule-free optimizers have an lr_max of their own).
+# Keys of the parameter groups, under names that no base optimizer has (schedule-free ones have an lr_max of their own).
 LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None
 LR_MIN = "sharpness_lr_min"  # the argument lr_min
 LR_START = "sharpness_lr_start"  # the learning rate when the optimizer was built, before any scheduler lowered it
@@ -19,7 +19,7 @@ LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tenso
 
 
 def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
-    """A group whose ``radius`` follows the learning rate down to ``floor``, with what is known of that filled in; refuses what cannot be right."""
+    """A group whose ``radius`` follows the learning rate down to ``floor``, completed; refuses what cannot be right."""
     lr_min, lr_max = group[LR_MIN], group[LR_MAX]
     if group[floor] is not None:
         check_radius(floor, group[floor])
@@ -51,8 +51,8 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
 def unscaled_lr(group: dict[str, Any]) -> Scalar:
     """The learning rate of a group without its ``lr_scale``.
 
-    Layer-wise decay as in timm and MAE has groups with an ``lr_scale``, by which the scheduler multiplies the learning rate that it sets. As
-    long as the learning rate is the one that the optimizer was built with, nobody has set it yet.
+    Layer-wise decay as in timm and MAE has groups with an ``lr_scale``, by which the scheduler multiplies the learning
+    rate that it sets. As long as the learning rate is the one that the optimizer was built with, nobody has set it yet.
     """
     lr, scale = group["lr"], group.get("lr_scale", 1.0)
     if scale in (0.0, 1.0):
@@ -65,20 +65,26 @@ def unscaled_lr(group: dict[str, Any]) -> Scalar:
 def top_lr(group: dict[str, Any]) -> Scalar:
     """The learning rate at which a radius is largest: ``lr_max`` if it was given.
 
-    Else the largest of those that are known: when the optimizer was built, of all steps so far and of this one, and where schedulers note
-    them, the one that they started from (``initial_lr``) and the one that they will reach (``max_lr``).
+    Else the largest of those that are known: when the optimizer was built, of all steps so far and of this one, and
+    where schedulers note them, the one that they started from (``initial_lr``) and the one that they will reach
+    (``max_lr``).
     """
     if group[LR_MAX] is not None:
         return group[LR_MAX]
     noted = (group[name] for name in ("initial_lr", "max_lr") if group.get(name) is not None)
-    return _largest(unscaled_lr(group), group[LR_SEEN], *noted)
+    return _largest(unscaled_lr(group), _seen(group), *noted)
+
+
+def _seen(group: dict[str, Any]) -> Scalar:
+    """The largest learning rate so far, of the kind that the learning rate is now: a checkpoint may hold the other."""
+    return group[LR_SEEN] if isinstance(group["lr"], Tensor) else float(group[LR_SEEN])
 
 
 def note_lr(group: dict[str, Any]) -> None:
-    """Remember the learning rate of a step, if it is larger than those before. A tensor stays on its device, and in its memory."""
-    seen, lr = group[LR_SEEN], group["lr"]
+    """Remember the learning rate of a step, if it is larger than those before. A tensor is written in place."""
+    seen, lr = _seen(group), group["lr"]
     if not isinstance(lr, Tensor):
-        group[LR_SEEN] = max(float(seen), unscaled_lr(group))
+        group[LR_SEEN] = _largest(seen, unscaled_lr(group))
     elif isinstance(seen, Tensor) and seen.device == lr.device:
         seen.copy_(torch.maximum(seen, unscaled_lr(group)))  # type: ignore[arg-type]
     else:
@@ -89,7 +95,8 @@ def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
     """The radius of a group in this step."""
     if group[floor] in (None, group[radius]):
         return group[radius]
-    return follow_lr(unscaled_lr(group), top=group[radius], floor=group[floor], lr_max=top_lr(group), lr_min=group[LR_MIN])
+    lr, lr_max = unscaled_lr(group), top_lr(group)
+    return follow_lr(lr, top=group[radius], floor=group[floor], lr_max=lr_max, lr_min=group[LR_MIN])
 
 
 def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: float) -> Scalar:

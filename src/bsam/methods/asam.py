@@ -23,8 +23,8 @@ class ASAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
         eta: added to the weights' size.
         m_sharpness: each rank of DDP perturbs along its own gradient.

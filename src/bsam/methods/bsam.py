@@ -30,16 +30,16 @@ class BSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho_max: the radius uphill.
         rho_min: the radius downhill, at its largest.
         rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
-        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest that is known: when the
-            optimizer is built, of all steps so far, and the ``initial_lr`` and ``max_lr`` that torch's schedulers note. A warm-up to that
-            rate, by whichever scheduler, raises the radius with it; where the rate rises higher than could be known (``LambdaLR``,
-            ``CyclicLR``), the radius is at its largest while it rises, so give ``lr_max``. ``lr_scale``, timm's layer-wise decay, does not
-            lower the radius.
+        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest that
+            is known: when the optimizer is built, of all steps so far, and the ``initial_lr`` and ``max_lr`` that
+            torch's schedulers note. A warm-up to that rate, by whichever scheduler, raises the radius with it; where
+            the rate rises higher than could be known (``LambdaLR``, ``CyclicLR``), the radius is at its largest while
+            it rises, so give ``lr_max``. ``lr_scale``, timm's layer-wise decay, does not lower the radius.
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
@@ -59,8 +59,9 @@ class BSAM(SharpnessAware):
         True
 
     Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the released code in ``start_from_min``
-    (off by default) and in its very first step, where it takes ``rho_min`` to be 0. Among the group's values ``lr_max`` and ``lr_min`` are
-    called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have an ``lr_max`` of their own.
+    (off by default) and in its very first step, where it takes ``rho_min`` to be 0. Among the group's values ``lr_max``
+    and ``lr_min`` are called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have an ``lr_max`` of
+    their own.
     """
 
     follows: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
@@ -87,7 +88,8 @@ class BSAM(SharpnessAware):
         for name, switch in (("start_from_min", start_from_min), ("adaptive", adaptive)):
             if not isinstance(switch, bool):
                 raise Refusal(f"{name} must be True or False, got {switch!r}")
-        settings = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor, LR_MAX: lr_max, LR_MIN: lr_min}
+        radii = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor}
+        settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         self.passes, self.start_from_min = passes, start_from_min
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)

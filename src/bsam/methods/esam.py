@@ -25,8 +25,8 @@ class ESAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the first pass.
         gamma: the share of the samples that the second pass sees.

@@ -23,8 +23,8 @@ class FriendlySAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's for CIFAR-100: 0.2.
         sigma: how much of the mean is taken off.
         decay: of the mean. The paper's for CIFAR-100: 0.6.

@@ -29,8 +29,8 @@ class GAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius of the differences (released form only).
         rho_norm: the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
@@ -71,7 +71,8 @@ class GAM(SharpnessAware):
             raise Refusal(f"beta must be three numbers, the weights of g1, g2 and g3; got {beta!r}")
         self.beta = tuple(check_number("beta", b) for b in beta)
         self.gamma, self.form = check_number("gamma", gamma), form
-        super().__init__(base, model, {"rho": rho, "rho_norm": rho_norm}, m_sharpness=m_sharpness, same_draws=same_draws)
+        radii = {"rho": rho, "rho_norm": rho_norm}
+        super().__init__(base, model, radii, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         return self.released(L) if self.form == "released" else self.paper(L)

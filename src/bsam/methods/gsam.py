@@ -22,11 +22,12 @@ class GSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius, at its largest.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM` does.
+        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
+            does.
         lr_min: the learning rate at which it is smallest.
         alpha: the weight of the orthogonal part.
         m_sharpness: each rank of DDP perturbs along its own gradient.
@@ -62,7 +63,8 @@ class GSAM(SharpnessAware):
         same_draws: bool = True,
     ) -> None:
         self.alpha = check_number("alpha", alpha)
-        super().__init__(base, model, {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}, m_sharpness=m_sharpness, same_draws=same_draws)
+        settings = {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
+        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

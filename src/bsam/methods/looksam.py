@@ -24,8 +24,8 @@ class LookSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         k: how often SAM's gradient is looked up; a step in between costs one pass.
         alpha: the weight of what was kept.

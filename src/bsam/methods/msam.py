@@ -24,8 +24,8 @@ class MSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step; one with momentum.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm. If the closure
-            runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         m_sharpness: each rank of DDP runs its pass alone, and the direction is averaged.
         same_draws: all passes of a step see the same random draws (dropout, noise).
