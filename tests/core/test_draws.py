@@ -146,7 +146,7 @@ def test_training_goes_the_way_of_the_algorithm_with_one_function_a_step(noisy):
 
 @pytest.mark.parametrize("options", [{"dropout": 0.3, "noise": 0.0}, {"dropout": 0.0, "noise": 0.3}])
 def test_the_noise_of_the_direction_falls_to_that_of_the_gradient(problem, options):
-    """Spread over length, of many draws at one point: BSAM's direction with one draw and with three, and the gradient."""
+    """Spread over length, of many draws at one point: BSAM's direction with one draw and with three; the gradient."""
     torch.manual_seed(2)
     noisy = type(problem)(Noisy(**options), problem.x, problem.y)
 

@@ -9,7 +9,7 @@ from .vector import Vector
 
 NOT_READY = {
     "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
-    "stale": "the last backward raised, so there is no direction to step with: call backward(closure) again, or zero_grad()",
+    "stale": "the last backward raised, so there is nothing whole to step with: call backward(closure) or zero_grad()",
     "busy": "step was called from inside the closure: a closure computes the loss, and the optimizer steps after it",
 }
 
@@ -29,7 +29,7 @@ class Turn:
     searched: bool = False  # whether a graph was looked through for parts from outside the closure
 
     def start(self, ranks: Ranks) -> Vector | None:
-        """Where the step starts, from w: the mean of the offsets, over ranks too where they differ. None is w itself."""
+        """Where the step starts, from w: the mean of the offsets (over ranks, too, where they differ). None is w."""
         if not self.offsets:
             return None
         mean = sum(self.offsets[1:], self.offsets[0]) / len(self.offsets)

@@ -71,7 +71,7 @@ class Wrapper(Optimizer):
         return self.base.state
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state with the method's settings and memory merged in: one standard ``{state, param_groups}``."""
+        """The base optimizer's state with the method's settings and memory merged in, as ``{state, param_groups}``."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         merged = self.base.state_dict()
@@ -95,13 +95,11 @@ class Wrapper(Optimizer):
             state_dict = before(self, state_dict) or state_dict
         saved = next((group[METHOD] for group in state_dict["param_groups"] if METHOD in group), self.method())
         if saved != self.method():
-            warnings.warn(
-                f"this is the state of {saved}, loaded into {self.method()}: base gets its part, and {self.method()} starts afresh with the settings it has",
-                stacklevel=2,
-            )
+            afresh = f"base gets its part, and {self.method()} starts afresh with the settings it has"
+            warnings.warn(f"this is the state of {saved}, loaded into {self.method()}: {afresh}", stacklevel=2)
             state_dict = of_base(state_dict, OWN)
-        afresh = {**dict.fromkeys(self.numbers), "steps_taken": 0}
-        settings = [{**self.settings, **group, **afresh} for group in self.param_groups]
+        start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
+        settings = [{**self.settings, **group, **start} for group in self.param_groups]
         settings = [{name: group[name] for name in self.settings} for group in settings]
         self.base.load_state_dict({**state_dict, "state": self._memory.without(state_dict["state"])})
         for group, own in zip(self.param_groups, settings, strict=True):
