@@ -1,5 +1,6 @@
 """Train into flat minima: BSAM (*Bilateral* Sharpness-Aware Minimization) and its family, for PyTorch."""
 
+from .core.joint import Joint as Joint
 from .core.objective import Objective as Objective
 from .core.optimizer import SharpnessAware as SharpnessAware
 from .core.refusal import Refusal as Refusal

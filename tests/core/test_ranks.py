@@ -147,6 +147,13 @@ def test_m_sharpness_of_each_kind_of_method(method, ranks):
     assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
 
 
+def test_ranks_that_perturb_on_their_own_start_from_the_mean_of_their_minima(ranks):
+    """Ranks that step from their own minima would drift apart: start_from_min takes the mean of their perturbations."""
+    first, second = (rank["m-sharpness-released"] for rank in ranks)
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert_close(first["weights"], each_rank_on_its_own("released"))
+
+
 def test_what_was_abandoned_under_no_sync_is_not_averaged_later(ranks):
     first, second = (rank["ddp-abandoned"] for rank in ranks)
     assert_close(first["weights"], one_process("bsam")[0])
@@ -258,3 +265,41 @@ def test_ranks_decide_alike_under_no_sync(ranks):
 
 def test_a_static_graph_is_refused_where_a_pass_runs_without_the_reducer(ranks):
     assert all("static_graph" in rank["static-refusal"]["message"] for rank in ranks)
+
+
+def kept_the_same(a: dict, b: dict) -> bool:
+    """Whether two runs kept the same: vectors bit for bit, and numbers."""
+    pairs = zip(a["memory"]["vectors"], b["memory"]["vectors"], strict=True)
+    alike = all(x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x) for x, y in pairs)
+    return alike and a["memory"]["numbers"] == b["memory"]["numbers"]
+
+
+WRAPPED_LATER = [f"{order}-{method}" for order in two_ranks.ORDERS for method in two_ranks.WRAPPED_LATER]
+
+
+@pytest.mark.parametrize("case", [*WRAPPED_LATER, "compiled-bsam", "two-wrappers"])
+def test_a_wrapper_that_came_after_the_optimizer_is_found(case, ranks):
+    """Frameworks accumulate under no_sync: the ranks stay together, and go where they go with the wrapper given."""
+    (first, given), (second, _) = ((rank[f"{case}-found"], rank[f"{case}-given"]) for rank in ranks)
+    assert_close(first["weights"], second["weights"], atol=0)
+    assert_close(first["weights"], given["weights"], atol=0)
+    assert kept_the_same(first, second)
+    assert kept_the_same(first, given)
+    assert first["sync"] is given["sync"] is True
+
+
+def test_ranks_without_a_wrapper_step_as_ever(ranks):
+    model = two_ranks.network()
+    optimizer = two_ranks.build("bsam", model)
+    for _ in range(2):
+        optimizer.step(two_ranks.closure("bsam", model, *two_ranks.batch()))
+    for rank in ranks:
+        assert_close(rank["not-wrapped"]["weights"], [p.detach() for p in model.parameters()], atol=0)
+        assert rank["not-wrapped"]["hooks"] == 0
+
+
+def test_a_discriminator_with_a_wrapper_of_its_own_keeps_its_gradients(ranks):
+    for rank in ranks:
+        assert rank["adversarial"]["kept"]
+        assert rank["adversarial"]["tracked"] == 4  # its own two passes, and one of each of the two steps
+    assert_close(*(rank["adversarial"]["weights"] for rank in ranks), atol=0)

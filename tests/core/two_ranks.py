@@ -238,7 +238,99 @@ def fsdp_refusal(rank: int) -> dict:
     return {"said": said, "exact": all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))}
 
 
+class Redirected(nn.Module):
+    """As a module of Lightning: the wrapper's ``forward`` is redirected to ``training_step``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def redirect(wrapper: nn.Module, module: Redirected):
+    """A call of the wrapper that runs the module's ``training_step``."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        module.forward = module.training_step
+        try:
+            return wrapper(x)
+        finally:
+            del module.forward
+
+    return call
+
+
+def framework(method: str, rank: int, *, order: str, given: bool, discriminator: bool = False) -> dict:
+    """The loop of a framework that wraps the model after the optimizer was built; or with the wrapper given."""
+    module = Redirected() if order == "lightning" else network()
+    wrapper = None if not given else DistributedDataParallel(module)
+    base = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    optimizer = METHODS[method](base, wrapper if given else module)
+    wrapper = wrapper or DistributedDataParallel(module)
+    called = redirect(wrapper, module) if order == "lightning" else wrapper
+    if order == "compiled":
+        called = torch.compile(wrapper, backend="eager")
+    # another wrapper that the closure goes through, too
+    other = DistributedDataParallel(network()[:1]) if discriminator else None
+    x, y = (t.chunk(2)[rank] for t in batch())
+    if order == "accelerate":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does first
+    micro = list(zip(x.chunk(3), y.chunk(3), strict=True))
+
+    def loss(a: torch.Tensor, b: torch.Tensor):
+        plain = closure(method, called, a, b, 1 / 3)
+
+        def through_the_other(*indices):
+            return plain(*indices) + 0.0 * other(a).sum()
+
+        return plain if other is None else through_the_other
+
+    for _ in range(STEPS):
+        for i, (a, b) in enumerate(micro):
+            with contextlib.nullcontext() if i == len(micro) - 1 else wrapper.no_sync():
+                optimizer.backward(loss(a, b))
+        if order == "transformers":
+            torch.nn.utils.clip_grad_norm_(wrapper.parameters(), 1.0)
+        optimizer.step(lambda: None) if order == "lightning" else optimizer.step()
+        optimizer.zero_grad()
+    weights = [p.detach() for p in module.parameters()]
+    return {"weights": weights, "memory": memory(optimizer), "sync": wrapper.require_backward_grad_sync}
+
+
+def not_wrapped(rank: int) -> dict:
+    """Two ranks without DDP: nothing is found, and no hook stays behind."""
+    model = network()
+    optimizer = build("bsam", model)
+    x, y = batch()
+    for _ in range(2):
+        optimizer.step(closure("bsam", model, x, y))
+    hooks = len(nn.modules.module._global_forward_pre_hooks)
+    return {"weights": [p.detach() for p in model.parameters()], "hooks": hooks}
+
+
+def adversarial(rank: int) -> dict:
+    """A step of a generator through a discriminator with a DDP wrapper, whose reducer waits for gradients."""
+    torch.manual_seed(rank + 1)
+    g = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).double())
+    network = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
+    d = DistributedDataParallel(network, gradient_as_bucket_view=True)
+    z = torch.randn(8, 4, dtype=torch.float64)
+    optimizer = bsam.BSAM(torch.optim.SGD(g.parameters(), lr=0.1), [g, d])
+    d(torch.randn(8, 6, dtype=torch.float64)).square().mean().backward()
+    held = [p.grad.clone() for p in d.parameters()]
+    for _ in range(2):
+        optimizer.step(lambda: d(g(z)).mean())
+    kept = all(torch.equal(p.grad, h) for p, h in zip(d.parameters(), held, strict=True))
+    d(torch.randn(8, 6, dtype=torch.float64)).square().mean().backward()  # the reducer is ready for its own step
+    tracked = int(d.module[1].num_batches_tracked)
+    return {"kept": kept, "tracked": tracked, "weights": [p.detach() for p in g.parameters()]}
+
+
 ALL = sorted(METHODS)
+ORDERS = ["accelerate", "transformers", "lightning"]
+WRAPPED_LATER = ["bsam", "released", "friendly", "aesam", "esam-half", "ksam-5", "gam-paper"]
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
 PROBED = ["sam", "bsam", "ksam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
@@ -252,12 +344,25 @@ CASES = {
     "ddp-abandoned": partial(ddp, "bsam", abandon=True),
     "m-sharpness": partial(ddp, "bsam", m_sharpness=True),
     **{f"m-sharpness-{method}": partial(ddp, method, m_sharpness=True) for method in ALONE},
+    "m-sharpness-released": partial(ddp, "released", m_sharpness=True),
     "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
     **{f"fsdp-{method}": partial(fsdp, method) for method in ALL if method != "gam-paper"},
     **{f"probe-ddp-{method}": partial(probed, method, wrapped=lambda: DistributedDataParallel(network())) for method in PROBED},
     "probe-m-sharpness": partial(probed, "sam", wrapped=lambda: DistributedDataParallel(network()), m_sharpness=True),
     **{f"probe-fsdp-{method}": partial(probed, method, wrapped=sharded) for method in PROBED},
+    **{
+        f"{order}-{method}-{'given' if given else 'found'}": partial(framework, method, order=order, given=given)
+        for order in ORDERS
+        for method in WRAPPED_LATER
+        for given in (True, False)
+    },
+    "compiled-bsam-given": partial(framework, "bsam", order="compiled", given=True),
+    "compiled-bsam-found": partial(framework, "bsam", order="compiled", given=False),
+    "two-wrappers-given": partial(framework, "bsam", order="transformers", given=True, discriminator=True),
+    "two-wrappers-found": partial(framework, "bsam", order="transformers", given=False, discriminator=True),
+    "not-wrapped": not_wrapped,
+    "adversarial": adversarial,
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,
     "static-refusal": static_refusal,

@@ -83,20 +83,32 @@ def check_base(base: object) -> None:
         raise Refusal(
             "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper"
         )
+    if any(group.get("differentiable") for group in base.param_groups):
+        raise Refusal("base has differentiable=True, and a sharpness-aware step cannot be differentiated: leave it out")
     if any(group.get("maximize") for group in base.param_groups):
         raise Refusal("base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise the negated loss")
 
 
-def check_model(model: object, base: Optimizer) -> None:
-    """Refuse a model with trainable parameters that ``base`` does not know: they would gather gradients that nobody clears."""
+def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
+    """The modules that the closure calls, the trained one first; none for None.
+
+    Refuses a trained one with trainable parameters that ``base`` does not know: they would gather gradients that nobody
+    clears.
+    """
     if model is None:
-        return
-    if not isinstance(model, nn.Module):
-        raise Refusal(f"model must be the torch.nn.Module that the closure calls, or None if it has no batch norm; got {type(model).__name__}")
+        return ()
+    modules = tuple(model) if isinstance(model, (list, tuple)) else (model,)
+    if not modules or not all(isinstance(module, nn.Module) for module in modules):
+        got = ", ".join(type(module).__name__ for module in modules) or "no module at all"
+        raise Refusal(
+            "model must be the torch.nn.Module that the closure calls, or None if it has no batch norm, "
+            f"or a list of all modules that the closure calls with the trained one first; got {got}"
+        )
     known = {p for group in base.param_groups for p in group["params"]}
-    unknown = [name for name, p in model.named_parameters() if p.requires_grad and p not in known]
+    unknown = [name for name, p in modules[0].named_parameters() if p.requires_grad and p not in known]
     if unknown:
         raise Refusal(
             f"model has {len(unknown)} trainable parameter(s) that base does not know ({', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}): "
             "give them to base, or freeze them with requires_grad_(False)"
         )
+    return modules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ class Memory:
         self.vectors, self.numbers = vectors, numbers
         self._tensors: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         self._noted: dict[str, Kept] = {}  # by the backward that is under way
-        self._pending: dict[str, Kept] = {}  # by the backwards since the last step
+        self.pending: dict[str, Kept] = {}  # by the backwards since the last step
 
     def begin(self) -> None:
         """A backward begins: forget what one that raised has left."""
@@ -39,15 +39,15 @@ class Memory:
     def settle(self, reached: Sequence[Tensor]) -> None:
         """The backward succeeded: what it noted will count, for the parameters that it reached."""
         for name, value in self._noted.items():
-            self._pending[name] = {p: value[p] for p in reached} if isinstance(value, dict) else value
+            self.pending[name] = {p: value[p] for p in reached} if isinstance(value, dict) else value
 
     def forget(self) -> None:
         """Drop what does not count yet."""
-        self._noted, self._pending = {}, {}
+        self._noted, self.pending = {}, {}
 
     def commit(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """The step is taken: let it count."""
-        for name, value in self._pending.items():
+        for name, value in self.pending.items():
             if isinstance(value, dict):
                 for p, t in value.items():
                     self._tensors[p][name] = t
@@ -70,10 +70,9 @@ class Memory:
                 if self._tensors[p]:
                     state_dict["state"][i] = {**state_dict["state"].get(i, {}), **self._tensors[p]}
 
-    def without(self, entries: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    def without(self, entries: dict[Any, Any]) -> dict[Any, Any]:
         """The entries of a merged state that are the base optimizer's."""
-        own = {i: {k: v for k, v in entry.items() if k not in self.vectors} for i, entry in entries.items()}
-        return {i: entry for i, entry in own.items() if entry}
+        return _without(entries, self.vectors)
 
     def load(self, state_dict: dict[str, Any], param_groups: Sequence[dict[str, Any]]) -> None:
         """Take the vectors out of a merged state dict."""
@@ -82,3 +81,25 @@ class Memory:
             for i, p in zip(packed["params"], group["params"], strict=True):
                 entry = state_dict["state"].get(i, {})
                 self._tensors[p] = {k: entry[k].to(device=p.device, dtype=p.dtype, copy=True) for k in self.vectors if k in entry}
+
+
+def of_base(state_dict: dict[str, Any], names: str) -> dict[str, Any]:
+    """What of a merged state dict is the base optimizer's, whichever method it was merged with.
+
+    Its groups list the names that are the method's, under the key ``names``.
+    """
+    own = {name for group in state_dict["param_groups"] for name in group.get(names, ())}
+    groups = [{k: v for k, v in group.items() if k not in own} for group in state_dict["param_groups"]]
+    return {**state_dict, "state": _without(state_dict["state"], own), "param_groups": groups}
+
+
+def _without(entries: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
+    """State entries without some names. What an optimizer keeps beside the entries of parameters stays as it is."""
+    own = {}
+    for i, entry in entries.items():
+        if isinstance(entry, dict):
+            entry = {k: v for k, v in entry.items() if k not in names}
+            if not entry:
+                continue
+        own[i] = entry
+    return own

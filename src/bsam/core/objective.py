@@ -10,16 +10,24 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
+from .draws import Draws
 from .foreach import Scalar
+from .graph_age import check_age, now
+from .modules import Modules
 from .ranks import Ranks
 from .refusal import Refusal
 from .vector import Block, Vector
 from .weights import Weights
 
 Closure: TypeAlias = Callable[..., Any]
+
+_NONE = "the closure returned None: return the loss (also when the closure runs backward itself)"
+
+
+class NoLoss(Refusal):
+    """The closure did nothing: it returned None in the first pass, and ran no backward."""
 
 
 @dataclass(frozen=True)
@@ -35,29 +43,38 @@ class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad`` empty. After
-    :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the first evaluation only.
+    :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm move in the
+    first evaluation only, and later ones see its random draws, if ``draws`` says so.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one loss per micro-batch. Methods that
             choose samples call it with their indices, too.
         weights: the parameters, surveyed for this step.
-        model: where batch norm is found; None says that there is none.
+        modules: those that the closure runs: where batch norm is found.
         ranks: the data-parallel side of the model.
+        draws: the random generators.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
+        search: whether to look through the whole graph of the first loss for parts that were computed outside the
+            closure.
     """
 
     def __init__(
         self,
         closure: Closure,
         weights: Weights,
-        model: nn.Module | None,
+        modules: Modules,
         ranks: Ranks,
+        draws: Draws,
         scaler: torch.amp.GradScaler | None = None,
+        *,
+        search: bool = False,
     ) -> None:
         self.loss: Tensor | None = None  # of the first evaluation
         self.reached = [False] * len(weights.params)  # parameters that some pass gave a gradient
         self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
-        self._closure, self._weights, self._model, self._ranks = closure, weights, model, ranks
+        self._closure, self._weights, self._modules, self._ranks, self._draws = closure, weights, modules, ranks, draws
+        self._search = search and weights.cut.on_cpu
+        draws.begin()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
             self.scale = self._scaler.scale(torch.ones((), dtype=weights.cut.scalar_dtype, device=weights.params[0].device))
@@ -65,13 +82,12 @@ class Objective:
         self._samples: Tensor | None = None  # the losses of the latest evaluation, where the closure gives one per sample
         self._latest: Block | None = None  # the gradient of the pass before
         self._kept = 0  # gradients moved out of the way
-        self._frozen: list[_BatchNorm] = []
 
     def close(self) -> None:
-        """Bring back the weights and the batch-norm flags. To call it again does no harm."""
+        """Bring back the weights, the modules and the random generators. To call it again does no harm."""
         self._weights.restore()
-        for module in self._frozen:
-            module.track_running_stats = True
+        self._modules.restore()
+        self._draws.close()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -145,13 +161,14 @@ class Objective:
         else:
             self._weights.move(at)
         self._make_room()
-        if self.loss is not None and self._model is not None and not self._frozen:
-            for module in self._model.modules():
-                if isinstance(module, _BatchNorm) and module.track_running_stats:
-                    self._frozen.append(module)
-                    module.track_running_stats = False
-        with self._ranks.quiet(alone):
+        if self.loss is None:
+            self._modules.freeze_others()
+        else:
+            self._modules.freeze_statistics()
+        self._draws.begin_pass(self._weights.cut.devices)
+        with self._ranks.quiet(alone, self._weights.params, self._weights.sharded):
             yield
+        self._draws.end_pass()
 
     def _make_room(self) -> None:
         """On the CPU, move the gradient of the pass before out of the way: this pass then finds memory that is warm, and faults in none."""
@@ -165,12 +182,17 @@ class Objective:
 
     def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None, *, own_allowed: bool = True) -> tuple[Tensor, float]:
         """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
+        if self._search:
+            torch.clear_autocast_cache()  # casts of the weights are older than the pass, too, and yet right
+        begin = now()
         answer = self._closure() if subset is None else self._choosing_closure()(subset)
         yields = isinstance(answer, Iterator)
         total, batches, size, dim = torch.zeros(()), 0.0, 0, None
         samples: list[Tensor] = []
         with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():  # or an error would leave it half done
             for item in answer if yields else (answer,):
+                if item is None and self.loss is None and not any(p.grad is not None for p in self._weights.params):
+                    raise NoLoss(_NONE)
                 losses = _as_losses(item)
                 if yields and losses.dim() == 1 and len(losses) == 0:
                     continue  # a micro-batch of which no sample was chosen
@@ -178,6 +200,9 @@ class Objective:
                     raise Refusal("the closure yielded mean losses and per-sample losses in turn, and their weights are unknown: yield one kind")
                 if losses.numel() == 0:
                     raise Refusal("the closure returned no loss at all, an empty tensor: is the batch empty?")
+                if torch.is_grad_enabled():
+                    check_age(losses, begin, set(self._weights.params) if self._search else None)
+                    self._search = False
                 dim, size = losses.dim(), size or losses.numel()
                 share = losses.numel() / size
                 samples.append(losses.detach())
@@ -256,9 +281,11 @@ def _as_losses(answer: object) -> Tensor:
     if isinstance(answer, float):  # from a closure that ran backward itself
         return torch.tensor(answer)
     if answer is None:
-        raise Refusal("the closure returned None: return the loss (also when the closure runs backward itself)")
+        raise Refusal(_NONE)
     if not isinstance(answer, Tensor):
         raise Refusal(f"the closure must return the loss as a tensor, or yield one per micro-batch; it gave {type(answer).__name__}")
+    if answer.is_complex():
+        raise Refusal(f"the loss must be real, got {answer.dtype}: return its real part or its absolute value")
     if answer.dim() > 1:
         raise Refusal(f"the loss must be a scalar, or one value per sample (1-D); it has the shape {tuple(answer.shape)}")
     return answer

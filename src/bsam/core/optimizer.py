@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .checks import check_base, check_model, check_names, check_radius
+from .checks import check_base, check_modules, check_names, check_radius
+from .draws import Draws
 from .foreach import Scalar
 from .memory import Memory
-from .objective import Closure, Objective
+from .modules import Modules
+from .objective import Closure, NoLoss, Objective
 from .parts import local
 from .ranks import Ranks
 from .refusal import Refusal
-from .schedule import completed_schedule, follow_lr
+from .schedule import LR_SEEN, LR_START, completed_schedule, note_lr, scheduled
+from .turn import NOT_READY, Turn
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Weights
-
-_NOT_READY = {
-    "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
-    "stale": "the last backward raised, so there is no whole direction to step with: call backward(closure) again, or zero_grad()",
-    "busy": "step was called from inside the closure: a closure computes the loss, and the optimizer steps after it",
-}
+from .wrapper import METHOD, OWN, Wrapper
 
 
 class Watcher(Protocol):
@@ -38,7 +37,7 @@ class Watcher(Protocol):
         """Look at ``L.seen``, before the weights go back; further evaluations are allowed."""
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(Wrapper):
     """A method that mixes gradients taken around ``w`` into one direction, which the base optimizer takes as its gradient.
 
     A method writes :meth:`direction` and hands its settings to this constructor; they become values of the parameter groups, and a group may bring
@@ -47,35 +46,53 @@ class SharpnessAware(Optimizer):
     Args:
         base: the optimizer that takes the step, built on the parameters.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: how batch norm is reached. None says that it has none.
+            Where the closure runs other modules, too (the discriminator, when a generator is trained), a list of all of
+            them, the trained one first: batch norm of all of them moves once a step, and gradients of parameters that
+            ``base`` does not know stay as they were.
         settings: the method's group values by name; those called ``rho...`` are radii.
         m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
+        same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU
+            and on CUDA devices; after the step these are where one pass would have left them. False lets each pass draw
+            anew. Numbers from Python's ``random`` and from NumPy are drawn anew in each pass either way. Passes of a
+            step that is captured in a CUDA graph share their draws if :meth:`generators` were registered with the
+            graph, and else draw anew.
     """
 
-    vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
-    numbers: ClassVar[tuple[str, ...]] = ()  # and of the numbers
     follows: ClassVar[dict[str, str]] = {}  # radii that follow the learning rate, from lr_min to lr_max, and the names of their floors
 
-    base: Optimizer
     model: nn.Module | None
+    others: tuple[nn.Module, ...]  # that the closure runs beside the model
     m_sharpness: bool
-    settings: dict[str, Any]
-    _memory: Memory
-    _offset: Vector | None  # where this backward wants the step to start, from w
-    _offsets: list[Vector]  # and where the backwards since the last step did
-    _phase: str  # idle; busy: in backward; ready: to step; stale: the last backward raised
+    same_draws: bool
+    _turn: Turn
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, settings: dict[str, Any], *, m_sharpness: bool = False) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        settings: dict[str, Any],
+        *,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
         check_base(base)
-        check_model(model, base)
-        settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0}
+        modules = check_modules(model, base)
+        if not isinstance(same_draws, bool):
+            raise Refusal(f"same_draws must be True or False, got {same_draws!r}")
+        settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0, METHOD: self.method()}
+        if self.follows:
+            settings |= {LR_START: None, LR_SEEN: None}
+        settings[OWN] = (*settings, OWN, *self.vectors)
         for group in base.param_groups:
             check_names(group, settings, base.defaults)
         groups = [self.completed({**settings, **group}) for group in base.param_groups]  # refuses before anything is written
         self.__setstate__(
             {
                 "base": base,
-                "model": model,
+                "model": modules[0] if modules else None,
+                "others": modules[1:],
                 "m_sharpness": m_sharpness,
+                "same_draws": same_draws,
                 "defaults": {**base.defaults, **settings},
                 "settings": settings,
                 "_memory": Memory(self.vectors, self.numbers),
@@ -101,10 +118,7 @@ class SharpnessAware(Optimizer):
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """The radius ``name`` of a group in this step."""
-        floor = group[self.follows[name]] if name in self.follows else None
-        if floor is None:
-            return group[name]
-        return follow_lr(group["lr"], top=group[name], floor=floor, lr_max=group["lr_max"], lr_min=group["lr_min"])
+        return scheduled(group, name, self.follows[name]) if name in self.follows else group[name]
 
     def radii(self, name: str) -> Coefficient:
         """The radius ``name`` in this step: one number, or one per group where they differ."""
@@ -127,7 +141,7 @@ class SharpnessAware(Optimizer):
 
     def start_from(self, offset: Vector) -> None:
         """Let the base optimizer start this step from ``w + offset`` (from the mean of the offsets, if ``backward`` is called several times)."""
-        self._offset = offset
+        self._turn.offset = offset
 
     def keep(self, name: str, value: Vector | float) -> None:
         """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once the step is taken.
@@ -155,6 +169,7 @@ class SharpnessAware(Optimizer):
         """Add this method's direction to ``p.grad``, where ``loss.backward()`` would add the gradient.
 
         Whatever the closure raises, the weights, the batch-norm flags and ``p.grad`` are then as they were before the call.
+        Every pass must compute the loss anew: one that was computed outside the closure is refused.
 
         Args:
             closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or yields one loss per micro-batch.
@@ -166,7 +181,7 @@ class SharpnessAware(Optimizer):
         """
         if not callable(closure):
             raise Refusal(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
-        if self._phase == "busy":
+        if self._turn.phase == "busy":
             raise Refusal("backward was called from inside the closure: a closure computes the loss, at most calls loss.backward(), and returns it")
         self._weights.survey(self.param_groups)
         params = self._weights.params
@@ -175,11 +190,13 @@ class SharpnessAware(Optimizer):
         held = [p.grad for p in params]
         if all(g is None for g in held):
             self._reset()  # whoever cleared p.grad, what was prepared is gone with it
-        if self._offsets and self._offsets[0].cut != self._weights.cut:
+        if self._turn.offsets and self._turn.offsets[0].cut != self._weights.cut:
             raise Refusal("parameters were added, frozen or moved since the last backward: call zero_grad() before this one")
-        L = Objective(closure, self._weights, self.model, self._ranks, scaler)
+        known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
+        modules = Modules(() if self.model is None else (self.model, *self.others), known)
+        L = Objective(closure, self._weights, modules, self._ranks, self._draws, scaler, search=not self._turn.searched)
         try:
-            self._phase, self._offset = "busy", None
+            self._turn.phase, self._turn.offset = "busy", None
             self._memory.begin()
             for p in params:
                 p.grad = None
@@ -192,14 +209,17 @@ class SharpnessAware(Optimizer):
             L.close()
             if not any(L.reached):
                 raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")
-            offset = None if self._offset is None else Vector(self._offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
+            offset = self._turn.offset
+            if offset is not None:
+                offset = Vector(offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
             self._fill(d, held, L.reached)
             if offset is not None:
-                self._offsets.append(offset)
+                self._turn.offsets.append(offset)
+                self._turn.apart |= self._ranks.ddp is not None and not self._ranks.reduces
             self._memory.settle([p for p, was in zip(params, L.reached, strict=True) if was])
-            self._phase = "ready"
+            self._turn.phase, self._turn.searched = "ready", True
         except BaseException:
-            self._phase = "stale"
+            self._turn.phase = "stale"
             try:
                 L.close()
             finally:
@@ -224,101 +244,97 @@ class SharpnessAware(Optimizer):
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """Clear, :meth:`backward`, and the base optimizer's step. Without a closure: the base optimizer's step on what :meth:`backward` prepared.
 
+        A closure that does nothing and returns None, such as the one that Lightning passes where the user gives none,
+        counts as no closure.
+
         Returns:
             The loss at ``w`` before the step; None without a closure.
         """
         loss = None
-        if closure is not None and self._phase != "busy":
-            self.zero_grad()
-            loss = self.backward(closure)
-        if self._phase != "ready":
-            raise Refusal(_NOT_READY[self._phase])
+        if closure is not None and self._turn.phase != "busy":
+            loss = self._prepare(closure)
+        if self._turn.phase != "ready":
+            raise Refusal(NOT_READY[self._turn.phase])
         try:
-            if self._offsets:
-                self._weights.move(sum(self._offsets[1:], self._offsets[0]) / len(self._offsets))
+            start = self._turn.start(self._ranks)
+            if start is not None:
+                self._weights.move(start)
             self.base.step()
         except BaseException:
             self._weights.restore()
             raise
         self._weights.stay()
         self._memory.commit(self.param_groups)
+        for group in self.param_groups:
+            if group.get(LR_SEEN) is not None:
+                note_lr(group)
         self._reset()
-        self.count_step()
+        self._count()
         return loss
 
-    def count_step(self) -> None:
-        """Count a step that was taken: :meth:`step` does, and whoever replays a CUDA graph of it calls this himself."""
+    def _prepare(self, closure: Closure) -> Tensor | None:
+        """Clear and :meth:`backward`; if the closure does nothing, what was prepared before stays prepared."""
+        turn, owing, pending = replace(self._turn), self._ranks.owing, self._memory.pending
+        params = [p for group in self.param_groups for p in group["params"]] if turn.phase == "ready" else []
+        grads = [p.grad for p in params]
+        self.zero_grad()
+        try:
+            return self.backward(closure)
+        except NoLoss:
+            if turn.phase != "ready":
+                raise
+            for p, g in zip(params, grads, strict=True):
+                p.grad = g
+            self._turn.__dict__.update(turn.__dict__)
+            self._ranks.owing, self._memory.pending = owing, pending
+            return None
+
+    def _count(self) -> None:
         for group in self.param_groups:
             group["steps_taken"] += 1
+
+    def count_step(self) -> None:
+        """Count a step that a CUDA graph replays; to call before the replay. :meth:`step` counts by itself.
+
+        It also sets the :meth:`generators` that are registered with the graph to where the default generators are.
+        """
+        self._draws.align()
+        self._count()
+
+    def generators(self) -> list[torch.Generator]:
+        """Generators with which the later passes of a step that a CUDA graph captures draw what the first does.
+
+        To call after a few steps, so that their number is known, and to register before the capture. In a graph without
+        them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU.
+
+        Example::
+
+            graph = torch.cuda.CUDAGraph()
+            for generator in optimizer.generators():
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph):
+                loss = optimizer.step(closure)
+        """
+        return self._draws.clones(self._weights.cut.devices)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad``, and with it what :meth:`backward` prepared."""
         super().zero_grad(set_to_none)
-        if self._phase != "busy":  # a closure that clears, as torch's closures do, clears the pass it is in
+        if self._turn.phase != "busy":  # a closure that clears, as torch's closures do, clears the pass it is in
             self._reset()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base optimizer; it may bring its own settings."""
-        check_names(param_group, self.settings, self.base.defaults)
-        self.base.add_param_group(param_group)
-        group = self.param_groups.pop()
-        known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
-        self.param_groups.append(self.completed({**self.settings, **group, **known}))
-
-    @property
-    def t(self) -> int:
-        """Steps taken."""
-        return self.param_groups[0]["steps_taken"]
-
-    # One state for both.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's own list."""
-        return self.base.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The base optimizer's own state."""
-        return self.base.state
-
-    def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state with the method's settings and memory merged in: one standard ``{state, param_groups}``."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        merged = self.base.state_dict()
-        self._memory.merge_into(merged, self.param_groups)
-        for after in self._optimizer_state_dict_post_hooks.values():
-            merged = after(self, merged) or merged
-        return merged
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave. The state of a base optimizer alone will do: the method then starts afresh, with the settings it has."""
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        afresh = {**dict.fromkeys(self.numbers), "steps_taken": 0}
-        settings = [{**{name: group.get(name, self.settings[name]) for name in self.settings}, **afresh} for group in self.param_groups]
-        self.base.load_state_dict({**state_dict, "state": self._memory.without(state_dict["state"])})
-        for group, own in zip(self.param_groups, settings, strict=True):
-            group.update({**own, **group})
-        self._memory.load(state_dict, self.param_groups)
-        self._reset()
-        for finish in self._optimizer_load_state_dict_post_hooks.values():
-            finish(self)
-
     def __getstate__(self) -> dict[str, Any]:
-        passing = {"step", "_weights", "_ranks", "_phase", "_offset", "_offsets", "watchers"}  # `step`: schedulers patch the instance
+        passing = {"step", "_weights", "_ranks", "_draws", "_turn", "watchers"}  # `step`: schedulers patch the instance
         return {k: v for k, v in self.__dict__.items() if k not in passing and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # makes the hooks, too; Optimizer.__init__ would make groups, and those are the base's
-        self._weights = Weights()
-        self._ranks = Ranks(self.model, self.m_sharpness)
-        self._offset = None
+        self._weights, self._turn = Weights(), Turn()
+        self._ranks, self._draws = Ranks(self.model, self.m_sharpness), Draws(self.same_draws)
         self.watchers: list[Watcher] = []
         self._reset()
 
     def _reset(self) -> None:
-        self._phase, self._offsets = "idle", []
+        self._turn.clear()
         self._memory.forget()
         self._ranks.owing = False

@@ -41,7 +41,8 @@ class Cut:
         self.parts = [Part(*key, tuple(places)) for key, places in indices.items()]
         wide = any(part.dtype in (torch.float64, torch.complex128) for part in self.parts)
         self.scalar_dtype = torch.float64 if wide else torch.float32
-        self.on_cpu = all(part.device.type == "cpu" for part in self.parts)
+        self.devices = {part.device for part in self.parts}
+        self.on_cpu = all(device.type == "cpu" for device in self.devices)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Cut) and self.parts == other.parts)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +21,14 @@ class Ranks:
 
     DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the whole batch. With
     ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is averaged, once.
+
+    Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when
+    the closure calls it.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
         self.m_sharpness = m_sharpness
-        self.ddp = _find_ddp(model)
+        self.ddp = find_ddp(model)
         self.owing = False  # p.grad holds directions that were left on their rank, under the user's no_sync
         if m_sharpness and self.ddp is None:
             raise Refusal(
@@ -31,13 +36,43 @@ class Ranks:
                 "without one there are no ranks that could perturb on their own"
             )
 
-    def quiet(self, alone: bool) -> contextlib.AbstractContextManager[Any]:
-        """What a pass runs under: no reduction if every rank perturbs on its own, or if the pass is one that DDP's reducer cannot follow."""
-        if self.ddp is None or not (self.m_sharpness or alone):
+    def quiet(self, alone: bool, params: Sequence[Tensor], sharded: bool) -> contextlib.AbstractContextManager[Any]:
+        """What a pass runs under: no reduction if ranks perturb on their own, or the reducer cannot follow (``alone``).
+
+        While no DDP wrapper is known and there may be one, it looks out for the one that the closure calls.
+        """
+        if self.ddp is not None:
+            return self._without_reducer() if self.m_sharpness or alone else contextlib.nullcontext()
+        if sharded or not several_ranks():
             return contextlib.nullcontext()
+        return self._looking_for_ddp(alone, params)
+
+    def _without_reducer(self) -> contextlib.AbstractContextManager[Any]:
         if self.ddp.static_graph:
             raise Refusal("this needs a pass without the reducer, which DistributedDataParallel(static_graph=True) cannot do: build it without static_graph")
         return self.ddp.no_sync()
+
+    @contextlib.contextmanager
+    def _looking_for_ddp(self, alone: bool, params: Sequence[Tensor]) -> Iterator[None]:
+        """Notice the DDP wrapper of ``params`` when it is called, early enough to turn its reducer off in this pass."""
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
+            # torch.compile warns of hooks that are called twice, which does no harm here
+            warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
+            ours = set(params)
+
+            def notice(module: nn.Module, args: Any) -> None:
+                if self.ddp is not None or torch.compiler.is_compiling():
+                    return
+                found = find_ddp(module, ours)
+                if found is not None:
+                    self.ddp = found
+                    handle.remove()
+                    if alone:
+                        stack.enter_context(self._without_reducer())
+
+            handle = nn.modules.module.register_module_forward_pre_hook(notice)
+            stack.callback(handle.remove)
+            yield
 
     def mean(self, number: float) -> float:
         """The mean over ranks under the user's ``no_sync``, where each has a number of its own; else the number: it is the same on all, or meant not to be."""
@@ -74,7 +109,7 @@ class Ranks:
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
         if self.reduces:
-            self._average(gradient)
+            self.averaged(gradient)
 
     def agreed(self, reached: list[bool]) -> list[bool]:
         """Which parameters got a gradient on any rank. DDP sees to that by itself where it reduces every pass."""
@@ -91,11 +126,11 @@ class Ranks:
         if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will settle
             self.owing = True
             return
-        self._average((held if self.owing else []) + (direction if self.m_sharpness else []))
+        self.averaged((held if self.owing else []) + (direction if self.m_sharpness else []))
         self.owing = False
 
-    def _average(self, tensors: list[Tensor]) -> None:
-        assert self.ddp is not None
+    def averaged(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors, averaged over the ranks of DDP in place."""
         buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for t in tensors:
             buckets[t.device, t.dtype].append(t)
@@ -104,6 +139,7 @@ class Ranks:
             dist.all_reduce(flat, group=self.ddp.process_group)
             pieces = flat.split([t.numel() for t in bucket])
             torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
+        return tensors
 
     def borrows(self, device: torch.device) -> bool:
         """Whether the next backward pass writes into the memory of this one's gradients, as the CUDA graphs of ``torch.compile`` do."""
@@ -111,9 +147,16 @@ class Ranks:
         return device.type == "cuda" and trees is not None and trees.get_manager(device.index, create_if_none_exists=False) is not None
 
 
-def _find_ddp(model: nn.Module | None) -> Any:
-    if model is None or not dist.is_available():
+def several_ranks() -> bool:
+    """Whether this process is one of several that torch.distributed connects."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any:
+    """The DDP wrapper that ``module`` is or contains; of ``params``, if given. None if there is none."""
+    if module is None or not dist.is_available():
         return None
     from torch.nn.parallel import DistributedDataParallel
 
-    return next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
+    wrappers = (m for m in module.modules() if isinstance(m, DistributedDataParallel))
+    return next((m for m in wrappers if params is None or any(p in params for p in m.parameters())), None)

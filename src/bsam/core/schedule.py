@@ -11,26 +11,95 @@ from .checks import check_radius, is_number
 from .foreach import Scalar
 from .refusal import Refusal
 
+# Keys of the parameter groups, under names that no base optimizer has (schedule-free ones have an lr_max of their own).
+LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None
+LR_MIN = "sharpness_lr_min"  # the argument lr_min
+LR_START = "sharpness_lr_start"  # the learning rate when the optimizer was built, before any scheduler lowered it
+LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tensor where the learning rate is one
+
 
 def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
-    """A group whose ``radius`` follows the learning rate down to ``floor``, with ``lr_max`` filled in; refuses what cannot be right."""
-    lr_min, lr_max = group["lr_min"], group["lr_max"]
+    """A group whose ``radius`` follows the learning rate down to ``floor``, completed; refuses what cannot be right."""
+    lr_min, lr_max = group[LR_MIN], group[LR_MAX]
     if group[floor] is not None:
         check_radius(floor, group[floor])
         if group[floor] > group[radius]:
             raise Refusal(f"{floor} must not be above {radius}, got {group[floor]} and {group[radius]}")
     if not is_number(lr_min) or lr_min < 0:
         raise Refusal(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
-    if lr_max is None:
-        lr_max = float(group["lr"])
-        if lr_max == lr_min == 0:  # built with a learning rate of 0, that a scheduler may raise
-            return {**group, "lr_max": lr_max}
+    if "lr" in group:
+        lr = group["lr"]
+        group = {**group, LR_START: float(group.get("initial_lr", lr))}
+        largest = max(group[LR_START], float(unscaled_lr(group)))
+        group[LR_SEEN] = torch.full_like(lr, largest) if isinstance(lr, Tensor) else largest
+        if lr_max is None:
+            lr_max = float(top_lr(group))
+            if lr_max == lr_min == 0:  # built with a learning rate of 0, that a scheduler may raise
+                return group
+    elif group[floor] not in (None, group[radius]):
+        raise Refusal(
+            f"{radius} follows the learning rate, and base has no lr in its parameter groups: "
+            f"pass {floor}={group[radius]}, which keeps {radius} fixed, or take another base"
+        )
+    elif lr_max is None:
+        return group
     if not is_number(lr_max) or lr_max <= lr_min:
         raise Refusal(f"lr_max must be a finite number above lr_min; got lr_max={lr_max!r} and lr_min={lr_min!r}")
-    return {**group, "lr_max": lr_max}
+    return group
 
 
-def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: float, lr_min: float) -> Scalar:
+def unscaled_lr(group: dict[str, Any]) -> Scalar:
+    """The learning rate of a group without its ``lr_scale``.
+
+    Layer-wise decay as in timm and MAE has groups with an ``lr_scale``, by which the scheduler multiplies the learning
+    rate that it sets. As long as the learning rate is the one that the optimizer was built with, nobody has set it yet.
+    """
+    lr, scale = group["lr"], group.get("lr_scale", 1.0)
+    if scale in (0.0, 1.0):
+        return lr
+    if isinstance(lr, Tensor):
+        return torch.where(lr == group[LR_START], lr, lr / scale)
+    return lr if lr == group[LR_START] else lr / scale
+
+
+def top_lr(group: dict[str, Any]) -> Scalar:
+    """The learning rate at which a radius is largest: ``lr_max`` if it was given.
+
+    Else the largest of those that are known: when the optimizer was built, of all steps so far and of this one, and
+    where schedulers note them, the one that they started from (``initial_lr``) and the one that they will reach
+    (``max_lr``).
+    """
+    if group[LR_MAX] is not None:
+        return group[LR_MAX]
+    noted = (group[name] for name in ("initial_lr", "max_lr") if group.get(name) is not None)
+    return _largest(unscaled_lr(group), _seen(group), *noted)
+
+
+def _seen(group: dict[str, Any]) -> Scalar:
+    """The largest learning rate so far, of the kind that the learning rate is now: a checkpoint may hold the other."""
+    return group[LR_SEEN] if isinstance(group["lr"], Tensor) else float(group[LR_SEEN])
+
+
+def note_lr(group: dict[str, Any]) -> None:
+    """Remember the learning rate of a step, if it is larger than those before. A tensor is written in place."""
+    seen, lr = _seen(group), group["lr"]
+    if not isinstance(lr, Tensor):
+        group[LR_SEEN] = _largest(seen, unscaled_lr(group))
+    elif isinstance(seen, Tensor) and seen.device == lr.device:
+        seen.copy_(torch.maximum(seen, unscaled_lr(group)))  # type: ignore[arg-type]
+    else:
+        group[LR_SEEN] = _largest(unscaled_lr(group), float(seen))
+
+
+def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
+    """The radius of a group in this step."""
+    if group[floor] in (None, group[radius]):
+        return group[radius]
+    lr, lr_max = unscaled_lr(group), top_lr(group)
+    return follow_lr(lr, top=group[radius], floor=group[floor], lr_max=lr_max, lr_min=group[LR_MIN])
+
+
+def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: float) -> Scalar:
     """Eq. rho_change: from ``floor`` at ``lr_min`` to ``top`` at ``lr_max``, on a straight line, and never outside.
 
     A learning rate that lives on a device (a 0-dim tensor) gives a radius there.
@@ -41,9 +110,22 @@ def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: float, lr_min: fl
         >>> follow_lr(0.4, top=0.1, floor=0.02, lr_max=0.1, lr_min=0.0)
         0.1
     """
-    if lr_max <= lr_min:  # built with a learning rate of 0: there is nothing between the two ends
+    share: Scalar
+    if isinstance(lr_max, Tensor):
+        share = torch.where(lr_max > lr_min, (lr - lr_min) / (lr_max - lr_min), (lr > lr_min) * 1.0)
+    elif lr_max <= lr_min:  # built with a learning rate of 0: there is nothing between the two ends
         share = (lr > lr_min) * 1.0
     else:
         share = (lr - lr_min) / (lr_max - lr_min)
     share = torch.clamp(share, 0.0, 1.0) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
     return floor + (top - floor) * share
+
+
+def _largest(first: Scalar, *others: Scalar) -> Scalar:
+    """The maximum; of tensors on their device, without waiting for it."""
+    for other in others:
+        if isinstance(first, Tensor):
+            first = torch.maximum(first, other.to(first)) if isinstance(other, Tensor) else first.clamp(min=other)
+        else:
+            first = other.clamp(min=first) if isinstance(other, Tensor) else max(first, other)
+    return first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -27,7 +28,8 @@ class AESAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         decay: of the running mean and variance.
         lambda_1: the threshold at the end, in standard deviations.
@@ -35,6 +37,7 @@ class AESAM(SharpnessAware):
         total_steps: T, the steps of the whole training.
         alpha: above 0, steps without SAM add what SAM last found across the gradient, as LookSAM does (ours, not the paper's).
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -57,7 +60,7 @@ class AESAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | None,
+        model: nn.Module | Sequence[nn.Module] | None,
         *,
         total_steps: int,
         rho: float = 0.05,
@@ -66,11 +69,12 @@ class AESAM(SharpnessAware):
         lambda_2: float = 1.0,
         alpha: float = 0.0,
         m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         self.decay, self.alpha = check_number("decay", decay, low=0, high=1), check_number("alpha", alpha)
         self.lambda_1, self.lambda_2 = check_number("lambda_1", lambda_1), check_number("lambda_2", lambda_2)
         self.total_steps = check_count("total_steps", total_steps)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.kept("g_v")

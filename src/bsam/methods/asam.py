@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -21,10 +23,12 @@ class ASAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
         eta: added to the weights' size.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -41,9 +45,18 @@ class ASAM(SharpnessAware):
     imaginary part are sized on their own.
     """
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.5, eta: float = 0.01, m_sharpness: bool = False) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.5,
+        eta: float = 0.01,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
         self.eta = check_number("eta", eta, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -11,6 +12,7 @@ from ..core.checks import check_number, check_radius
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.refusal import Refusal
+from ..core.schedule import LR_MAX, LR_MIN
 from ..core.vector import Vector, each, ratio
 from .asam import adapted
 
@@ -28,17 +30,23 @@ class BSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho_max: the radius uphill.
         rho_min: the radius downhill, at its largest.
         rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
-        lr_max: the learning rate at which the radius downhill is largest; None takes each group's when the optimizer is built.
+        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest that
+            is known: when the optimizer is built, of all steps so far, and the ``initial_lr`` and ``max_lr`` that
+            torch's schedulers note. A warm-up to that rate, by whichever scheduler, raises the radius with it; where
+            the rate rises higher than could be known (``LambdaLR``, ``CyclicLR``), the radius is at its largest while
+            it rises, so give ``lr_max``. ``lr_scale``, timm's layer-wise decay, does not lower the radius.
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
         adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|`` (ours, not the paper's).
         eta: of that metric, 0.01 if not given; only with ``adaptive``.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -51,7 +59,9 @@ class BSAM(SharpnessAware):
         True
 
     Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the released code in ``start_from_min``
-    (off by default) and in its very first step, where it takes ``rho_min`` to be 0.
+    (off by default) and in its very first step, where it takes ``rho_min`` to be 0. Among the group's values ``lr_max``
+    and ``lr_min`` are called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have an ``lr_max`` of
+    their own.
     """
 
     follows: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
@@ -59,7 +69,7 @@ class BSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | None,
+        model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho_max: float = 0.05,
         rho_min: float = 0.05,
@@ -71,19 +81,21 @@ class BSAM(SharpnessAware):
         adaptive: bool = False,
         eta: float | None = None,
         m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
             raise Refusal(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
         for name, switch in (("start_from_min", start_from_min), ("adaptive", adaptive)):
             if not isinstance(switch, bool):
                 raise Refusal(f"{name} must be True or False, got {switch!r}")
-        settings = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor, "lr_max": lr_max, "lr_min": lr_min}
+        radii = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor}
+        settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         self.passes, self.start_from_min = passes, start_from_min
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
             raise Refusal("eta is of the adaptive metric: set adaptive=True, too, or leave it out")
-        super().__init__(base, model, settings, m_sharpness=m_sharpness)
+        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()  # Algorithm 1, line 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,12 +25,14 @@ class ESAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the first pass.
         gamma: the share of the samples that the second pass sees.
         seed: of the coins, which depend on it and on the step alone.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -50,17 +54,18 @@ class ESAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | None,
+        model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.05,
         beta: float = 0.6,
         gamma: float = 0.5,
         seed: int = 0,
         m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         self.beta, self.gamma = check_number("beta", beta, low=1e-3, high=1), check_number("gamma", gamma, low=0, high=1)
         self.seed = check_count("seed", seed, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g_S = L.grad(wrt=coins(self.seed, self.t, len(self.params), self.beta))

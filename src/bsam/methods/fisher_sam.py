@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,10 +20,12 @@ class FisherSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         eta: how much the Fisher information counts; with 0 this is SAM.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -36,9 +40,18 @@ class FisherSAM(SharpnessAware):
     Reference: Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022. No official code was found.
     """
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.1, eta: float = 0.2, m_sharpness: bool = False) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.1,
+        eta: float = 0.2,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
         self.eta = check_number("eta", eta, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

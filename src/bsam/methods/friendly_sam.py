@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -22,11 +23,13 @@ class FriendlySAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's for CIFAR-100: 0.2.
         sigma: how much of the mean is taken off.
         decay: of the mean. The paper's for CIFAR-100: 0.6.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -45,10 +48,18 @@ class FriendlySAM(SharpnessAware):
     vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
 
     def __init__(
-        self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.05, sigma: float = 1.0, decay: float = 0.9, m_sharpness: bool = False
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.05,
+        sigma: float = 1.0,
+        decay: float = 0.9,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         self.sigma, self.decay = check_number("sigma", sigma), check_number("decay", decay, low=0, high=1)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

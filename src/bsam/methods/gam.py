@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -27,13 +29,15 @@ class GAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius of the differences (released form only).
         rho_norm: the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
         gamma: the weight of the orthogonal part; in the paper's form its alpha, the weight of the flatness term.
         form: ``"released"`` or ``"paper"``; neither is a special case of the other.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -51,7 +55,7 @@ class GAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | None,
+        model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.02,
         rho_norm: float = 0.2,
@@ -59,6 +63,7 @@ class GAM(SharpnessAware):
         gamma: float = 0.03,
         form: str = "released",
         m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         if form not in ("released", "paper"):
             raise Refusal(f'form must be "released" or "paper", got {form!r}')
@@ -66,7 +71,8 @@ class GAM(SharpnessAware):
             raise Refusal(f"beta must be three numbers, the weights of g1, g2 and g3; got {beta!r}")
         self.beta = tuple(check_number("beta", b) for b in beta)
         self.gamma, self.form = check_number("gamma", gamma), form
-        super().__init__(base, model, {"rho": rho, "rho_norm": rho_norm}, m_sharpness=m_sharpness)
+        radii = {"rho": rho, "rho_norm": rho_norm}
+        super().__init__(base, model, radii, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         return self.released(L) if self.form == "released" else self.paper(L)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
+from ..core.schedule import LR_MAX, LR_MIN
 from ..core.vector import Vector
 
 
@@ -20,13 +22,16 @@ class GSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius, at its largest.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes each group's when the optimizer is built.
+        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
+            does.
         lr_min: the learning rate at which it is smallest.
         alpha: the weight of the orthogonal part.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -47,7 +52,7 @@ class GSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | None,
+        model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.05,
         rho_floor: float | None = None,
@@ -55,9 +60,11 @@ class GSAM(SharpnessAware):
         lr_min: float = 0.0,
         alpha: float = 0.4,
         m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         self.alpha = check_number("alpha", alpha)
-        super().__init__(base, model, {"rho": rho, "rho_floor": rho_floor, "lr_max": lr_max, "lr_min": lr_min}, m_sharpness=m_sharpness)
+        settings = {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
+        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,10 +20,12 @@ class KSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         k: how many samples; a smaller batch is used whole.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -40,9 +44,18 @@ class KSAM(SharpnessAware):
     among its own samples. Statistics of batch norm move in the forward pass that finds the samples, the only one that sees the whole batch.
     """
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.05, k: int = 64, m_sharpness: bool = False) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.05,
+        k: int = 64,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
         self.k = check_count("k", k)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         K = hardest(L.losses(), self.k)

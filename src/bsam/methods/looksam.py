@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -23,11 +24,13 @@ class LookSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         k: how often SAM's gradient is looked up; a step in between costs one pass.
         alpha: the weight of what was kept.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -44,9 +47,19 @@ class LookSAM(SharpnessAware):
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.05, k: int = 5, alpha: float = 0.2, m_sharpness: bool = False) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.05,
+        k: int = 5,
+        alpha: float = 0.2,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
         self.k, self.alpha = check_count("k", k), check_number("alpha", alpha)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.kept("g_v")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ class MSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step; one with momentum.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         m_sharpness: each rank of DDP runs its pass alone, and the direction is averaged.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -42,8 +45,16 @@ class MSAM(SharpnessAware):
     returns is the one at the perturbed point: there is no other pass.
     """
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 3.0, m_sharpness: bool = False) -> None:
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 3.0,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         if not group.get("momentum") and not group.get("betas", (0,))[0]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,10 +20,12 @@ class PGN(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         alpha: the share of SAM's gradient; 1 is SAM.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -37,9 +41,18 @@ class PGN(SharpnessAware):
     ``g / |g|`` in place of the first ``g``; this is the paper's.
     """
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.1, alpha: float = 0.8, m_sharpness: bool = False) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.1,
+        alpha: float = 0.8,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
         self.alpha = check_number("alpha", alpha)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,12 +21,14 @@ class RST(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         p: the probability of heads; a step costs 1 + p passes on average.
         gamma: the weight of SAM's gradient; RST has 1.
         seed: of the coins, which depend on it and on the step alone.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -42,16 +46,17 @@ class RST(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | None,
+        model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.05,
         p: float = 0.5,
         gamma: float = 1.0,
         seed: int = 0,
         m_sharpness: bool = False,
+        same_draws: bool = True,
     ) -> None:
         self.p, self.gamma, self.seed = check_number("p", p, low=0, high=1), check_number("gamma", gamma), check_count("seed", seed, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,9 +19,11 @@ class SAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch norm.
+        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
+            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's: 0.05 for CIFAR-10, 0.1 for CIFAR-100.
         m_sharpness: each rank of DDP perturbs along its own gradient.
+        same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:
         >>> import torch, bsam
@@ -34,8 +38,16 @@ class SAM(SharpnessAware):
     Reference: Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021.
     """
 
-    def __init__(self, base: Optimizer, model: nn.Module | None, *, rho: float = 0.05, m_sharpness: bool = False) -> None:
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness)
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | Sequence[nn.Module] | None,
+        *,
+        rho: float = 0.05,
+        m_sharpness: bool = False,
+        same_draws: bool = True,
+    ) -> None:
+        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -29,7 +29,7 @@ def arguments_of(method: str) -> tuple[str, ...]:
 
     Example:
         >>> arguments_of("asam")
-        ('rho', 'eta', 'm_sharpness')
+        ('rho', 'eta', 'm_sharpness', 'same_draws')
     """
     given = ("base", "model", "optimizer", "samples", "classes", "reduction", "label_smoothing")
     return tuple(name for name in inspect.signature(METHODS[method].cls).parameters if name not in given)

@@ -66,6 +66,9 @@ class Captured(Plain):
         if self._graph is None:
             self._inputs = [t.clone() for t in batch]
             self._graph = torch.cuda.CUDAGraph()
+            if isinstance(optimizer, SharpnessAware):
+                for generator in optimizer.generators():
+                    self._graph.register_generator_state(generator)
             with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
                 self._loss = self.learner.step(*self._inputs)
         else:

@@ -1,0 +1,66 @@
+"""The modules that the closure runs, while a step is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .parts import sharding
+from .ranks import find_ddp
+
+
+class Modules:
+    """Batch norm of all modules, and the gradients of parameters that are not the optimizer's.
+
+    The first module is the one that is trained. Parameters of the others that the optimizer does not know are frozen
+    while a step is under
+    way: their gradients stay as they were, and no work is spent on them. Where that is not possible, because DDP's
+        reducer waits for these
+    gradients or FSDP shards them, they are computed, and ``p.grad`` is brought back afterwards.
+
+    Args:
+        modules: the modules; none at all where the closure has no batch norm.
+        known: the parameters of the optimizer.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], known: Collection[Tensor]) -> None:
+        self._modules, self._known = modules, known
+        self._norms: list[_BatchNorm] = []
+        self._frozen: list[Tensor] = []
+        self._grads: list[tuple[Tensor, Tensor | None]] = []
+
+    def freeze_others(self) -> None:
+        """Before the first pass: leave the gradients of parameters that are not the optimizer's out of it."""
+        for module in self._modules[1:]:
+            reduced = find_ddp(module) is not None
+            for p in module.parameters():
+                if not p.requires_grad or p in self._known:
+                    continue
+                if reduced or sharding(p) is not None:
+                    # a view may be of DDP's buckets, which the passes write to
+                    kept = p.grad.clone() if p.grad is not None and p.grad._is_view() else p.grad
+                    self._grads.append((p, kept))
+                    p.grad = None
+                else:
+                    self._frozen.append(p)
+                    p.requires_grad_(False)
+
+    def freeze_statistics(self) -> None:
+        """After the first pass: running statistics of batch norm move no more."""
+        if self._norms:
+            return
+        for module in (m for root in self._modules for m in root.modules()):
+            if isinstance(module, _BatchNorm) and module.track_running_stats:
+                self._norms.append(module)
+                module.track_running_stats = False
+
+    def restore(self) -> None:
+        """Bring everything back. To call it again does no harm."""
+        for module in self._norms:
+            module.track_running_stats = True
+        for p in self._frozen:
+            p.requires_grad_(True)
+        for p, g in self._grads:
+            p.grad = g

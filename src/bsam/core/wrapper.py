@@ -1,0 +1,110 @@
+"""An optimizer around another, with one state for both."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch.optim import Optimizer
+
+from .checks import check_names
+from .memory import Memory, of_base
+
+# Keys of the parameter groups, and with them of a state dict: whose it is, and the names in it that are the method's.
+METHOD, OWN = "sharpness_method", "sharpness_names"
+
+
+class Wrapper(Optimizer):
+    """A method around a base optimizer: parameter groups and state are the base's, and a state dict holds both.
+
+    ``settings`` of the method are values of the groups; what it remembers between steps is in ``_memory``.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
+    numbers: ClassVar[tuple[str, ...]] = ()  # and of the numbers
+
+    base: Optimizer
+    settings: dict[str, Any]
+    _memory: Memory
+
+    @abstractmethod
+    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A group with the settings that follow from others filled in; refuses what cannot be right."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget what was prepared for the next step."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base optimizer; it may bring its own settings."""
+        check_names(param_group, self.settings, self.base.defaults)
+        self.base.add_param_group(param_group)
+        group = self.param_groups.pop()
+        known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
+        self.param_groups.append(self.completed({**self.settings, **group, **known}))
+
+    @property
+    def train(self) -> Callable[[], None]:
+        """The base optimizer's ``train``, which schedule-free optimizers have; an AttributeError where it has none."""
+        return self.base.train  # type: ignore[attr-defined]
+
+    @property
+    def eval(self) -> Callable[[], None]:
+        """The base optimizer's ``eval``, which schedule-free optimizers have; an AttributeError where it has none."""
+        return self.base.eval  # type: ignore[attr-defined]
+
+    @property
+    def t(self) -> int:
+        """Steps taken."""
+        return self.param_groups[0]["steps_taken"]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The base optimizer's own list."""
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The base optimizer's own state."""
+        return self.base.state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state with the method's settings and memory merged in, as ``{state, param_groups}``."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        merged = self.base.state_dict()
+        self._memory.merge_into(merged, self.param_groups)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            merged = after(self, merged) or merged
+        return merged
+
+    @classmethod
+    def method(cls) -> str:
+        """The name of the method: of the class that defines :meth:`direction`, whatever frameworks derive from it."""
+        return next(base.__name__ for base in cls.__mro__ if "direction" in vars(base))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave.
+
+        The state of a base optimizer alone will do: the method then starts afresh, with the settings it has. So it does
+        with the state of another method, of which base gets its part; a warning says so.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        saved = next((group[METHOD] for group in state_dict["param_groups"] if METHOD in group), self.method())
+        if saved != self.method():
+            afresh = f"base gets its part, and {self.method()} starts afresh with the settings it has"
+            warnings.warn(f"this is the state of {saved}, loaded into {self.method()}: {afresh}", stacklevel=2)
+            state_dict = of_base(state_dict, OWN)
+        start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
+        settings = [{**self.settings, **group, **start} for group in self.param_groups]
+        settings = [{name: group[name] for name in self.settings} for group in settings]
+        self.base.load_state_dict({**state_dict, "state": self._memory.without(state_dict["state"])})
+        for group, own in zip(self.param_groups, settings, strict=True):
+            group.update({**own, **group})
+        self._memory.load(state_dict, self.param_groups)
+        self._reset()
+        for finish in self._optimizer_load_state_dict_post_hooks.values():
+            finish(self)
