@@ -12,7 +12,8 @@ import bsam
 from bsam.recipes import runner
 from bsam.recipes.runner import Clock, State, Watcher, folder_name, run_all, state_of
 from bsam.training.config import Run
-from bsam.training.folder import Folder, Taken, read_metrics
+from bsam.training.folder import Folder, read_metrics
+from bsam.training.lock import Taken
 from bsam.training.loop import Diverged, fit
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)

@@ -12,6 +12,7 @@ from typing import Any
 from ..report.epochs import Narrator, epoch_numbers
 from ..training.config import Run
 from ..training.folder import last_metrics, read_metrics, read_run
+from ..training.lock import LOCK
 from ..training.loop import fit
 from ..training.team import team
 from .downloads import download_to
@@ -78,7 +79,8 @@ def _conclude(run: Run, folder: Path) -> None:
     curvature = folder / "curvature.json"
     if curvature.exists() and (top := json.loads(curvature.read_text())["top_eigenvalue"]) is not None:
         _say(f"Largest eigenvalue of the Hessian: {top:.4g}")
-    names = sorted(file.name + "/" * file.is_dir() for file in folder.iterdir() if file.name != "lock" and file.suffix != ".draft")
+    files = (file for file in folder.iterdir() if file.name != LOCK and file.suffix != ".draft")
+    names = sorted(file.name + "/" * file.is_dir() for file in files)
     _say(f"Written to {folder}: {', '.join(names)}")
 
 

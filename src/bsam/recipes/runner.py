@@ -16,7 +16,8 @@ import torch
 from ..core.refusal import Refusal
 from ..training.config import Run
 from ..training.files import write_json
-from ..training.folder import Taken, read_metrics, read_run
+from ..training.folder import read_metrics, read_run
+from ..training.lock import Taken
 from ..training.loop import Diverged, fit
 from .columns import column_of, passes_of
 

@@ -18,10 +18,11 @@ from ..core.extras import need
 from ..core.refusal import Refusal
 from ..flatness.probe import Reading
 from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
-from ..recipes.run_folder import subjects
+from ..recipes.run_folder import Subjects, subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
-from ..training.files import write_json
+from ..training.files import usable, write_json
+from ..training.lock import locked
 from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .progress import progress
@@ -52,11 +53,9 @@ class Notebook:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.path, self.settings, self._models = folder / "flatness.json", dict(settings), list[dict[str, Any]]()
-        try:
+        with usable(folder, "results"):
             folder.mkdir(parents=True, exist_ok=True)
             text = self.path.read_text() if self.path.exists() else None
-        except OSError as error:
-            raise Refusal(f"{folder} cannot be used as a folder for results: {error.strerror}") from error
         if text is None:
             strangers = [name for name in FIGURES if (folder / name).exists()] + sorted(path.name for path in folder.glob("probe_*.png"))
             if strangers:
@@ -107,8 +106,24 @@ def flatness_report(
     models, place = subjects(files, loader_name, images, data_dir), _device(device)
     files = models.paths
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
-    book = Notebook(folder, {**models.settings, "device": str(place), **instruments.settings(), **versions})
-    entries = []
+    settings = {**models.settings, "device": str(place), **instruments.settings(), **versions}
+    titles = [models.title(file) for file in files]
+    with locked(folder, "measuring"):
+        book = Notebook(folder, settings)
+        entries = _measured(book, models, place, instruments, console)
+        console.print(_table(titles, entries))
+        return [book.path, *_draw(titles, entries, folder)]
+
+
+def _measured(
+    book: Notebook,
+    models: Subjects,
+    place: torch.device,
+    instruments: Instruments,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """What is known of each model: from the notebook where it is there and has not changed, else measured now."""
+    entries, files = list[dict[str, Any]](), models.paths
     with progress(console, {"models": len(files), **dict.fromkeys(STAGES, 1)}) as bars:
         bars.advance("models", 0)
         for file in files:
@@ -127,9 +142,7 @@ def flatness_report(
                 raise Refusal(f"{file}: {refusal}") from refusal
             entries.append(entry)
             bars.advance("models", 1)
-    titles = [models.title(file) for file in files]
-    console.print(_table(titles, entries))
-    return [book.path, *_draw(titles, entries, folder)]
+    return entries
 
 
 def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) -> str | None:

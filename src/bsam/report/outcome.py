@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.refusal import Refusal
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
 from ..training.files import write, write_json
+from ..training.lock import locked
 from .comparison import Entry, comparison_info, comparison_markdown, unit
 from .recipe_figures import FIGURES
 
@@ -74,7 +72,7 @@ def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]
     entries, runs = comparison_info(recipe, states), runs_info(states)
     seeds = sorted({state.run.seed for state in states})
     paths = [out / "table.md", out / "results.json"]
-    with _alone(out):
+    with locked(out, "writing results", wait=True):  # several processes may work on one folder
         write(paths[0], comparison_markdown(recipe, entries, states[0].run, origin_info(runs)).encode())
         content = {"recipe": recipe.name, "scale": scale, "title": recipe.title, "unit": unit(states[0].run), "seeds": seeds, "table": table_info(entries)}
         write_json(paths[1], {**content, "runs": runs})
@@ -83,16 +81,3 @@ def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]
                 paths.append(out / f"{name}.png")
                 FIGURES[name](recipe, states, paths[-1])
     return paths
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Several processes may work on one folder; one of them writes at a time."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / "lock").open("w")
-    except OSError as error:
-        raise Refusal(f"{out} cannot be used as a folder for results: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -34,6 +34,15 @@ def writing(path: Path) -> Iterator[None]:
         raise Refusal(f"{path} could not be written ({error.strerror}); what was there before is kept. {mend}") from error
 
 
+@contextlib.contextmanager
+def usable(folder: Path, purpose: str) -> Iterator[None]:
+    """An ``OSError`` in here means that the folder cannot be used, and is raised as a Refusal that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a file. Whatever happens meanwhile, the path holds the old content or the new one; once this returns, the new one is on the disk."""
     draft = path.with_name(f"{path.name}.draft")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,14 +17,11 @@ from ..core.refusal import Refusal
 from .config import Run, check_settings
 from .environment import environment_info
 from .events import Events
-from .files import lines, read_checkpoint, write, write_checkpoint, write_json, writing
+from .files import lines, read_checkpoint, usable, write, write_checkpoint, write_json, writing
+from .lock import LOCK, locked
 from .training import Training
 
 CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
-
-
-class Taken(Refusal):
-    """Another process holds the folder."""
 
 
 class Folder:
@@ -43,32 +40,23 @@ class Folder:
 
     def __init__(self, path: str | Path, run: Run, tell: Callable[[str], None] = print) -> None:
         self.path, self.run, self._tell = Path(path), run, tell
-        self._lock: IO[str] | None = None
+        self._held = contextlib.ExitStack()
         self._whole = False  # whether the newest checkpoint is: a damaged one must not take the place of the one before it
 
     def __enter__(self) -> Folder:
         need("safetensors", "train")  # now, not after the last epoch
         config = self.path / "config.json"
-        try:
+        with usable(self.path, "a run"), contextlib.ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
             self._check(config)
-            self._lock = (self.path / "lock").open("w")
-        except OSError as error:
-            raise Refusal(f"{self.path} cannot be used as a folder for a run: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise Taken(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
-        try:
+            stack.enter_context(locked(self.path, "training"))
             self._check(config)  # again: somebody may have come and gone meanwhile
-        except BaseException:
-            self._lock.close()
-            raise
+            self._held = stack.pop_all()
         return self
 
     def _check(self, config: Path) -> None:
-        strangers = sorted(file.name for file in self.path.iterdir() if file.name != "lock" and not file.name.endswith(".draft"))
+        names = sorted(file.name for file in self.path.iterdir())
+        strangers = [name for name in names if name != LOCK and not name.endswith(".draft")]
         if config.exists():
             try:
                 theirs = dict(json.loads(config.read_bytes()))
@@ -79,8 +67,7 @@ class Folder:
             raise Refusal(f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._held.close()
 
     def begin(self, training: Training, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         """Note the settings, which have proved possible by now; the data; the machine that goes to work, and how; what the task wants written down; and the

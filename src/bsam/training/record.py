@@ -11,7 +11,8 @@ from typing import Any
 from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
-from .files import write, writing
+from .files import usable, write, writing
+from .lock import LOCK
 from .result import Epoch, Relief, Result
 
 
@@ -36,11 +37,9 @@ class Record:
         self.folder = Path(folder)
         self._file = self.folder / "runs.jsonl"
         self._results: dict[str, Result] = {}
-        try:
+        with usable(self.folder, "results"):
             self.folder.mkdir(parents=True, exist_ok=True)
             lines = self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []
-        except OSError as error:
-            raise Refusal(f"{self.folder} cannot be used as a folder for results: {error.strerror}") from error
         whole = [line for line in lines if line.endswith(b"\n")]  # a process that was killed may have left half a line
         if not whole:
             self._start(settings)
@@ -55,7 +54,7 @@ class Record:
             write(self._file, b"".join(whole))
 
     def _start(self, settings: Mapping[str, Any]) -> None:
-        strangers = sorted(path.name for path in self.folder.iterdir() if path != self._file)
+        strangers = sorted(path.name for path in self.folder.iterdir() if path.name not in (self._file.name, LOCK))
         if strangers:
             raise Refusal(f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
         write(self._file, (json.dumps(dict(settings)) + "\n").encode())
