@@ -444,7 +444,7 @@ def test_damaged_metrics_are_refused_and_written_anew_from_the_checkpoint(name, 
     assert last_metrics(run) == read_metrics(run)[2]
     BROKEN[name](run / "metrics.jsonl")
     assert len(read_metrics(run)) == (2 if name == "an epoch gone" else 0)
-    with pytest.raises(bsam.Refusal, match=r"run/metrics\.jsonl does not hold the run's 3 epochs: .* writes them anew, from the checkpoint"):
+    with pytest.raises(bsam.Refusal, match=r"run/metrics\.jsonl does not hold the run's 3 epochs; .* writes it anew, from the checkpoint"):
         last_metrics(run)
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     train(run)

@@ -41,7 +41,7 @@ def test_runs_of_an_earlier_version_are_refused_and_stay(tmp_path, half):
     line = {"run": run, "epochs": [{"accuracy": 0.5, "sharpness": None}], "seconds_per_step": 0.1}
     content = f"{json.dumps(SETTINGS)}\n{json.dumps(line)}\n{half}"
     (tmp_path / "runs.jsonl").write_text(content)
-    with pytest.raises(bsam.Refusal, match=r"runs of another version.*choose another folder, or remove"):
+    with pytest.raises(bsam.Refusal, match=r"line 2 of .* of another version.*choose another folder, or remove"):
         Record(tmp_path, SETTINGS)
     assert (tmp_path / "runs.jsonl").read_text() == content
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,13 @@ from torch import nn
 from ..core.extras import need
 from ..core.refusal import Refusal
 from ..flatness.probe import Reading
+from ..flatness.sharpness import Sharpness
+from ..flatness.trace import Trace
 from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
 from ..recipes.run_folder import Subjects, subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
-from ..training.files import usable, write_json
+from ..training.files import is_numeric, read_json, read_json_lines, usable, write_json
 from ..training.lock import locked
 from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+MOST_LETTERS = 50  # of a title in the name of a file: file systems take 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
 
@@ -55,18 +57,22 @@ class Notebook:
         self.path, self.settings, self._models = folder / "flatness.json", dict(settings), list[dict[str, Any]]()
         with usable(folder, "results"):
             folder.mkdir(parents=True, exist_ok=True)
-            text = self.path.read_text() if self.path.exists() else None
-        if text is None:
+            known = self.path.exists()
+        if not known:
             strangers = [name for name in FIGURES if (folder / name).exists()] + sorted(path.name for path in folder.glob("probe_*.png"))
             if strangers:
                 raise Refusal(f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: choose another folder")
             return
-        try:
-            content = json.loads(text)
-            theirs, self._models = content["settings"], _numbers_again(content["models"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder") from error
+        content = read_json(self.path, dict, "remove it to measure anew, or choose another folder")
+        theirs, models = content.get("settings"), content.get("models")
+        if not isinstance(theirs, dict) or not isinstance(models, list):
+            raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder")
         check_settings(folder, theirs, self.settings)
+        self._models = [_numbers_again(entry) for entry in models]
+        for number, entry in enumerate(self._models, 1):
+            if not _is_whole(entry):
+                mend = "remove the file to measure anew, or choose another folder"
+                raise Refusal(f"{self.path} is damaged: model {number} in it lacks numbers; {mend}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """What is known of a file with this content."""
@@ -156,6 +162,22 @@ def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) 
     return None if _architecture(loaded[0]) == entry["architecture"] else "it is another network now"
 
 
+def _is_whole(entry: Any) -> bool:
+    """Whether an entry of the file has all that tables and figures are made from."""
+    try:
+        names = [entry[name] for name in ("file", "sha256", "architecture")]
+        spectrum = {name: value for name, value in entry["eigenvalues"].items() if name != "which"}
+        numbers = [entry[name] for name in ("samples", "parameters", "sharpness", "trace", "density", "landscape")]
+        SpectrumInfo("", "", **entry["eigenvalues"])
+        DensityInfo("", "", **entry["density"])
+        LandscapeInfo("", "", **entry["landscape"])
+        Sharpness(**entry["sharpness"])
+        Trace(**entry["trace"])
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return all(isinstance(name, str) for name in names) and is_numeric([numbers, spectrum, entry.get("probe")])
+
+
 def _numbers_again(value: Any) -> Any:
     """What was read from strict JSON, where null stands for a number that is not finite."""
     if isinstance(value, dict):
@@ -170,10 +192,14 @@ def _probed(folder: Path) -> dict[str, Any]:
     file = folder / "probe.jsonl"
     if not file.exists():
         return {}
+    mend = "the probe's figure is drawn from it: remove the file to do without"
+    rows = [_numbers_again(row) for row in read_json_lines(file, mend)]
     try:
-        return {"probe": probe_info([Reading(**_numbers_again(json.loads(line))) for line in file.read_bytes().splitlines()])}
-    except (ValueError, TypeError) as error:
-        raise Refusal(f"{file} is damaged, and the probe's figure is drawn from it: remove the file to do without") from error
+        if is_numeric(rows):
+            return {"probe": probe_info([Reading(**row) for row in rows])}
+    except TypeError:
+        pass  # names are missing, or there are others
+    raise Refusal(f"{file} is damaged: it does not hold the readings of a probe; {mend}")
 
 
 def _device(name: str) -> torch.device:
@@ -222,7 +248,7 @@ def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: P
         draw(lands, path)
     for title, entry in zip(titles, entries, strict=True):
         if "probe" in entry:
-            name = re.sub(r"[^\w.-]+", "_", title)  # it may be a path
+            name = re.sub(r"[^\w.-]+", "_", title)[-MOST_LETTERS:]  # it may be a path
             names = (f"probe_{name}{number}.png" for number in ("", *(f"_{n}" for n in range(2, len(titles) + 1))))
             paths.append(next(path for own in names if (path := folder / own) not in paths))
             plot_probe(entry["probe"], paths[-1])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.refusal import Refusal
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
-from ..training.files import write, write_json
+from ..training.files import read_json, write, write_json
 from ..training.lock import locked
 from .comparison import Entry, comparison_info, comparison_markdown, unit
 from .recipe_figures import FIGURES
+
+ORIGIN = ("device", "torch", "bsam", "date")  # what is told of a machine
 
 
 def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
@@ -36,7 +38,13 @@ def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
 
 def _machines(folder: Path) -> list[dict[str, Any]]:
     file = folder / "environment.json"
-    return json.loads(file.read_text()) if file.exists() else []
+    if not file.exists():
+        return []
+    mend = "remove the file to report without the machine that the run was on"
+    found = read_json(file, list, mend)
+    if not all(isinstance(one, dict) and all(isinstance(one.get(name), str) for name in ORIGIN) for one in found):
+        raise Refusal(f"{file} is damaged: {' and '.join(ORIGIN)} are not in each entry; {mend}")
+    return found
 
 
 def table_info(entries: Sequence[Entry]) -> list[dict[str, Any]]:
