@@ -80,7 +80,7 @@ def is_finished(folder: Path, run: Run, say: Callable[[str], None]) -> bool:
         read_weights(folder)
         _top_eigenvalue(folder)
     except Refusal as refusal:
-        say(f"{refusal}. That is done now.")
+        say(f"{refusal}. Going on with the run.")
         return False
     return True
 

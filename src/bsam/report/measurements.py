@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MOST_LETTERS = 50  # of a title in the name of a file: file systems take 255 bytes, and a letter has up to 4
+MOST_LETTERS = 50  # of a title: file systems take names of 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
 
@@ -113,7 +113,7 @@ def flatness_report(
     files = models.paths
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
     settings = {**models.settings, "device": str(place), **instruments.settings(), **versions}
-    titles = [models.title(file) for file in files]
+    titles = [_short(models.title(file)) for file in files]
     with locked(folder, "measuring"):
         book = Notebook(folder, settings)
         entries = _measured(book, models, place, instruments, console)
@@ -160,6 +160,11 @@ def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) 
     if not math.isclose(loss, before, rel_tol=SAME):
         return f"its loss is {loss:.6g} now, and was {before:.6g}"
     return None if _architecture(loaded[0]) == entry["architecture"] else "it is another network now"
+
+
+def _short(title: str) -> str:
+    """A title that fits into a figure, and into the name of a file: the end of it, which tells runs apart."""
+    return title if len(title) <= MOST_LETTERS else f"…{title[1 - MOST_LETTERS :]}"
 
 
 def _is_whole(entry: Any) -> bool:
@@ -248,7 +253,7 @@ def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: P
         draw(lands, path)
     for title, entry in zip(titles, entries, strict=True):
         if "probe" in entry:
-            name = re.sub(r"[^\w.-]+", "_", title)[-MOST_LETTERS:]  # it may be a path
+            name = re.sub(r"[^\w.-]+", "_", title)  # it may be a path
             names = (f"probe_{name}{number}.png" for number in ("", *(f"_{n}" for n in range(2, len(titles) + 1))))
             paths.append(next(path for own in names if (path := folder / own) not in paths))
             plot_probe(entry["probe"], paths[-1])
