@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,44 +76,57 @@ def evenly_fixture() -> Callable[[Tensor, int], list[int]]:
 
 
 CRASHES = pytest.StashKey[list[str]]()
+HEAP = "malloc(): unaligned tcache chunk detected"
 
 
 @pytest.fixture(scope="session")
 def two_ranks_of(pytestconfig: pytest.Config) -> Callable[[Path, Path], list[Any]]:
-    """Starts ``SCRIPT RANK FOLDER`` as two processes; what each saved as ``RANK.pt``.
+    """Starts ``SCRIPT RANK FOLDER`` as two processes; what each saved as ``RANK.pt``."""
+    return partial(run_ranks, pytestconfig.stash.setdefault(CRASHES, []))
 
-    Processes that die of a signal get a second start, and the summary of the tests tells of the first, with the stacks. It was seen once, in some hundred
-    starts: glibc found the heap of a rank corrupt. Valgrind finds nothing. One that comes again fails.
+
+@pytest.fixture(name="run_ranks", scope="session")
+def run_ranks_fixture() -> Callable[[list[str], Path, Path], list[Any]]:
+    return run_ranks
+
+
+def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
+    """What each of the two processes saved; a process that fails, fails the test.
+
+    There is one exception. Once, in some hundred starts, a rank was aborted by glibc with :data:`HEAP`, and the cause
+    was not found: DDP and FSDP alone, without this library, under malloc's own checks, showed nothing either. Ranks
+    that end in exactly this way are started once more, and the summary of the tests shows the first ones' stacks. Any
+    other signal, and a second time, fails.
     """
+    for attempt in (folder / "first", folder / "second"):
+        codes, errors = start_ranks(script, attempt)
+        killed = [(code, error) for code, error in zip(codes, errors, strict=True) if code < 0]
+        if not killed or not all(code == -signal.SIGABRT and HEAP in error.splitlines() for code, error in killed):
+            break
+        crashes.append(f"{script.name}: the ranks ended with {codes}\n" + "\n".join(errors))
+    assert codes == [0, 0], "\n".join(errors)
+    return [torch.load(attempt / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
-    def start(script: Path, folder: Path) -> tuple[list[int], str]:
-        folder.mkdir()
-        command = [sys.executable, "-X", "faulthandler", "-W", "error::UserWarning", str(script)]
-        processes = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-        try:
-            errors = [process.communicate(timeout=300)[1] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
-        return [process.returncode for process in processes], "\n".join(errors)
 
-    def started(script: Path, folder: Path) -> list[Any]:
-        for attempt in (folder / "first", folder / "second"):
-            codes, errors = start(script, attempt)
-            if min(codes) >= 0:
-                break
-            pytestconfig.stash.setdefault(CRASHES, []).append(f"{script.name}: the ranks ended with {codes}\n{errors}")
-        assert codes == [0, 0], errors
-        return [torch.load(attempt / f"{rank}.pt", weights_only=True) for rank in range(2)]
-
-    return started
+def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
+    """How each of two processes ended, and what it said."""
+    folder.mkdir()
+    command = [sys.executable, "-X", "faulthandler", "-W", "error::UserWarning", str(script)]
+    commands = [[*command, str(rank), str(folder)] for rank in range(2)]
+    processes = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in commands]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [process.returncode for process in processes], errors
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """A crash is told of, also where the second start went well."""
     for crash in config.stash.get(CRASHES, []):
-        terminalreporter.section("processes that died of a signal")
+        terminalreporter.section("processes that died of heap corruption")
         terminalreporter.write_line(crash)
 
 

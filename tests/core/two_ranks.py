@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -373,4 +374,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     torch.save({case: run(rank=rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
+    gc.collect()  # models in reference cycles go before the group that they use
+    dist.barrier()  # and no rank leaves while the other one is still at work
     dist.destroy_process_group()

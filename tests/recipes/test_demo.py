@@ -154,7 +154,7 @@ def test_interrupted_it_goes_on_where_it_stopped(tmp_path, asked, stop_after):
     assert counted == {"tuning": 64, "training": 8}
 
 
-@pytest.mark.parametrize("wrong", [{"seed": -1}, {"seeds": 0}, {"epochs": 0}])
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"seeds": 0}, {"seeds": 10**6}, {"epochs": 0}])
 def test_plan_refuses_what_cannot_be(wrong):
     with pytest.raises(bsam.Refusal, match=next(iter(wrong))):
         Plan(**wrong)

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 import bsam
 from bsam.recipes import runner
 from bsam.recipes.runner import Clock, State, Watcher, folder_name, run_all, state_of
 from bsam.training.config import Run
-from bsam.training.folder import Folder, Taken, read_metrics
+from bsam.training.folder import Folder, read_metrics
+from bsam.training.lock import Taken
 from bsam.training.loop import Diverged, fit
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
@@ -38,7 +41,7 @@ class FakeFit:
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"epoch": epoch + 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
             each_epoch(epoch + 1, {"seconds": 1.0})
-        (folder / "model.safetensors").write_bytes(b"")
+        (folder / "model.safetensors").write_bytes(save({"weight": torch.ones(2)}))
 
 
 @pytest.fixture
@@ -200,7 +203,7 @@ def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
     (folder / "model.safetensors").unlink()
     assert not state_of(TINY, tmp_path).finished
     (folder / "model.safetensors").write_bytes(b"")
-    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "seconds": 1.0}) + "\n")
+    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
     assert str(state_of(TINY, tmp_path)) == "epoch 1 of 2"
 
 

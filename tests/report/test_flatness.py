@@ -378,6 +378,24 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
     assert models[2]["eigenvalues"] != after["models"][0]["eigenvalues"]
 
 
+def test_a_second_process_on_the_folder_is_refused_and_loses_nothing(files, tmp_path, monkeypatch):
+    """Each wrote the file with what it knew, and the models of the other were gone."""
+    out, genuine = tmp_path / "out", measurements.measure
+
+    def disturbed(*arguments):
+        monkeypatch.setattr(measurements, "measure", genuine)
+        with pytest.raises(bsam.Refusal, match=f"{out}: another process is measuring there. Wait for it, or choose"):
+            flatness_report(files[1:2], "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
+        return genuine(*arguments)
+
+    monkeypatch.setattr(measurements, "measure", disturbed)
+    flatness_report(files[:1], "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
+    flatness_report(files[1:2], "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
+    models = json.loads((out / "flatness.json").read_text())["models"]
+    assert [entry["file"] for entry in models] == list(map(str, files[:2]))
+    assert not (out / "lock").exists()
+
+
 def loaded(scale=1.0, samples=12, build=network):
     """What a loader returns that is as it says."""
     x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2

@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import save
 
 from bsam.recipes.catalogue import RECIPES
 from bsam.recipes.columns import column_of
@@ -131,7 +133,7 @@ def out(tmp_path):
             state.folder.mkdir()
             (state.folder / "config.json").write_text(json.dumps(run.settings()))
             (state.folder / "metrics.jsonl").write_text("".join(json.dumps(dict(e)) + "\n" for e in state.epochs))
-            (state.folder / "model.safetensors").write_bytes(b"")
+            (state.folder / "model.safetensors").write_bytes(save({"weight": torch.ones(2)}))
             machine = {"device": "cpu", "torch": "2", "bsam": "1", "date": f"2026-11-1{run.seed}T00:00:00+00:00"}
             (state.folder / "environment.json").write_text(json.dumps([machine]))
             if run.probe is not None:

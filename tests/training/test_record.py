@@ -41,7 +41,7 @@ def test_runs_of_an_earlier_version_are_refused_and_stay(tmp_path, half):
     line = {"run": run, "epochs": [{"accuracy": 0.5, "sharpness": None}], "seconds_per_step": 0.1}
     content = f"{json.dumps(SETTINGS)}\n{json.dumps(line)}\n{half}"
     (tmp_path / "runs.jsonl").write_text(content)
-    with pytest.raises(bsam.Refusal, match=r"runs of another version.*choose another folder, or remove"):
+    with pytest.raises(bsam.Refusal, match=r"line 2 of .* of another version.*choose another folder, or remove"):
         Record(tmp_path, SETTINGS)
     assert (tmp_path / "runs.jsonl").read_text() == content
 
@@ -76,6 +76,30 @@ def test_folder_of_something_else_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(bsam.Refusal, match="cannot be used"):
         Record(tmp_path / "thesis.tex", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "words"),
+    [
+        (0, '{"epochs": 2', r"line 1 of .*runs\.jsonl is damaged: it holds no JSON object; choose another folder"),
+        (0, "[1]", r"line 1 of .* is damaged"),
+        (1, '{"run": {"meth', r"line 2 of .*runs\.jsonl is damaged: it holds no JSON object; .* remove that line"),
+        (1, "\udcff", r"line 2 of .* is damaged"),
+        (1, "{}", r"line 2 of .* is damaged, or of another version .* remove that line"),
+        (1, ("0.7", '"high"'), r"line 2 of .* is damaged.*something else than numbers.*remove that line"),
+        (1, ('"epochs": [{', '"epochs": {"a": [{'), r"line 2 of .* is damaged"),
+    ],
+)
+def test_damaged_lines_are_named_and_stay(line, text, words, tmp_path):
+    Record(tmp_path, SETTINGS).add(RESULT)
+    file = tmp_path / "runs.jsonl"
+    lines = file.read_text().splitlines()
+    lines[line] = lines[line].replace(*text) if isinstance(text, tuple) else text
+    before = ("\n".join(lines) + "\n").encode(errors="surrogateescape")
+    file.write_bytes(before)
+    with pytest.raises(bsam.Refusal, match=words):
+        Record(tmp_path, SETTINGS)
+    assert file.read_bytes() == before
 
 
 def test_on_a_full_disk_what_was_finished_stays(tmp_path):

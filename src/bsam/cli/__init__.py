@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,11 @@ from . import catalogue, demo, flatness, run, train
 from .signals import Terminated
 
 COMMANDS = (catalogue, demo, train, run, flatness)
+_MENDS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), " Allow this user to use it, or name another one."),
+    errno.EROFS: " It is on a file system that cannot be written to: name another one.",
+    errno.ENAMETOOLONG: " Give it a shorter name.",
+}
 UNWRITTEN, REFUSED, INTERRUPTED, UNHEARD, TERMINATED = 1, 2, 130, 141, 143
 
 
@@ -36,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             _complain(f"the output was closed.{kept}")
         return UNHEARD
     except OSError as error:
+        if error.filename is not None:  # a file or a folder that the user named, or one in there
+            _complain(f"{os.fsdecode(error.filename)}: {error.strerror}.{_MENDS.get(error.errno or 0, '')}")
+            return REFUSED
         if _takes_a_line(sys.stdout):
             raise  # it is about something else
         _let_go(sys.stdout)

@@ -41,25 +41,27 @@ def _demo(arguments: argparse.Namespace) -> None:
     from ..report.results import rows_info, write_results
     from ..report.tables import summary_info, summary_tables
     from ..training.environment import environment_info
+    from ..training.lock import locked
     from ..training.loop import CURVATURE_SAMPLES
     from ..training.record import Record
 
     plan = Plan(arguments.seed, arguments.seeds, arguments.epochs, contenders(arguments.methods))
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
-    record = Record(arguments.out, {**plan.settings(), **versions})
     console = Console()
     tuning, training = plan.total
-    console.print(
-        f"{', '.join(contender.title for contender in plan.contenders)} on digits, {plan.epochs} epochs a run:\n"
-        f"{tuning} runs choose learning rate, weight decay and radii on a validation set,\n"
-        f"{training} runs over {plan.seeds} seed(s) give the numbers."
-    )
-    with progress(console, {"tuning": tuning, "training": training}) as bars:
-        cells = demo(plan, record, bars.advance)
-    figure, contours = arguments.out / "figure.png", arguments.out / "landscape.png"
-    written = [*write_results(arguments.out, plan, cells), figure, contours]
-    plot_curves(curves_info(cells), figure)
-    plot_contours(reliefs_info(cells), contours)
+    with locked(arguments.out, "training"):
+        record = Record(arguments.out, {**plan.settings(), **versions})
+        console.print(
+            f"{', '.join(contender.title for contender in plan.contenders)} on digits, {plan.epochs} epochs a run:\n"
+            f"{tuning} runs choose learning rate, weight decay and radii on a validation set,\n"
+            f"{training} runs over {plan.seeds} seed(s) give the numbers."
+        )
+        with progress(console, {"tuning": tuning, "training": training}) as bars:
+            cells = demo(plan, record, bars.advance)
+        figure, contours = arguments.out / "figure.png", arguments.out / "landscape.png"
+        written = [*write_results(arguments.out, plan, cells), figure, contours]
+        plot_curves(curves_info(cells), figure)
+        plot_contours(reliefs_info(cells), contours)
     for table in summary_tables(summary_info(rows_info(cells))):
         console.print(table)
         console.print()

@@ -11,7 +11,7 @@ import torch
 
 from ..core.extras import need
 from ..core.refusal import Refusal
-from ..recipes.catalogue import RECIPES, only, recipe_of
+from ..recipes.catalogue import MOST_SEEDS, RECIPES, only, recipe_of
 from ..recipes.runner import run_all, state_of
 from ..recipes.scales import SCALES, scale_of
 from .downloads import download_all
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
     command.add_argument("--scale", default="smoke", help=f"how much: {', '.join(SCALES)} (default: smoke)", metavar="SCALE")
-    command.add_argument("--seeds", type=int, default=1, help="how many, from 0 on (default: 1)", metavar="N")
+    command.add_argument("--seeds", type=int, default=1, help=f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)", metavar="N")
     command.add_argument("--only", nargs="+", default=[], help="run these methods only; the table has all that is there", metavar="METHOD")
     command.add_argument("--data-dir", type=Path, help="folder with the files of CIFAR; the scale smoke needs none", metavar="FOLDER")
     command.add_argument("--download", action="store_true", help="get the data sets from their authors into --data-dir first, unless they are there")

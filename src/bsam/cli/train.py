@@ -6,12 +6,16 @@ import argparse
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..core.refusal import Refusal
 from ..report.epochs import Narrator, epoch_numbers
 from ..training.config import Run
-from ..training.folder import last_metrics, read_metrics, read_run
+from ..training.files import is_numeric, read_json
+from ..training.folder import ANEW, NETWORK, last_metrics, read_metrics, read_run, read_weights
+from ..training.lock import LOCK
 from ..training.loop import fit
 from ..training.team import team
 from .downloads import download_to
@@ -42,7 +46,7 @@ def _train(arguments: argparse.Namespace) -> None:
     folder, device = arguments.out, None if arguments.device == "auto" else arguments.device
     with terminable(), team(device) as processes:
         say = _say if processes.writes else _say_nothing
-        if is_finished(folder, run):
+        if is_finished(folder, run, say):
             say(f"The run in {folder} is finished.")
         else:
             if arguments.download:
@@ -66,19 +70,38 @@ def default_name(run: Run) -> str:
     return "-".join([run.method, *own, run.model, run.data, f"s{run.seed}"])
 
 
-def is_finished(folder: Path, run: Run) -> bool:
-    """Whether a folder holds exactly this run, with nothing left to do."""
-    if not (folder / "model.safetensors").exists():
+def is_finished(folder: Path, run: Run, say: Callable[[str], None]) -> bool:
+    """Whether a folder holds exactly this run, with nothing left to do; damaged results, which are, are named."""
+    if not (folder / NETWORK).exists():
         return False
-    return read_run(folder).settings() == json.loads(json.dumps(run.settings())) and len(read_metrics(folder)) == run.epochs
+    if read_run(folder).settings() != json.loads(json.dumps(run.settings())) or len(read_metrics(folder)) != run.epochs:
+        return False
+    try:
+        read_weights(folder)
+        _top_eigenvalue(folder)
+    except Refusal as refusal:
+        say(f"{refusal}. Going on with the run.")
+        return False
+    return True
+
+
+def _top_eigenvalue(folder: Path) -> float | None:
+    """What ``curvature.json`` has, if it is there; one that is damaged is refused."""
+    file = folder / "curvature.json"
+    if not file.exists():
+        return None
+    top = read_json(file, dict, ANEW).get("top_eigenvalue")
+    if not is_numeric(top):
+        raise Refusal(f"{file} is damaged: its top_eigenvalue is {top!r}; {ANEW}")
+    return top
 
 
 def _conclude(run: Run, folder: Path) -> None:
     _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, last_metrics(folder)))}")
-    curvature = folder / "curvature.json"
-    if curvature.exists() and (top := json.loads(curvature.read_text())["top_eigenvalue"]) is not None:
+    if (top := _top_eigenvalue(folder)) is not None:
         _say(f"Largest eigenvalue of the Hessian: {top:.4g}")
-    names = sorted(file.name + "/" * file.is_dir() for file in folder.iterdir() if file.name != "lock" and file.suffix != ".draft")
+    files = (file for file in folder.iterdir() if file.name != LOCK and file.suffix != ".draft")
+    names = sorted(file.name + "/" * file.is_dir() for file in files)
     _say(f"Written to {folder}: {', '.join(names)}")
 
 

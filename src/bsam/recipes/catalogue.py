@@ -19,6 +19,7 @@ BASELINES = ("sgd", "sam", *BSAMS)
 CONFLICT_TOP = 0.1  # where rho_min starts in the figure of the gradient conflict ...
 CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and where it ends: fixed, halved, the paper's choice
 MAIN = "resnet18"
+MOST_SEEDS = 100  # all runs are listed before the first begins: with a million seeds that would not end
 
 Grid: TypeAlias = Callable[[Scale | str], list[Run]]
 
@@ -132,7 +133,7 @@ class Recipe:
             >>> [(run.method, run.seed) for run in RECIPES["training-curves"].runs("paper", seeds=2)][3:7]
             [('bsam', 0), ('bsam', 0), ('sgd', 1), ('sam', 1)]
         """
-        check_count("seeds", seeds)
+        check_count("seeds", seeds, high=MOST_SEEDS)
         grid = self.grid(scale)
         return [replace(run, seed=seed) for seed in range(seeds) for run in grid]
 

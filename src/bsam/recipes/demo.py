@@ -26,6 +26,7 @@ LEARNING_RATES = (0.03, 0.1)
 SGD_LEARNING_RATES = (0.03, 0.1, 0.3, 0.6)  # nothing else to tune: as many runs go to the learning rate
 SHARPNESS_RADIUS = 0.05  # of what is measured, the same for all methods
 RELIEF_POINTS = 13  # along each axis of the landscapes, which the first seed's networks get
+MOST_SEEDS = 1000
 TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
 
 
@@ -94,6 +95,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31 or self.seeds < 1 or self.epochs < 1:
             raise Refusal(f"seed must be 0 or more, seeds and epochs 1 or more; got {self.seed}, {self.seeds} and {self.epochs}")
+        if self.seeds > MOST_SEEDS:
+            why = "all runs are listed before the first begins"
+            raise Refusal(f"seeds must be at most {MOST_SEEDS}, as {why}; got {self.seeds}")
         if not self.contenders:
             raise Refusal("contenders must hold at least one method, got none")
 

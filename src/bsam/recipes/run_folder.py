@@ -12,12 +12,11 @@ import torch
 from ..core.checks import check_count
 from ..core.extras import need
 from ..core.refusal import Refusal
-from ..training.folder import last_metrics, read_metrics, read_network, read_run
+from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_network, read_run
 from ..training.loop import TASKS
 from .flatness import Loaded, load, loader
 
 IMAGES = 1000  # of a run's training samples, unless more are asked for: what a Hessian product costs grows with them
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,9 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
         run = read_run(path)
         if run.task not in TASKS:
             raise Refusal(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
-        if not (path / WEIGHTS).exists():
+        if (path / NETWORK).exists() and not has_network(path):
+            raise Refusal(f"{path / NETWORK} is damaged; {ANEW}")
+        if not (path / NETWORK).exists():
             raise Refusal(
                 f"the run in {path} is not finished ({len(read_metrics(path))} of {run.epochs} epochs are): the command that started it goes on with it"
             )
@@ -104,7 +105,7 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
         paths,
         {"images": images},
         load=lambda path, device: load_run(path, images, data_dir, device),
-        weights=lambda path: path / WEIGHTS,
+        weights=lambda path: path / NETWORK,
         title=lambda path: str(path) if alike else path.name,
         about=lambda path: {"run": read_run(path).settings(), "metrics": last_metrics(path)},
     )
@@ -112,14 +113,15 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
 
 def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.device) -> Loaded:
     """The trained network of a run, its loss without label smoothing, and its first training samples: not augmented, labels as trained on."""
-    from safetensors import SafetensorError
-
     run = read_run(folder)
     task = TASKS[run.task](run, device, data_dir)
     try:
         network = read_network(folder, task.network())
-    except (SafetensorError, RuntimeError) as error:
-        raise Refusal(f"{folder / WEIGHTS} is damaged, or not of the network that config.json names: {str(error).splitlines()[0]}") from error
+    except Refusal:
+        raise
+    except RuntimeError as error:
+        trouble = f"is damaged, or not of the network that config.json names: {str(error).splitlines()[0]}"
+        raise Refusal(f"{folder / NETWORK} {trouble}") from error
     return network, task.loss, task.examples(images)
 
 

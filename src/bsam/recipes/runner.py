@@ -15,9 +15,10 @@ import torch
 
 from ..core.refusal import Refusal
 from ..training.config import Run
-from ..training.files import write_json
-from ..training.folder import Taken, read_metrics, read_run
-from ..training.loop import Diverged, fit
+from ..training.files import read_json, write_json
+from ..training.folder import has_network, read_metrics, read_run
+from ..training.lock import Taken
+from ..training.loop import TASKS, Diverged, fit
 from .columns import column_of, passes_of
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
@@ -86,9 +87,16 @@ def state_of(run: Run, out: Path) -> State:
     if _plain(read_run(folder)) != _plain(run):
         raise Refusal(f"{folder} holds a run with other settings than its name says: remove it, or choose another folder than {out}")
     epochs = tuple(read_metrics(folder))
-    finished = len(epochs) == run.epochs and (folder / "model.safetensors").exists()
+    if epochs and run.task in TASKS and epochs[-1].get(f"{run.held_out}_{TASKS[run.task].measure.name}") is None:
+        epochs = ()  # damaged: what the table shows is not there
+    finished = len(epochs) == run.epochs and has_network(folder)
     lost = not finished and (folder / DIVERGED).exists()
-    return State(run, folder, epochs, finished, json.loads((folder / DIVERGED).read_text())["reason"] if lost else None)
+    return State(run, folder, epochs, finished, _reason(folder / DIVERGED) if lost else None)
+
+
+def _reason(file: Path) -> str:
+    mend = "remove the file, and the run goes on after its last checkpoint"
+    return str(read_json(file, dict, mend).get("reason", "diverged"))
 
 
 def _plain(run: Run) -> Any:

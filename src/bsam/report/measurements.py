@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,14 @@ from torch import nn
 from ..core.extras import need
 from ..core.refusal import Refusal
 from ..flatness.probe import Reading
+from ..flatness.sharpness import Sharpness
+from ..flatness.trace import Trace
 from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
-from ..recipes.run_folder import subjects
+from ..recipes.run_folder import Subjects, subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
-from ..training.files import write_json
+from ..training.files import is_numeric, read_json, read_json_lines, usable, write_json
+from ..training.lock import locked
 from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .progress import progress
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+MOST_LETTERS = 50  # of a title: file systems take names of 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
 
@@ -52,22 +55,24 @@ class Notebook:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.path, self.settings, self._models = folder / "flatness.json", dict(settings), list[dict[str, Any]]()
-        try:
+        with usable(folder, "results"):
             folder.mkdir(parents=True, exist_ok=True)
-            text = self.path.read_text() if self.path.exists() else None
-        except OSError as error:
-            raise Refusal(f"{folder} cannot be used as a folder for results: {error.strerror}") from error
-        if text is None:
+            known = self.path.exists()
+        if not known:
             strangers = [name for name in FIGURES if (folder / name).exists()] + sorted(path.name for path in folder.glob("probe_*.png"))
             if strangers:
                 raise Refusal(f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: choose another folder")
             return
-        try:
-            content = json.loads(text)
-            theirs, self._models = content["settings"], _numbers_again(content["models"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder") from error
+        content = read_json(self.path, dict, "remove it to measure anew, or choose another folder")
+        theirs, models = content.get("settings"), content.get("models")
+        if not isinstance(theirs, dict) or not isinstance(models, list):
+            raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder")
         check_settings(folder, theirs, self.settings)
+        self._models = [_numbers_again(entry) for entry in models]
+        for number, entry in enumerate(self._models, 1):
+            if not _is_whole(entry):
+                mend = "remove the file to measure anew, or choose another folder"
+                raise Refusal(f"{self.path} is damaged: model {number} in it lacks numbers; {mend}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """What is known of a file with this content."""
@@ -107,8 +112,24 @@ def flatness_report(
     models, place = subjects(files, loader_name, images, data_dir), _device(device)
     files = models.paths
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
-    book = Notebook(folder, {**models.settings, "device": str(place), **instruments.settings(), **versions})
-    entries = []
+    settings = {**models.settings, "device": str(place), **instruments.settings(), **versions}
+    titles = [_short(models.title(file)) for file in files]
+    with locked(folder, "measuring"):
+        book = Notebook(folder, settings)
+        entries = _measured(book, models, place, instruments, console)
+        console.print(_table(titles, entries))
+        return [book.path, *_draw(titles, entries, folder)]
+
+
+def _measured(
+    book: Notebook,
+    models: Subjects,
+    place: torch.device,
+    instruments: Instruments,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """What is known of each model: from the notebook where it is there and has not changed, else measured now."""
+    entries, files = list[dict[str, Any]](), models.paths
     with progress(console, {"models": len(files), **dict.fromkeys(STAGES, 1)}) as bars:
         bars.advance("models", 0)
         for file in files:
@@ -127,9 +148,7 @@ def flatness_report(
                 raise Refusal(f"{file}: {refusal}") from refusal
             entries.append(entry)
             bars.advance("models", 1)
-    titles = [models.title(file) for file in files]
-    console.print(_table(titles, entries))
-    return [book.path, *_draw(titles, entries, folder)]
+    return entries
 
 
 def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) -> str | None:
@@ -141,6 +160,27 @@ def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) 
     if not math.isclose(loss, before, rel_tol=SAME):
         return f"its loss is {loss:.6g} now, and was {before:.6g}"
     return None if _architecture(loaded[0]) == entry["architecture"] else "it is another network now"
+
+
+def _short(title: str) -> str:
+    """A title that fits into a figure, and into the name of a file: the end of it, which tells runs apart."""
+    return title if len(title) <= MOST_LETTERS else f"…{title[1 - MOST_LETTERS :]}"
+
+
+def _is_whole(entry: Any) -> bool:
+    """Whether an entry of the file has all that tables and figures are made from."""
+    try:
+        names = [entry[name] for name in ("file", "sha256", "architecture")]
+        spectrum = {name: value for name, value in entry["eigenvalues"].items() if name != "which"}
+        numbers = [entry[name] for name in ("samples", "parameters", "sharpness", "trace", "density", "landscape")]
+        SpectrumInfo("", "", **entry["eigenvalues"])
+        DensityInfo("", "", **entry["density"])
+        LandscapeInfo("", "", **entry["landscape"])
+        Sharpness(**entry["sharpness"])
+        Trace(**entry["trace"])
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return all(isinstance(name, str) for name in names) and is_numeric([numbers, spectrum, entry.get("probe")])
 
 
 def _numbers_again(value: Any) -> Any:
@@ -157,10 +197,14 @@ def _probed(folder: Path) -> dict[str, Any]:
     file = folder / "probe.jsonl"
     if not file.exists():
         return {}
+    mend = "the probe's figure is drawn from it: remove the file to do without"
+    rows = [_numbers_again(row) for row in read_json_lines(file, mend)]
     try:
-        return {"probe": probe_info([Reading(**_numbers_again(json.loads(line))) for line in file.read_bytes().splitlines()])}
-    except (ValueError, TypeError) as error:
-        raise Refusal(f"{file} is damaged, and the probe's figure is drawn from it: remove the file to do without") from error
+        if is_numeric(rows):
+            return {"probe": probe_info([Reading(**row) for row in rows])}
+    except TypeError:
+        pass  # names are missing, or there are others
+    raise Refusal(f"{file} is damaged: it does not hold the readings of a probe; {mend}")
 
 
 def _device(name: str) -> torch.device:

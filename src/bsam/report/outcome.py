@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,12 @@ from ..core.refusal import Refusal
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
-from ..training.files import write, write_json
+from ..training.files import read_json, write, write_json
+from ..training.lock import locked
 from .comparison import Entry, comparison_info, comparison_markdown, unit
 from .recipe_figures import FIGURES
+
+ORIGIN = ("device", "torch", "bsam", "date")  # what is told of a machine
 
 
 def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
@@ -38,7 +38,13 @@ def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
 
 def _machines(folder: Path) -> list[dict[str, Any]]:
     file = folder / "environment.json"
-    return json.loads(file.read_text()) if file.exists() else []
+    if not file.exists():
+        return []
+    mend = "remove the file to report without the machine that the run was on"
+    found = read_json(file, list, mend)
+    if not all(isinstance(one, dict) and all(isinstance(one.get(name), str) for name in ORIGIN) for one in found):
+        raise Refusal(f"{file} is damaged: {' and '.join(ORIGIN)} are not in each entry; {mend}")
+    return found
 
 
 def table_info(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -74,7 +80,7 @@ def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]
     entries, runs = comparison_info(recipe, states), runs_info(states)
     seeds = sorted({state.run.seed for state in states})
     paths = [out / "table.md", out / "results.json"]
-    with _alone(out):
+    with locked(out, "writing results", wait=True):  # several processes may work on one folder
         write(paths[0], comparison_markdown(recipe, entries, states[0].run, origin_info(runs)).encode())
         content = {"recipe": recipe.name, "scale": scale, "title": recipe.title, "unit": unit(states[0].run), "seeds": seeds, "table": table_info(entries)}
         write_json(paths[1], {**content, "runs": runs})
@@ -83,16 +89,3 @@ def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]
                 paths.append(out / f"{name}.png")
                 FIGURES[name](recipe, states, paths[-1])
     return paths
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Several processes may work on one folder; one of them writes at a time."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / "lock").open("w")
-    except OSError as error:
-        raise Refusal(f"{out} cannot be used as a folder for results: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from ..core.refusal import Refusal
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
+from ..training.files import is_numeric, read_json_lines
 from .figures import COLOURS
 from .panels import figure, legend, save, tidy
 
 SERIES = ("max_sharpness", "min_sharpness", "bilateral", "cosine", "rho_min")
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
+MEND = "remove model.safetensors beside it, and `bsam run` without --report writes both anew, from the checkpoint"
 SMOOTHED = 40  # a smooth line has about so many independent points
 
 
@@ -48,13 +51,21 @@ def readings_info(recipe: Recipe, states: Sequence[State]) -> list[Readings]:
 
 def _readings(part: str, row: str, states: Sequence[State]) -> Readings:
     seeds = [_read(state.folder) for state in states]
+    run, steps = states[0].run, tuple(reading["step"] for reading in max(seeds, key=len))
+    for state, seed in zip(states, seeds, strict=True):
+        if tuple(reading["step"] for reading in seed) != steps:
+            raise Refusal(f"{state.folder / 'probe.jsonl'} is damaged: it lacks steps that other seeds have; {MEND}")
     series = {name: tuple(np.mean([[reading[name] for reading in seed] for seed in seeds], axis=0).tolist()) for name in SERIES}
-    run, steps = states[0].run, tuple(reading["step"] for reading in seeds[0])
     return Readings(column_of(run).title, f"{MODELS[run.model].title} on {DATASETS[run.data].title}", part, row, steps, series, len(seeds))
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "probe.jsonl").read_text().splitlines()]
+    """The readings of a run; a number that is not finite is null in JSON."""
+    file = folder / "probe.jsonl"
+    rows = read_json_lines(file, MEND)
+    if not all(is_numeric(row) and {"step", *SERIES} <= row.keys() for row in rows):
+        raise Refusal(f"{file} is damaged: it does not hold all numbers of each step; {MEND}")
+    return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
 
 
 def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:

@@ -11,11 +11,13 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..core.refusal import Refusal
+
+T = TypeVar("T")
 
 _MAGIC = b"bsam checkpoint 1 "
 _MENDS = {
@@ -32,6 +34,15 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         mend = _MENDS.get(error.errno or 0, "Once that is mended, call again")
         raise Refusal(f"{path} could not be written ({error.strerror}); what was there before is kept. {mend}") from error
+
+
+@contextlib.contextmanager
+def usable(folder: Path, purpose: str) -> Iterator[None]:
+    """An ``OSError`` in here means that the folder cannot be used, and is raised as a Refusal that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
 
 
 def write(path: Path, content: bytes) -> None:
@@ -65,6 +76,55 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode())
 
 
+def read_json(path: Path, kind: type[T], mend: str) -> T:
+    """What a JSON file holds. One that is damaged, or holds something of another kind, is refused.
+
+    Args:
+        path: of the file.
+        kind: dict or list.
+        mend: what to do about a damaged file, for the message.
+    """
+    return parse_json(_content(path), kind, path, mend)
+
+
+def read_json_lines(path: Path, mend: str) -> list[dict[str, Any]]:
+    """What a file with a JSON object on each line holds; a damaged one is refused, as by :func:`read_json`."""
+    rows = enumerate(_content(path).splitlines(), 1)
+    return [parse_json(line, dict, f"line {number} of {path}", mend) for number, line in rows]
+
+
+def parse_json(content: bytes, kind: type[T], name: object, mend: str) -> T:
+    """What a text holds; what cannot be parsed, or is not of this kind, is refused by its name.
+
+    Example:
+        >>> parse_json(b'{"epoch": 1', dict, "line 1 of runs.jsonl", "remove the file")
+        Traceback (most recent call last):
+        ...
+        bsam.core.refusal.Refusal: line 1 of runs.jsonl is damaged: it holds no JSON object; remove the file
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        raise Refusal(f"{name} is damaged: it holds no JSON {'object' if kind is dict else 'array'}; {mend}")
+    return found
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether there are only numbers and nulls in what was read from JSON, below the names.
+
+    Example:
+        >>> is_numeric({"epoch": 1, "losses": [0.5, None]}), is_numeric({"epoch": "1"})
+        (True, False)
+    """
+    if isinstance(value, dict):
+        return all(map(is_numeric, value.values()))
+    if isinstance(value, list):
+        return all(map(is_numeric, value))
+    return value is None or isinstance(value, (int, float))
+
+
 def lines(rows: list[Any]) -> bytes:
     """One line of strict JSON per row."""
     return "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode()
@@ -80,16 +140,20 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """What :func:`write_checkpoint` wrote; a file that is anything else is refused, and nothing in it is executed."""
-    try:
-        first, _, content = path.read_bytes().partition(b"\n")
-    except OSError as error:
-        raise Refusal(f"{path} cannot be read ({error.strerror})") from error
+    first, _, content = _content(path).partition(b"\n")
     if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
         raise Refusal(f"{path} is damaged: its content is not what was written")
     try:
         return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except Exception as error:  # torch raises what it happens to stumble over
         raise Refusal(f"{path} was refused: it holds more than tensors and plain values, or something else") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _strict(value: Any) -> Any:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.extras import need
 from ..core.refusal import Refusal
 from .config import Run, check_settings
 from .environment import environment_info
 from .events import Events
-from .files import lines, read_checkpoint, write, write_checkpoint, write_json, writing
+from .files import (
+    is_numeric,
+    lines,
+    read_checkpoint,
+    read_json,
+    read_json_lines,
+    usable,
+    write,
+    write_checkpoint,
+    write_json,
+    writing,
+)
+from .lock import LOCK, locked
 from .training import Training
 
-CHECKPOINT, BEFORE = "checkpoint.bsam", "checkpoint-before.bsam"
-
-
-class Taken(Refusal):
-    """Another process holds the folder."""
+CHECKPOINT, BEFORE, NETWORK = "checkpoint.bsam", "checkpoint-before.bsam", "model.safetensors"
+ANEW = "the command that trained it writes it anew, from the checkpoint"
 
 
 class Folder:
@@ -43,44 +53,31 @@ class Folder:
 
     def __init__(self, path: str | Path, run: Run, tell: Callable[[str], None] = print) -> None:
         self.path, self.run, self._tell = Path(path), run, tell
-        self._lock: IO[str] | None = None
+        self._held = contextlib.ExitStack()
         self._whole = False  # whether the newest checkpoint is: a damaged one must not take the place of the one before it
 
     def __enter__(self) -> Folder:
         need("safetensors", "train")  # now, not after the last epoch
         config = self.path / "config.json"
-        try:
+        with usable(self.path, "a run"), contextlib.ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
             self._check(config)
-            self._lock = (self.path / "lock").open("w")
-        except OSError as error:
-            raise Refusal(f"{self.path} cannot be used as a folder for a run: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise Taken(f"{self.path}: another process is training there. Wait for it, or choose another folder") from error
-        try:
+            stack.enter_context(locked(self.path, "training"))
             self._check(config)  # again: somebody may have come and gone meanwhile
-        except BaseException:
-            self._lock.close()
-            raise
+            self._held = stack.pop_all()
         return self
 
     def _check(self, config: Path) -> None:
-        strangers = sorted(file.name for file in self.path.iterdir() if file.name != "lock" and not file.name.endswith(".draft"))
+        names = sorted(file.name for file in self.path.iterdir())
+        strangers = [name for name in names if name != LOCK and not name.endswith(".draft")]
         if config.exists():
-            try:
-                theirs = dict(json.loads(config.read_bytes()))
-            except (ValueError, TypeError) as error:
-                raise Refusal(f"{config} is not the configuration of a run: choose another folder") from error
+            theirs = read_json(config, dict, "it is not the configuration of a run: choose another folder")
             check_settings(self.path, theirs, json.loads(json.dumps(self.run.settings())))
         elif strangers:
             raise Refusal(f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._held.close()
 
     def begin(self, training: Training, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         """Note the settings, which have proved possible by now; the data; the machine that goes to work, and how; what the task wants written down; and the
@@ -138,9 +135,10 @@ class Folder:
         if found is not None:
             write_json(self.path / "curvature.json", found)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        content = save(tensors)
         with writing(self.path / BEFORE):
             (self.path / BEFORE).unlink(missing_ok=True)  # a sweep has hundreds of these
-        write(self.path / "model.safetensors", save(tensors, {"run": json.dumps(self.run.settings())}))
+        write(self.path / NETWORK, _described(content, {"run": json.dumps(self.run.settings()), "sha256": _digest(content)}))
 
 
 def _read(file: Path, kind: type[Any]) -> Any:
@@ -155,8 +153,8 @@ def _read(file: Path, kind: type[Any]) -> Any:
 def read_run(path: Path) -> Run:
     """The settings of a run folder."""
     try:
-        return Run(**json.loads((path / "config.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        return Run(**read_json(path / "config.json", dict, "choose another folder"))
+    except (ValueError, TypeError) as error:
         raise Refusal(f"{path} is no folder of a run: {error}") from error
 
 
@@ -165,26 +163,69 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     :func:`bsam.training.loop.fit` writes the file anew, from the checkpoint.
     """
     try:
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
-    except (OSError, ValueError):
+        rows = read_json_lines(path / "metrics.jsonl", "")
+    except Refusal:
         return []
-    return rows if all(isinstance(row, dict) for row in rows) else []
+    numbered = all(row.get("epoch") == number for number, row in enumerate(rows, 1))
+    alike = all(row.keys() == rows[0].keys() and row.get("seconds") is not None for row in rows)
+    return rows if numbered and alike and is_numeric(rows) else []
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
     """The last entry of a finished run's metrics; a file that has not all of them is refused."""
     found, epochs = read_metrics(path), read_run(path).epochs
     if len(found) != epochs:
-        raise Refusal(f"{path / 'metrics.jsonl'} does not hold the run's {epochs} epochs: the command that trained it writes them anew, from the checkpoint")
+        file = path / "metrics.jsonl"
+        raise Refusal(f"{file} does not hold the run's {epochs} epochs; {ANEW}")
     return found[-1]
 
 
 def read_network(path: Path, network: nn.Module) -> nn.Module:
     """The network of a finished run, read into one of its architecture."""
+    if not (path / NETWORK).exists():
+        raise Refusal(f"{path} has no model.safetensors: the run is not finished. `bsam train --out {path}` with the same settings goes on with it")
+    network.load_state_dict(read_weights(path))
+    return network
+
+
+def has_network(path: Path) -> bool:
+    """Whether a run folder holds a trained network, as far as the header and the length of the file tell."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path / NETWORK, "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a finished run, by name; a file that is damaged is refused."""
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load
 
-    file = path / "model.safetensors"
-    if not file.exists():
-        raise Refusal(f"{path} has no model.safetensors: the run is not finished. `bsam train --out {path}` with the same settings goes on with it")
-    network.load_state_dict(load(file.read_bytes()))
-    return network
+    file = path / NETWORK
+    try:
+        with safe_open(file, "pt") as opened:
+            wanted = (opened.metadata() or {}).get("sha256")  # files of earlier versions have none
+        content = file.read_bytes()
+        if wanted not in (None, _digest(content)):
+            raise Refusal(f"{file} is damaged: its content is not what was written; {ANEW}")
+        return load(content)
+    except OSError as error:
+        raise Refusal(f"{file} cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise Refusal(f"{file} is damaged ({error}); {ANEW}") from error
+
+
+def _described(content: bytes, about: dict[str, str]) -> bytes:
+    """A safetensors file with metadata, always in the same order: that of safetensors' own function varies."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps({"__metadata__": about, **json.loads(content[8:end])}).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]
+
+
+def _digest(content: bytes) -> str:
+    """Of the tensors in a safetensors file, behind its header, whose length is in the first 8 bytes."""
+    return hashlib.sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()

@@ -76,6 +76,8 @@ def fit(
         training = Training(run, work, processes)
         if run.compile and not training.compiled and processes.writes:
             tell(f"torch.compile does not work here ({compiler_trouble(processes.device)}): the run goes on without.")
+        if training.emulated and processes.writes:
+            tell("This CPU has no instructions for bf16: it is many times slower here than fp32, which is the default.")
         processes.wait()
         epochs: list[dict[str, Any]] = []
         readings: list[dict[str, Any]] = []

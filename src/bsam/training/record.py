@@ -11,7 +11,8 @@ from typing import Any
 from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
-from .files import write, writing
+from .files import is_numeric, parse_json, usable, write, writing
+from .lock import LOCK
 from .result import Epoch, Relief, Result
 
 
@@ -36,26 +37,29 @@ class Record:
         self.folder = Path(folder)
         self._file = self.folder / "runs.jsonl"
         self._results: dict[str, Result] = {}
-        try:
+        with usable(self.folder, "results"):
             self.folder.mkdir(parents=True, exist_ok=True)
             lines = self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []
-        except OSError as error:
-            raise Refusal(f"{self.folder} cannot be used as a folder for results: {error.strerror}") from error
         whole = [line for line in lines if line.endswith(b"\n")]  # a process that was killed may have left half a line
         if not whole:
             self._start(settings)
             return
-        check_settings(self.folder, json.loads(whole[0]), settings)
-        for line in whole[1:]:
+        mend = "choose another folder, or remove that one"
+        check_settings(self.folder, parse_json(whole[0], dict, f"line 1 of {self._file}", mend), settings)
+        mend = "choose another folder, or remove that line, and the run is run again"
+        for number, line in enumerate(whole[1:], 2):
+            name = f"line {number} of {self._file}"
             try:
-                self._remember(_result(json.loads(line)))
-            except (KeyError, TypeError) as error:
-                raise Refusal(f"{self.folder} holds runs of another version, which cannot be compared: choose another folder, or remove that one") from error
+                self._remember(_result(parse_json(line, dict, name, mend)))
+            except Refusal:
+                raise
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise Refusal(f"{name} is damaged, or of another version ({_said(error)}): {mend}") from error
         if len(whole) < len(lines):
             write(self._file, b"".join(whole))
 
     def _start(self, settings: Mapping[str, Any]) -> None:
-        strangers = sorted(path.name for path in self.folder.iterdir() if path != self._file)
+        strangers = sorted(path.name for path in self.folder.iterdir() if path.name not in (self._file.name, LOCK))
         if strangers:
             raise Refusal(f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
         write(self._file, (json.dumps(dict(settings)) + "\n").encode())
@@ -81,7 +85,16 @@ def _key(run: Run) -> str:
     return json.dumps(run.settings(), sort_keys=True)
 
 
+def _said(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
 def _result(line: dict[str, Any]) -> Result:
+    """What :meth:`Record.add` wrote. A value that is no number, and should be, is refused as the rest of it is."""
+    if not is_numeric([value for name, value in line.items() if name not in ("run", "measure")]):
+        raise ValueError("it holds something else than numbers")
+    if line["seconds_per_step"] is None or not line["epochs"]:
+        raise ValueError("numbers are missing")
     epochs = (Epoch(e["metrics"], None if e["sharpness"] is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
     relief = line["relief"]
     return Result(

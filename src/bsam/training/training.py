@@ -20,6 +20,7 @@ from ..core.refusal import Refusal
 from ..flatness.probe import Probe
 from ..flatness.sharpness import Sharpness, sharpness
 from ..methods import METHODS
+from .bf16 import emulated, is_emulated
 from .compiler import compiler_trouble, compiling
 from .config import Run
 from .learner import Learner, equip
@@ -54,6 +55,7 @@ class Training:
         self.run, self.task, self.team = run, task, team
         self.network = task.network()
         self.captured = run.capture and team.device.type == "cuda" and team.size == 1 and (run.method == "sgd" or METHODS[run.method].capturable)
+        self.emulated = run.precision == "bf16" and is_emulated(team.device)
         self.compiled = run.compile and compiler_trouble(team.device) is None
         wrapped = team.wrapped(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
@@ -74,7 +76,8 @@ class Training:
         self.learner.begin_epoch(number)
         order = np.random.default_rng((run.seed, number, _ORDER)).permutation(self.task.samples)[: self.steps * run.batch]
         total, lr = torch.zeros((), device=device), 0.0
-        with self._drawing(number), compiling(run.model) if self.compiled else contextlib.nullcontext():
+        compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
+        with self._drawing(number), compiler, emulated(self.emulated):
             for i, batch in enumerate(torch.from_numpy(order).to(device).split(run.batch)):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set(lr)
@@ -111,7 +114,7 @@ class Training:
     def evaluate(self) -> dict[str, float]:
         """The network on the set that is held out."""
         self.network.eval()
-        with autocast(self.run, self.team.device):
+        with autocast(self.run, self.team.device), emulated(self.emulated):
             return self.task.evaluate(self.network)
 
     def sharpness(self, radius: float) -> Sharpness:

@@ -1,0 +1,24 @@
+"""The public names of the package, one by one; ``import bsam`` gets them from here."""
+
+from .core.joint import Joint as Joint
+from .core.objective import Objective as Objective
+from .core.optimizer import SharpnessAware as SharpnessAware
+from .core.refusal import Refusal as Refusal
+from .core.vector import Vector as Vector
+from .methods import METHODS as METHODS
+from .methods.aesam import AESAM as AESAM
+from .methods.asam import ASAM as ASAM
+from .methods.bsam import BSAM as BSAM
+from .methods.esam import ESAM as ESAM
+from .methods.fisher_sam import FisherSAM as FisherSAM
+from .methods.friendly_sam import FriendlySAM as FriendlySAM
+from .methods.gam import GAM as GAM
+from .methods.gsam import GSAM as GSAM
+from .methods.ksam import KSAM as KSAM
+from .methods.looksam import LookSAM as LookSAM
+from .methods.mesa import MESA as MESA
+from .methods.msam import MSAM as MSAM
+from .methods.pgn import PGN as PGN
+from .methods.rst import RST as RST
+from .methods.saf import SAF as SAF
+from .methods.sam import SAM as SAM

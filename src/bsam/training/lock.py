@@ -1,0 +1,72 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from ..core.refusal import Refusal
+from .files import usable
+
+LOCK = "lock"  # the name of the file, which is there while a process holds the folder
+
+
+class Taken(Refusal):
+    """Another process holds the folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder: other processes are refused, or wait.
+
+    The file ``lock`` is removed at the end. One that a killed process left behind blocks nobody: what counts is the
+    lock of the operating system on it.
+
+    Args:
+        folder: made if need be.
+        activity: what a process does in it, for the message to another one: ``"training"``.
+        wait: for the process that holds it, rather than raise :class:`Taken`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder), "training"):
+        ...     with contextlib.suppress(Taken), locked(Path(folder), "training"):
+        ...         print("not reached")
+    """
+    path = folder / LOCK
+    file = _acquired(path, activity, wait)
+    try:
+        yield
+    finally:
+        with file:  # removed while it is locked: nobody else can have locked this file meanwhile
+            path.unlink(missing_ok=True)
+
+
+def _acquired(path: Path, activity: str, wait: bool) -> IO[str]:
+    """The file, open and locked. One that its last holder removed meanwhile does not count: the next one is tried."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            with usable(path.parent, activity):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                who = f"{path.parent}: another process is {activity} there"
+                raise Taken(f"{who}. Wait for it, or choose another folder") from error
+            except OSError as error:  # a network file system may have no locks
+                raise Refusal(f"{path} cannot be locked ({error.strerror}): choose a folder elsewhere") from error
+            if _is_at(file, path):
+                stack.pop_all()
+                return file
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,264 @@
+"""Files that are damaged or cannot be reached: each is named in a sentence, with status 2, and nothing else is touched."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from bsam import cli
+from bsam.recipes.catalogue import RECIPES
+from bsam.recipes.runner import folder_name, run_all, state_of
+from bsam.training import training
+from bsam.training.config import Run
+from bsam.training.folder import read_weights
+
+LONG = "x" * 300
+TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
+SMALL = (*TRAIN, "--curvature", "--probe", "1")
+FLATNESS = ("--k", "1", "--tol", "0.1", "--trace-samples", "6", "--density-steps", "2", "--density-probes", "1")
+CHEAP = (*FLATNESS, "--points", "3", "--images", "50", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, and what was measured on it."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert cli.main([*SMALL, "--out", str(folder / "run")]) == 0
+    assert cli.main(["flatness", str(folder / "run"), "--out", str(folder / "flatness"), *CHEAP]) == 0
+    return folder
+
+
+@pytest.fixture
+def home(finished, tmp_path, monkeypatch):
+    """A copy of it, as the current folder."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sentence(capsys, *arguments):
+    """What is said by a command that is refused."""
+    capsys.readouterr()
+    assert cli.main(list(map(str, arguments))) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bsam: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def flip(content):
+    return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
+
+
+def texts(content):
+    return re.sub(rb"(: |\[|, )-?\d+\.[\de-]+", rb'\1"abc"', content)
+
+
+DAMAGES = {"cut": cut, "empty": lambda content: b"", "no text": lambda content: b"\xff\xfe{", "list": lambda content: b"[1]"}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), flip], ids=[*DAMAGES, "one bit"])
+def test_a_damaged_network_is_not_finished_and_written_anew(damage, home, capsys, monkeypatch):
+    file = home / "run/model.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
+    assert "run/model.safetensors is damaged" in said
+    assert "the command that trained it writes it anew, from the checkpoint" in said
+    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    assert cli.main([*SMALL, "--out", "run"]) == 0
+    assert "run/model.safetensors is damaged" in capsys.readouterr().out
+    assert file.read_bytes() == before
+    assert cli.main([*SMALL, "--out", "run"]) == 0
+    assert "The run in run is finished." in capsys.readouterr().out
+
+
+def test_a_network_of_an_earlier_version_has_no_digest_and_is_read(home):
+    weights = read_weights(home / "run")
+    (home / "run/model.safetensors").write_bytes(save(weights, {"run": "{}"}))
+    again = read_weights(home / "run")
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), texts], ids=[*DAMAGES, "texts"])
+def test_a_damaged_eigenvalue_is_taken_anew(damage, home, capsys):
+    file = home / "run/curvature.json"
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    assert cli.main([*SMALL, "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "run/curvature.json is damaged" in out
+    assert "Largest eigenvalue of the Hessian: " in out
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), texts], ids=[*DAMAGES, "texts"])
+def test_damaged_measurements_are_named(damage, home, capsys):
+    file = home / "flatness/flatness.json"
+    content = damage(file.read_bytes())
+    settings = json.loads(file.read_bytes())["settings"]
+    if damage is texts:  # in the numbers, not in the settings, which are compared first
+        content = json.dumps({**json.loads(content), "settings": settings}).encode()
+    file.write_bytes(content)
+    said = sentence(capsys, "flatness", "run", "--out", "flatness", *CHEAP)
+    assert "flatness/flatness.json is damaged" in said
+    assert "remove" in said
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["landscape", "sharpness", "eigenvalues", "architecture", "file", "samples"])
+def test_measurements_without_a_part_are_named(name, home, capsys):
+    file = home / "flatness/flatness.json"
+    content = json.loads(file.read_bytes())
+    del content["models"][0][name]
+    file.write_text(json.dumps(content))
+    said = sentence(capsys, "flatness", "run", "--out", "flatness", *CHEAP)
+    assert "flatness/flatness.json is damaged: model 1 in it lacks numbers" in said
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values()], ids=[*DAMAGES])
+def test_damaged_settings_are_named(damage, home, capsys):
+    file = home / "run/config.json"
+    file.write_bytes(damage(file.read_bytes()))
+    for command in ([*SMALL, "--out", "run"], ["flatness", "run", "--out", "other", *CHEAP]):
+        assert "run/config.json is damaged: it holds no JSON object" in sentence(capsys, *command)
+
+
+RUN = Run("sgd", epochs=1, batch=64, limit_train=64, limit_test=20)
+
+
+def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, monkeypatch):
+    run_all([RUN], tmp_path, device="cpu")
+    folder = tmp_path / folder_name(RUN)
+    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    for name, damage in {"model.safetensors": cut, "metrics.jsonl": lambda c: c.replace(b"test_acc", b"tezt_acc")}.items():
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(damage(before))
+        assert not state_of(RUN, tmp_path).finished
+        assert run_all([RUN], tmp_path, device="cpu")[0].finished
+        assert (folder / name).read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def recipe_folder(tmp_path_factory):
+    """A small recipe with a probe, run."""
+    out = tmp_path_factory.mktemp("recipe")
+    assert cli.main(["run", "sharpness-curves", "--only", "sam", "--device", "cpu", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("environment.json", "[1", "environment.json is damaged: it holds no JSON array; remove the file"),
+        ("environment.json", '[{"torch": "2"}]', "environment.json is damaged: device and torch and bsam and date"),
+        ("probe.jsonl", '{"step"\n', "probe.jsonl is damaged: it holds no JSON object; remove model.safetensors"),
+        ("probe.jsonl", '{"step": 0}\n', "probe.jsonl is damaged: it does not hold all numbers"),
+        ("probe.jsonl", None, "probe.jsonl cannot be read (No such file or directory)"),
+        ("diverged.json", "{", "diverged.json is damaged: it holds no JSON object; remove the file"),
+        ("config.json", "{", "config.json is damaged"),
+    ],
+)
+def test_a_report_names_what_is_damaged(name, text, words, recipe_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(recipe_folder, out)
+    run = next(run for run in RECIPES["sharpness-curves"].runs("smoke") if run.method == "sam")
+    file = out / folder_name(run) / name
+    if name == "diverged.json":
+        (file.parent / "model.safetensors").unlink()
+    file.unlink(missing_ok=True)
+    if text is not None:
+        file.write_text(text)
+    said = sentence(capsys, "run", "sharpness-curves", "--out", out, "--report")
+    assert words in said
+    assert str(file) in said
+
+
+COMMANDS = {
+    "train": [*TRAIN, "--out", "{}"],
+    "train below": [*TRAIN, "--out", "runs/{}/run"],
+    "train data": [*TRAIN, "--data", "cifar10", "--model", "resnet8", "--out", "out", "--data-dir", "{}"],
+    "train other data": [*TRAIN, "--data", "fashion_mnist", "--model", "resnet8", "--out", "out", "--data-dir", "{}"],
+    "train download": [*TRAIN, "--data", "cifar10", "--download", "--out", "out", "--data-dir", "{}"],
+    "demo": ["demo", "--out", "{}", "--epochs", "1", "--seeds", "1"],
+    "run": ["run", "label-noise", "--device", "cpu", "--out", "{}"],
+    "run plan": ["run", "label-noise", "--out", "{}", "--dry-run"],
+    "run report": ["run", "label-noise", "--out", "{}", "--report"],
+    "run data": ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", "out", "--data-dir", "{}"],
+    "flatness": ["flatness", "{}", "--out", "out", *CHEAP],
+    "flatness file": ["flatness", "{}", "--loader", "math:sqrt", "--out", "out"],
+    "flatness out": ["flatness", "run", "--out", "{}", *CHEAP],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_of_300_characters_is_refused(command, home, capsys):
+    said = sentence(capsys, *(argument.format(LONG) for argument in COMMANDS[command]))
+    assert LONG in said
+    assert "File name too long" in said
+
+
+def test_a_default_name_of_300_characters_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    beta = f"beta=[{','.join(['1.000000000001'] * 30)}]"
+    said = sentence(capsys, "train", "--method", "gam", "--set", beta, "--epochs", "1", "--device", "cpu")
+    assert "File name too long" in said
+
+
+@pytest.fixture
+def closed(home, monkeypatch):
+    """A folder that this user may not look into, as far as Python can tell: for root there is none."""
+    (home / "closed").mkdir()
+
+    def guarded(ordinary):
+        def call(path, *more, **named):
+            if isinstance(path, (str, Path)) and "closed" in Path(path).parts[:-1]:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return ordinary(path, *more, **named)
+
+        return call
+
+    for name in ("stat", "mkdir", "open"):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+    monkeypatch.setattr("io.open", guarded(open))
+    return "closed"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("below", ["", "/further"])
+def test_a_folder_without_permission_is_refused(command, below, closed, capsys):
+    place = f"{closed}{below}"
+    if command == "train below":
+        (Path("runs") / closed).mkdir(parents=True)
+    said = sentence(capsys, *(argument.format(place) for argument in COMMANDS[command]))
+    assert closed in said
+    if (command, below) != ("flatness file", ""):  # that is a folder, and needs no loader
+        assert "Permission denied" in said
+
+
+def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
+    def fail(arguments):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
+
+    monkeypatch.setattr(cli.catalogue, "_list", fail)
+    said = sentence(capsys, "list")
+    assert said == "bsam: some/file: Read-only file system. It is on a file system that cannot be written to: name another one.\n"
+
+
+def test_a_run_with_a_long_name_has_a_shorter_title(home):
+    name = "r" * 255
+    (home / "run").rename(name)
+    assert cli.main(["flatness", name, "--out", "out", *CHEAP]) == 0
+    (figure,) = (home / "out").glob("probe_*.png")
+    assert figure.name == f"probe__{'r' * 49}.png"

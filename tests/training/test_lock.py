@@ -1,0 +1,71 @@
+import errno
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import bsam
+from bsam import cli
+from bsam.training.lock import Taken, locked
+from bsam.training.record import Record
+
+
+def test_a_folder_is_held_by_one_and_the_file_goes_with_the_lock(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with locked(folder, "training"):
+        assert [path.name for path in folder.iterdir()] == ["lock"]
+        message = f"{folder}: another process is measuring there. Wait for it, or choose another folder"
+        with pytest.raises(Taken, match=message), locked(folder, "measuring"):
+            pass
+        assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert not any(folder.iterdir())
+    with pytest.raises(ZeroDivisionError), locked(folder, "training"):
+        raise ZeroDivisionError
+    assert not any(folder.iterdir())
+
+
+def test_a_file_that_a_killed_process_left_blocks_nobody(tmp_path):
+    (tmp_path / "lock").touch()
+    with locked(tmp_path, "training"):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_those_who_wait_take_turns_although_each_removes_the_file(tmp_path):
+    """One may wait for the lock of a file that its holder then removes. Threads lock each other out as processes do."""
+    number = tmp_path / "number"
+    number.write_text("0")
+
+    def count(times):
+        for _ in range(times):
+            with locked(tmp_path, "counting", wait=True):
+                number.write_text(str(int(number.read_text()) + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(count, [250] * 4)) == [None] * 4
+    assert number.read_text() == "1000"
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(bsam.Refusal, match=r"lock cannot be locked \(No locks available\)"), locked(tmp_path, "training"):
+        pass
+
+
+def test_a_refused_run_leaves_no_lock_in_the_way(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(["train", "--method", "sgd", "--batch", "100000", "--device", "cpu", "--out", str(out)]) == 2
+    assert "batch must be at most" in capsys.readouterr().err
+    assert not any(out.iterdir())
+    Record(out, {"epochs": 1})  # it was refused: "holds files of something else (lock)"
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path, capsys):
+    with locked(tmp_path, "training"):
+        assert cli.main(["demo", "--out", str(tmp_path), "--epochs", "1", "--seeds", "1"]) == 2
+    assert f"{tmp_path}: another process is training there" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
