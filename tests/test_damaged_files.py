@@ -1,4 +1,4 @@
-"""Files that are damaged or cannot be reached: each is named in a sentence, with status 2, and nothing else is touched."""
+"""Files that are damaged or cannot be reached: each is named in a sentence, with status 2, or written anew."""
 
 import errno
 import json
@@ -64,7 +64,16 @@ def texts(content):
     return re.sub(rb"(: |\[|, )-?\d+\.[\de-]+", rb'\1"abc"', content)
 
 
-DAMAGES = {"cut": cut, "empty": lambda content: b"", "no text": lambda content: b"\xff\xfe{", "list": lambda content: b"[1]"}
+def renamed(content):
+    return content.replace(b"test_acc", b"tezt_acc")
+
+
+DAMAGES = {
+    "cut": cut,
+    "empty": lambda content: b"",
+    "no text": lambda content: b"\xff\xfe{",
+    "list": lambda content: b"[1]",
+}
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES.values(), flip], ids=[*DAMAGES, "one bit"])
@@ -142,7 +151,7 @@ def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, mo
     run_all([RUN], tmp_path, device="cpu")
     folder = tmp_path / folder_name(RUN)
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
-    for name, damage in {"model.safetensors": cut, "metrics.jsonl": lambda c: c.replace(b"test_acc", b"tezt_acc")}.items():
+    for name, damage in {"model.safetensors": cut, "metrics.jsonl": renamed}.items():
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(damage(before))
         assert not state_of(RUN, tmp_path).finished
@@ -252,8 +261,8 @@ def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
     monkeypatch.setattr(cli.catalogue, "_list", fail)
-    said = sentence(capsys, "list")
-    assert said == "bsam: some/file: Read-only file system. It is on a file system that cannot be written to: name another one.\n"
+    mend = "It is on a file system that cannot be written to: name another one."
+    assert sentence(capsys, "list") == f"bsam: some/file: Read-only file system. {mend}\n"
 
 
 def test_a_run_with_a_long_name_has_a_shorter_title(home):
@@ -261,4 +270,4 @@ def test_a_run_with_a_long_name_has_a_shorter_title(home):
     (home / "run").rename(name)
     assert cli.main(["flatness", name, "--out", "out", *CHEAP]) == 0
     (figure,) = (home / "out").glob("probe_*.png")
-    assert figure.name == f"probe__{'r' * 49}.png"
+    assert figure.name == f"probe_{'r' * 50}.png"

@@ -38,7 +38,8 @@ def test_one_line_and_status_130(start, swallowing, tmp_path):
 
 def test_the_package_imports_torch_with_the_first_name_that_is_used():
     code = (
-        "import sys, bsam; assert bsam.__version__ and 'torch' not in sys.modules; bsam.SAM; assert 'torch' in sys.modules;"
+        "import sys, bsam; assert bsam.__version__ and 'torch' not in sys.modules;"
+        "bsam.SAM; assert 'torch' in sys.modules;"
         "from bsam import *; assert BSAM is bsam.BSAM and 'Vector' in dir(bsam)"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)

@@ -72,7 +72,7 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
         (["nothing"], "recipe must be one of classification"),
         (["label-noise", "--scale", "huge"], "scale must be one of smoke, short, paper"),
         (["label-noise", "--seeds", "0"], "seeds"),
-        (["label-noise", "--seeds", "1000000", "--dry-run"], "seeds must be a whole number between 1 and 100, got 1000000"),
+        (["label-noise", "--seeds", "1000000", "--dry-run"], "seeds must be a whole number between 1 and 100"),
         (["label-noise", "--only", "msam"], "no method 'msam'"),
         (["label-noise", "--device", "tpu"], "device"),
         (["label-noise", "--scale", "short", "--device", "cpu"], "--data-dir"),

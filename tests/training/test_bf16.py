@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 RUN = Run("sam", epochs=2, batch=64, limit_train=128, limit_test=64, precision="bf16")
 SENTENCE = "This CPU has no instructions for bf16: it is many times slower here than fp32, which is the default."
 TORCH_SAYS = (
-    "mkldnn_matmul failed, switching to BLAS gemm:mkldnn_matmul: mkldnn_matmul bf16 path needs a cpu with bf16 support\n"
+    "mkldnn_matmul failed, switching to BLAS gemm:"
+    "mkldnn_matmul: mkldnn_matmul bf16 path needs a cpu with bf16 support\n"
     "Exception raised from mkldnn_matmul at aten/src/ATen/native/mkldnn/Matmul.cpp:286 (most recent call first):\n"
     "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0xd4\n"
 )

@@ -27,7 +27,16 @@ from bsam.training.loop import fit
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "limit_train": 192}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=3, seed=2, probe=2, **SAME)
-FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", CHECKPOINT, "identity.json", "tensorboard"}
+FILES = {
+    "config.json",
+    "environment.json",
+    "metrics.jsonl",
+    "probe.jsonl",
+    "model.safetensors",
+    CHECKPOINT,
+    "identity.json",
+    "tensorboard",
+}
 
 
 class Stop(Exception):
@@ -220,7 +229,8 @@ def test_a_run_holds_its_folder_to_the_end_and_not_longer(tmp_path):
 
 def test_somebody_who_came_and_went_before_the_lock_is_noticed(tmp_path, monkeypatch):
     """Between the look at the folder and the lock another process may have trained something else there."""
-    monkeypatch.setattr(fcntl, "flock", lambda *_: (tmp_path / "config.json").write_text(json.dumps(replace(RUN, seed=9).settings())))
+    theirs = json.dumps(replace(RUN, seed=9).settings())
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (tmp_path / "config.json").write_text(theirs))
     with pytest.raises(bsam.Refusal, match="seed 9 there, 2 here"):
         train(tmp_path)
 
@@ -433,7 +443,7 @@ BROKEN = {
     "no entries": lambda file: file.write_text("1\n2\n3\n"),
     "no text": lambda file: file.write_bytes(b"\xff\xfe\n"),
     "empty": lambda file: file.write_text(""),
-    "texts for numbers": lambda file: file.write_text(re.sub(r'"train_loss": [^,]*', '"train_loss": "low"', file.read_text())),
+    "texts": lambda file: file.write_text(re.sub(r'"train_loss": [^,]*', '"train_loss": "low"', file.read_text())),
     "no time": lambda file: file.write_text(re.sub(r'"seconds": [^,}]*', '"seconds": null', file.read_text())),
     "another name": lambda file: file.write_text(file.read_text().replace("test_accuracy", "tezt_accuracy", 1)),
     "an epoch twice": lambda file: file.write_text(file.read_text().replace('"epoch": 3', '"epoch": 2')),
@@ -450,7 +460,8 @@ def test_damaged_metrics_are_refused_and_written_anew_from_the_checkpoint(name, 
     assert last_metrics(run) == read_metrics(run)[2]
     BROKEN[name](run / "metrics.jsonl")
     assert len(read_metrics(run)) == (2 if name == "an epoch gone" else 0)
-    with pytest.raises(bsam.Refusal, match=r"run/metrics\.jsonl does not hold the run's 3 epochs; .* writes it anew, from the checkpoint"):
+    message = r"run/metrics\.jsonl does not hold the run's 3 epochs; .* writes it anew, from the checkpoint"
+    with pytest.raises(bsam.Refusal, match=message):
         last_metrics(run)
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     train(run)

@@ -52,7 +52,8 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(bsam.Refusal, match=r"lock cannot be locked \(No locks available\)"), locked(tmp_path, "training"):
+    message = r"lock cannot be locked \(No locks available\)"
+    with pytest.raises(bsam.Refusal, match=message), locked(tmp_path, "training"):
         pass
 
 

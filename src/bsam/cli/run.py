@@ -30,7 +30,8 @@ def add(commands: Any) -> None:
     )
     command.add_argument("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
     command.add_argument("--scale", default="smoke", help=f"how much: {', '.join(SCALES)} (default: smoke)", metavar="SCALE")
-    command.add_argument("--seeds", type=int, default=1, help=f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)", metavar="N")
+    how_many = f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)"
+    command.add_argument("--seeds", type=int, default=1, help=how_many, metavar="N")
     command.add_argument("--only", nargs="+", default=[], help="run these methods only; the table has all that is there", metavar="METHOD")
     command.add_argument("--data-dir", type=Path, help="folder with the files of CIFAR; the scale smoke needs none", metavar="FOLDER")
     command.add_argument("--download", action="store_true", help="get the data sets from their authors into --data-dir first, unless they are there")

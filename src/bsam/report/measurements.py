@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MOST_LETTERS = 50  # of a title: file systems take names of 255 bytes, and a letter has up to 4
+LONGEST = 100  # letters of a title: figures have no room for more
+LONGEST_NAME = 50  # letters of it in the name of a file: file systems take 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
 
@@ -163,8 +164,8 @@ def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) 
 
 
 def _short(title: str) -> str:
-    """A title that fits into a figure, and into the name of a file: the end of it, which tells runs apart."""
-    return title if len(title) <= MOST_LETTERS else f"…{title[1 - MOST_LETTERS :]}"
+    """The end of a long title, which tells runs apart."""
+    return title if len(title) <= LONGEST else f"…{title[1 - LONGEST :]}"
 
 
 def _is_whole(entry: Any) -> bool:
@@ -253,7 +254,7 @@ def _draw(titles: Sequence[str], entries: Sequence[Mapping[str, Any]], folder: P
         draw(lands, path)
     for title, entry in zip(titles, entries, strict=True):
         if "probe" in entry:
-            name = re.sub(r"[^\w.-]+", "_", title)  # it may be a path
+            name = re.sub(r"[^\w.-]+", "_", title)[-LONGEST_NAME:]  # it may be a path
             names = (f"probe_{name}{number}.png" for number in ("", *(f"_{n}" for n in range(2, len(titles) + 1))))
             paths.append(next(path for own in names if (path := folder / own) not in paths))
             plot_probe(entry["probe"], paths[-1])

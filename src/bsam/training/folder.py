@@ -138,7 +138,8 @@ class Folder:
         content = save(tensors)
         with writing(self.path / BEFORE):
             (self.path / BEFORE).unlink(missing_ok=True)  # a sweep has hundreds of these
-        write(self.path / NETWORK, _described(content, {"run": json.dumps(self.run.settings()), "sha256": _digest(content)}))
+        about = {"run": json.dumps(self.run.settings()), "sha256": _digest(content)}
+        write(self.path / NETWORK, _described(content, about))
 
 
 def _read(file: Path, kind: type[Any]) -> Any:
