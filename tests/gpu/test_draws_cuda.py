@@ -41,7 +41,7 @@ def sgd(model, lr=0.05):
 
 
 def pass_gradients(model, passes):
-    """Memory into which pass 1, 2 ... of a step write the gradient of the last layer; also in every replay of a graph."""
+    """Memory into which the passes of a step write the gradient of the last layer, also in every replay of a graph."""
     weight = model.layers[3].weight
     buffers, calls = [torch.zeros_like(weight) for _ in range(passes)], []
 

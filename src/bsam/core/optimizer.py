@@ -274,16 +274,16 @@ class SharpnessAware(Wrapper):
 
     def _prepare(self, closure: Closure) -> Tensor | None:
         """Clear and :meth:`backward`; if the closure does nothing, what was prepared before stays prepared."""
+        if self._turn.phase != "ready":
+            self.zero_grad()
+            return self.backward(closure)
         turn, owing, pending = replace(self._turn), self._ranks.owing, self._memory.pending
-        params = [p for group in self.param_groups for p in group["params"]] if turn.phase == "ready" else []
-        grads = [p.grad for p in params]
+        grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
         self.zero_grad()
         try:
             return self.backward(closure)
         except NoLoss:
-            if turn.phase != "ready":
-                raise
-            for p, g in zip(params, grads, strict=True):
+            for p, g in grads:
                 p.grad = g
             self._turn.__dict__.update(turn.__dict__)
             self._ranks.owing, self._memory.pending = owing, pending
