@@ -8,7 +8,6 @@ import pickle
 
 import pytest
 import torch
-from pytorch_optimizer import MADGRAD
 from torch import nn
 
 import bsam
@@ -117,6 +116,8 @@ def test_as_the_base_of_a_method(problem, method):
 
 def test_what_a_member_keeps_beside_its_parameters_stays_with_it(plain):
     """MADGRAD counts its steps in an entry of its own; two of them must not share it."""
+    from pytorch_optimizer import MADGRAD
+
     first, rest = list(plain.model[0].parameters()), list(plain.model[2:].parameters())
     joint = bsam.Joint([MADGRAD(first, lr=0.01), torch.optim.SGD(rest[:2], lr=0.1), MADGRAD(rest[2:], lr=0.02)])
     joint.members[2].state["k"] = torch.tensor([5])

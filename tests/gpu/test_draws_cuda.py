@@ -37,11 +37,12 @@ def batch():
 
 
 def sgd(model, lr=0.05):
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # fused, for a learning rate on the device and a graph: the other kernels of torch 2.11 read it on the host
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
 
 
 def pass_gradients(model, passes):
-    """Memory into which pass 1, 2 ... of a step write the gradient of the last layer; also in every replay of a graph."""
+    """Memory into which the passes of a step write the gradient of the last layer, also in every replay of a graph."""
     weight = model.layers[3].weight
     buffers, calls = [torch.zeros_like(weight) for _ in range(passes)], []
 

@@ -74,6 +74,7 @@ class Objective:
         self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
         self._closure, self._weights, self._modules, self._ranks, self._draws = closure, weights, modules, ranks, draws
         self._search = search and weights.cut.on_cpu
+        ranks.begin(weights.sharded)
         draws.begin()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
@@ -166,7 +167,7 @@ class Objective:
         else:
             self._modules.freeze_statistics()
         self._draws.begin_pass(self._weights.cut.devices)
-        with self._ranks.quiet(alone, self._weights.params, self._weights.sharded):
+        with self._ranks.quiet(alone, self._weights.params):
             yield
         self._draws.end_pass()
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .checks import check_base, check_modules, check_names, check_radius
+from .checks import check_base, check_modules, check_names
 from .draws import Draws
-from .foreach import Scalar
 from .memory import Memory
 from .modules import Modules
 from .objective import Closure, NoLoss, Objective
 from .parts import local
 from .ranks import Ranks
 from .refusal import Refusal
-from .schedule import LR_SEEN, LR_START, completed_schedule, note_lr, scheduled
+from .schedule import LR_SEEN, LR_START, note_lr
 from .turn import NOT_READY, Turn
-from .vector import TINY, Coefficient, PerGroup, Vector
+from .vector import TINY, Vector
 from .weights import Weights
 from .wrapper import METHOD, OWN, Wrapper
 
@@ -57,8 +56,6 @@ class SharpnessAware(Wrapper):
             step that is captured in a CUDA graph share their draws if :meth:`generators` were registered with the
             graph, and else draw anew.
     """
-
-    follows: ClassVar[dict[str, str]] = {}  # radii that follow the learning rate, from lr_min to lr_max, and the names of their floors
 
     model: nn.Module | None
     others: tuple[nn.Module, ...]  # that the closure runs beside the model
@@ -106,25 +103,6 @@ class SharpnessAware(Wrapper):
     @abstractmethod
     def direction(self, L: Objective) -> Vector:
         """The method: gradients of ``L`` around ``w``, mixed into one vector."""
-
-    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group with the settings that follow from others filled in; refuses what cannot be right."""
-        for name, value in group.items():
-            if name.startswith("rho") and name not in self.follows.values():
-                check_radius(name, value)
-        for radius, floor in self.follows.items():
-            group = completed_schedule(group, radius, floor)
-        return group
-
-    def radius(self, group: dict[str, Any], name: str) -> Scalar:
-        """The radius ``name`` of a group in this step."""
-        return scheduled(group, name, self.follows[name]) if name in self.follows else group[name]
-
-    def radii(self, name: str) -> Coefficient:
-        """The radius ``name`` in this step: one number, or one per group where they differ."""
-        values = [self.radius(group, name) for group in self.param_groups]
-        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
-        return values[0] if alike or len(values) == 1 else PerGroup(values)
 
     def epsilon(self, v: Vector, radius: str, length: Tensor | None = None) -> Vector:
         """The perturbation ``rho v / length``; the length is ``|v|`` if not given."""
@@ -274,16 +252,16 @@ class SharpnessAware(Wrapper):
 
     def _prepare(self, closure: Closure) -> Tensor | None:
         """Clear and :meth:`backward`; if the closure does nothing, what was prepared before stays prepared."""
+        if self._turn.phase != "ready":
+            self.zero_grad()
+            return self.backward(closure)
         turn, owing, pending = replace(self._turn), self._ranks.owing, self._memory.pending
-        params = [p for group in self.param_groups for p in group["params"]] if turn.phase == "ready" else []
-        grads = [p.grad for p in params]
+        grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
         self.zero_grad()
         try:
             return self.backward(closure)
         except NoLoss:
-            if turn.phase != "ready":
-                raise
-            for p, g in zip(params, grads, strict=True):
+            for p, g in grads:
                 p.grad = g
             self._turn.__dict__.update(turn.__dict__)
             self._ranks.owing, self._memory.pending = owing, pending
@@ -305,7 +283,8 @@ class SharpnessAware(Wrapper):
         """Generators with which the later passes of a step that a CUDA graph captures draw what the first does.
 
         To call after a few steps, so that their number is known, and to register before the capture. In a graph without
-        them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU.
+        them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU. :meth:`count_step` keeps those
+        of the latest call in line with the default generators.
 
         Example::
 

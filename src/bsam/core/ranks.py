@@ -30,22 +30,25 @@ class Ranks:
         self.m_sharpness = m_sharpness
         self.ddp = find_ddp(model)
         self.owing = False  # p.grad holds directions that were left on their rank, under the user's no_sync
+        self._may_be_wrapped = False
         if m_sharpness and self.ddp is None:
             raise Refusal(
                 "m_sharpness=True needs model to be the DistributedDataParallel wrapper, or to contain it: "
                 "without one there are no ranks that could perturb on their own"
             )
 
-    def quiet(self, alone: bool, params: Sequence[Tensor], sharded: bool) -> contextlib.AbstractContextManager[Any]:
+    def begin(self, sharded: bool) -> None:
+        """A backward begins: see whether there may be a DDP wrapper that is not known yet."""
+        self._may_be_wrapped = self.ddp is None and not sharded and several_ranks()
+
+    def quiet(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """What a pass runs under: no reduction if ranks perturb on their own, or the reducer cannot follow (``alone``).
 
         While no DDP wrapper is known and there may be one, it looks out for the one that the closure calls.
         """
         if self.ddp is not None:
             return self._without_reducer() if self.m_sharpness or alone else contextlib.nullcontext()
-        if sharded or not several_ranks():
-            return contextlib.nullcontext()
-        return self._looking_for_ddp(alone, params)
+        return self._looking_for_ddp(alone, params) if self._may_be_wrapped else contextlib.nullcontext()
 
     def _without_reducer(self) -> contextlib.AbstractContextManager[Any]:
         if self.ddp.static_graph:
@@ -63,7 +66,9 @@ class Ranks:
             def notice(module: nn.Module, args: Any) -> None:
                 if self.ddp is not None or torch.compiler.is_compiling():
                     return
-                found = find_ddp(module, ours)
+                compiled = hasattr(module, "_orig_mod")  # no hook sees what is called inside
+                wrapper = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
+                found = find_ddp(module, ours) if wrapper else None
                 if found is not None:
                     self.ddp = found
                     handle.remove()

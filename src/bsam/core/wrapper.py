@@ -7,10 +7,14 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torch.optim import Optimizer
 
-from .checks import check_names
+from .checks import check_names, check_radius
+from .foreach import Scalar
 from .memory import Memory, of_base
+from .schedule import completed_schedule, scheduled
+from .vector import Coefficient, PerGroup
 
 # Keys of the parameter groups, and with them of a state dict: whose it is, and the names in it that are the method's.
 METHOD, OWN = "sharpness_method", "sharpness_names"
@@ -24,18 +28,34 @@ class Wrapper(Optimizer):
 
     vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method keeps between steps
     numbers: ClassVar[tuple[str, ...]] = ()  # and of the numbers
+    follows: ClassVar[dict[str, str]] = {}  # radii that follow the learning rate, and the names of their floors
 
     base: Optimizer
     settings: dict[str, Any]
     _memory: Memory
 
     @abstractmethod
-    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group with the settings that follow from others filled in; refuses what cannot be right."""
-
-    @abstractmethod
     def _reset(self) -> None:
         """Forget what was prepared for the next step."""
+
+    def completed(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A group with the settings that follow from others filled in; refuses what cannot be right."""
+        for name, value in group.items():
+            if name.startswith("rho") and name not in self.follows.values():
+                check_radius(name, value)
+        for radius, floor in self.follows.items():
+            group = completed_schedule(group, radius, floor)
+        return group
+
+    def radius(self, group: dict[str, Any], name: str) -> Scalar:
+        """The radius ``name`` of a group in this step."""
+        return scheduled(group, name, self.follows[name]) if name in self.follows else group[name]
+
+    def radii(self, name: str) -> Coefficient:
+        """The radius ``name`` in this step: one number, or one per group where they differ."""
+        values = [self.radius(group, name) for group in self.param_groups]
+        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
+        return values[0] if alike or len(values) == 1 else PerGroup(values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer; it may bring its own settings."""
