@@ -15,10 +15,9 @@ class Modules:
     """Batch norm of all modules, and the gradients of parameters that are not the optimizer's.
 
     The first module is the one that is trained. Parameters of the others that the optimizer does not know are frozen
-    while a step is under
-    way: their gradients stay as they were, and no work is spent on them. Where that is not possible, because DDP's
-        reducer waits for these
-    gradients or FSDP shards them, they are computed, and ``p.grad`` is brought back afterwards.
+    while a step is under way: their gradients stay as they were, and no work is spent on them. Where that is not
+    possible, because DDP's reducer waits for these gradients or FSDP shards them, they are computed, and ``p.grad`` is
+    brought back afterwards.
 
     Args:
         modules: the modules; none at all where the closure has no batch norm.

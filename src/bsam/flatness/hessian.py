@@ -246,7 +246,8 @@ class HessianOperator:
                 v = self._views(self.random(torch.Generator().manual_seed(0)))
                 if not self.loss.checked or (self.differentiation == "forward" and not self._compared):
                     self._times(v)  # the checks of a first product
-                with _full_precision(), self._differentiating(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                devices = [self.device] if self.device.type == "cuda" else []
+                with _full_precision(), self._differentiating(), torch.random.fork_rng(devices):
                     self._recording.record(self.loss, v, self._of_piece, self._agree)
             yield self._recording
         finally:
@@ -266,7 +267,8 @@ class HessianOperator:
 @contextlib.contextmanager
 def _full_precision() -> Iterator[None]:
     """Compute in float32 without TF32, so that products can be compared."""
-    switches: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
+    cudnn: Any = torch.backends.cudnn
+    switches: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:
