@@ -16,7 +16,7 @@ from bsam.recipes.catalogue import RECIPES
 from bsam.recipes.runner import folder_name, run_all, state_of
 from bsam.training import training
 from bsam.training.config import Run
-from bsam.training.folder import read_weights
+from bsam.training.folder import has_network, read_weights
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
@@ -90,6 +90,11 @@ def test_a_damaged_network_is_not_finished_and_written_anew(damage, home, capsys
     assert file.read_bytes() == before
     assert cli.main([*SMALL, "--out", "run"]) == 0
     assert "The run in run is finished." in capsys.readouterr().out
+
+
+def test_a_run_whose_name_is_no_text_is_finished(home):
+    (home / "run").rename(os.fsdecode(b"r\xff"))
+    assert has_network(home / os.fsdecode(b"r\xff"))
 
 
 def test_a_network_of_an_earlier_version_has_no_digest_and_is_read(home):
