@@ -1,5 +1,6 @@
 """Files that are damaged or cannot be reached: each is named in a sentence, with status 2, or written anew."""
 
+import contextlib
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ from bsam.recipes.catalogue import RECIPES
 from bsam.recipes.runner import folder_name, run_all, state_of
 from bsam.training import training
 from bsam.training.config import Run
-from bsam.training.folder import read_weights
+from bsam.training.folder import has_network, read_weights
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
@@ -29,8 +30,9 @@ CHEAP = (*FLATNESS, "--points", "3", "--images", "50", "--device", "cpu")
 def finished(tmp_path_factory):
     """A finished run, and what was measured on it."""
     folder = tmp_path_factory.mktemp("finished")
-    assert cli.main([*SMALL, "--out", str(folder / "run")]) == 0
-    assert cli.main(["flatness", str(folder / "run"), "--out", str(folder / "flatness"), *CHEAP]) == 0
+    with contextlib.chdir(folder):
+        assert cli.main([*SMALL, "--out", "run"]) == 0
+        assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
     return folder
 
 
@@ -92,6 +94,11 @@ def test_a_damaged_network_is_not_finished_and_written_anew(damage, home, capsys
     assert "The run in run is finished." in capsys.readouterr().out
 
 
+def test_a_run_whose_name_is_no_text_is_finished(home):
+    (home / "run").rename(os.fsdecode(b"r\xff"))
+    assert has_network(home / os.fsdecode(b"r\xff"))
+
+
 def test_a_network_of_an_earlier_version_has_no_digest_and_is_read(home):
     weights = read_weights(home / "run")
     (home / "run/model.safetensors").write_bytes(save(weights, {"run": "{}"}))
@@ -133,7 +140,8 @@ def test_measurements_without_a_part_are_named(name, home, capsys):
     del content["models"][0][name]
     file.write_text(json.dumps(content))
     said = sentence(capsys, "flatness", "run", "--out", "flatness", *CHEAP)
-    assert "flatness/flatness.json is damaged: model 1 in it lacks numbers" in said
+    words = "model 1 in it has no file" if name == "file" else "it lacks numbers of run"
+    assert f"flatness/flatness.json is damaged: {words}; remove flatness.json" in said
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES.values()], ids=[*DAMAGES])

@@ -68,6 +68,12 @@ def test_a_wrong_setting_is_refused_before_anything_is_measured(name, value):
         Instruments(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["seed", "micro_batch", "points"])
+def test_a_setting_that_is_far_too_large_is_refused(name):
+    with pytest.raises(bsam.Refusal, match=f"{name} must be a whole number between"):
+        Instruments(**{name: 10**30 + 1})
+
+
 def test_to_try_the_settings_takes_no_random_number_of_the_caller():
     state = torch.random.get_rng_state()
     Instruments()
@@ -102,7 +108,7 @@ def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
 def test_what_is_wrong_with_a_loader_is_named(folder):
     (folder / "my_loader_2.py").write_text("value = 3\n")
     (folder / "my_loader_3.py").write_text("import not_there_at_all\n")
-    for name in ("no_colon", ":f", "m:"):
+    for name in ("no_colon", ":f", "m:", ".m:f", "..:f"):
         with pytest.raises(bsam.Refusal, match=f"module:function, got '{name}'"):
             loader(name)
     with pytest.raises(bsam.Refusal, match=r"no module 'nowhere'.*nor in"):

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNHEARD
     except OSError as error:
         if error.filename is not None:  # a file or a folder that the user named, or one in there
-            _complain(f"{os.fsdecode(error.filename)}: {error.strerror}.{_MENDS.get(error.errno or 0, '')}")
+            _complain(f"{os.fsdecode(error.filename)}: {error.strerror or error}.{_MENDS.get(error.errno or 0, '')}")
             return REFUSED
         if _takes_a_line(sys.stdout):
             raise  # it is about something else

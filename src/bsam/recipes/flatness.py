@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from ..core.checks import check_count
 from ..core.refusal import Refusal
 from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction
 from ..flatness.density import Density, spectral_density
@@ -25,10 +26,12 @@ from ..flatness.products import Progress
 from ..flatness.sharpness import Sharpness, sharpness
 from ..flatness.spectrum import Eigenvalues, top_eigenvalues
 from ..flatness.trace import Trace, trace
+from ..training.config import MOST_SEED
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 Found = TypeVar("Found")
 
+MOST_POINTS = 1001  # a million losses
 STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 
@@ -73,6 +76,10 @@ class Instruments:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("seed", "micro_batch"):
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value, low=0 if name == "seed" else 1, high=MOST_SEED)  # torch takes no larger ones
+        check_count("points", self.points, high=MOST_POINTS)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
             model = nn.Linear(2, 1, bias=False)
         _take(model, nn.functional.mse_loss, [(torch.eye(2), torch.ones(2, 1))], self, dims=1)
@@ -185,7 +192,7 @@ def loader(name: str) -> Callable[[Path], Any]:
         bsam.core.refusal.Refusal: the loader's module 'math' has no function 'load'
     """
     module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
+    if not module_name or not function_name or module_name.startswith("."):  # a relative one: relative to what?
         raise Refusal(f"the loader must be named as module:function, got {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+MEND = "remove flatness.json to measure anew, or choose another folder"
 LONGEST = 100  # letters of a title: figures have no room for more
 LONGEST_NAME = 50  # letters of it in the name of a file: file systems take 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
@@ -64,16 +65,15 @@ class Notebook:
             if strangers:
                 raise Refusal(f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: choose another folder")
             return
-        content = read_json(self.path, dict, "remove it to measure anew, or choose another folder")
+        content = read_json(self.path, dict, MEND)
         theirs, models = content.get("settings"), content.get("models")
         if not isinstance(theirs, dict) or not isinstance(models, list):
             raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder")
         check_settings(folder, theirs, self.settings)
         self._models = [_numbers_again(entry) for entry in models]
         for number, entry in enumerate(self._models, 1):
-            if not _is_whole(entry):
-                mend = "remove the file to measure anew, or choose another folder"
-                raise Refusal(f"{self.path} is damaged: model {number} in it lacks numbers; {mend}")
+            if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("file", "sha256")):
+                raise Refusal(f"{self.path} is damaged: model {number} in it has no file; {MEND}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """What is known of a file with this content."""
@@ -137,6 +137,8 @@ def _measured(
             sha256 = hashlib.sha256(models.weights(file).read_bytes()).hexdigest()
             loaded = models.load(file, place)
             entry = book.find(str(file), sha256)
+            if entry is not None and not _is_whole(entry):
+                raise Refusal(f"{book.path} is damaged: it lacks numbers of {file}; {MEND}")
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
                     console.print(f"{file} is measured anew: {changed}. Has the loader changed, or its data?", soft_wrap=True)
@@ -171,7 +173,6 @@ def _short(title: str) -> str:
 def _is_whole(entry: Any) -> bool:
     """Whether an entry of the file has all that tables and figures are made from."""
     try:
-        names = [entry[name] for name in ("file", "sha256", "architecture")]
         spectrum = {name: value for name, value in entry["eigenvalues"].items() if name != "which"}
         numbers = [entry[name] for name in ("samples", "parameters", "sharpness", "trace", "density", "landscape")]
         SpectrumInfo("", "", **entry["eigenvalues"])
@@ -181,7 +182,7 @@ def _is_whole(entry: Any) -> bool:
         Trace(**entry["trace"])
     except (AttributeError, KeyError, TypeError):
         return False
-    return all(isinstance(name, str) for name in names) and is_numeric([numbers, spectrum, entry.get("probe")])
+    return isinstance(entry.get("architecture"), str) and is_numeric([numbers, spectrum, entry.get("probe")])
 
 
 def _numbers_again(value: Any) -> Any:

@@ -84,12 +84,12 @@ def read_json(path: Path, kind: type[T], mend: str) -> T:
         kind: dict or list.
         mend: what to do about a damaged file, for the message.
     """
-    return parse_json(_content(path), kind, path, mend)
+    return parse_json(read_bytes(path), kind, path, mend)
 
 
 def read_json_lines(path: Path, mend: str) -> list[dict[str, Any]]:
     """What a file with a JSON object on each line holds; a damaged one is refused, as by :func:`read_json`."""
-    rows = enumerate(_content(path).splitlines(), 1)
+    rows = enumerate(read_bytes(path).splitlines(), 1)
     return [parse_json(line, dict, f"line {number} of {path}", mend) for number, line in rows]
 
 
@@ -140,7 +140,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """What :func:`write_checkpoint` wrote; a file that is anything else is refused, and nothing in it is executed."""
-    first, _, content = _content(path).partition(b"\n")
+    first, _, content = read_bytes(path).partition(b"\n")
     if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
         raise Refusal(f"{path} is damaged: its content is not what was written")
     try:
@@ -149,7 +149,8 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         raise Refusal(f"{path} was refused: it holds more than tensors and plain values, or something else") from error
 
 
-def _content(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; one that cannot be read is refused."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from .events import Events
 from .files import (
     is_numeric,
     lines,
+    read_bytes,
     read_checkpoint,
     read_json,
     read_json_lines,
@@ -34,6 +36,7 @@ from .lock import LOCK, locked
 from .training import Training
 
 CHECKPOINT, BEFORE, NETWORK = "checkpoint.bsam", "checkpoint-before.bsam", "model.safetensors"
+MOST_HEADER = 100_000_000  # bytes, as in safetensors
 ANEW = "the command that trained it writes it anew, from the checkpoint"
 
 
@@ -191,42 +194,48 @@ def read_network(path: Path, network: nn.Module) -> nn.Module:
 
 def has_network(path: Path) -> bool:
     """Whether a run folder holds a trained network, as far as the header and the length of the file tell."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path / NETWORK, "pt"):
-            return True
-    except (OSError, SafetensorError):
+        with (path / NETWORK).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, MOST_HEADER)))
+            size = os.fstat(file.fileno()).st_size
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return False
+    return size == 8 + length + max(ends, default=0)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a finished run, by name; a file that is damaged is refused."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     file = path / NETWORK
+    content = read_bytes(file)
     try:
-        with safe_open(file, "pt") as opened:
-            wanted = (opened.metadata() or {}).get("sha256")  # files of earlier versions have none
-        content = file.read_bytes()
-        if wanted not in (None, _digest(content)):
-            raise Refusal(f"{file} is damaged: its content is not what was written; {ANEW}")
-        return load(content)
-    except OSError as error:
-        raise Refusal(f"{file} cannot be read ({error.strerror or error})") from error
+        tensors = load(content)
     except SafetensorError as error:
         raise Refusal(f"{file} is damaged ({error}); {ANEW}") from error
+    header, _ = _parts(content)
+    if json.loads(header).get("__metadata__", {}).get("sha256") not in (None, _digest(content)):  # old files have none
+        raise Refusal(f"{file} is damaged: its content is not what was written; {ANEW}")
+    return tensors
 
 
 def _described(content: bytes, about: dict[str, str]) -> bytes:
     """A safetensors file with metadata, always in the same order: that of safetensors' own function varies."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps({"__metadata__": about, **json.loads(content[8:end])}).encode()
+    header, tensors = _parts(content)
+    header = json.dumps({"__metadata__": about, **json.loads(header)}).encode()
     header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[end:]
+    return len(header).to_bytes(8, "little") + header + tensors
 
 
 def _digest(content: bytes) -> str:
-    """Of the tensors in a safetensors file, behind its header, whose length is in the first 8 bytes."""
-    return hashlib.sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
+    _, tensors = _parts(content)
+    return hashlib.sha256(tensors).hexdigest()
+
+
+def _parts(content: bytes) -> tuple[bytes, bytes]:
+    """The header of a safetensors file, whose length is in the first 8 bytes, and the tensors behind it."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[8:end], content[end:]
