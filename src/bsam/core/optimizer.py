@@ -283,8 +283,8 @@ class SharpnessAware(Wrapper):
         """Generators with which the later passes of a step that a CUDA graph captures draw what the first does.
 
         To call after a few steps, so that their number is known, and to register before the capture. In a graph without
-        them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU. :meth:`count_step` keeps those
-        of the latest call in line with the default generators.
+        them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU. Those of the latest call are
+        kept in line with the default generators by :meth:`count_step`.
 
         Example::
 
