@@ -36,9 +36,8 @@ def batch():
     return torch.randn(128, 32, generator=generator).cuda(), torch.randint(0, 10, (128,), generator=generator).cuda()
 
 
-def sgd(model, lr=0.05):
-    # fused, for a learning rate on the device and a graph: the other kernels of torch 2.11 read it on the host
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+def sgd(model, lr=0.05, **options):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, **options)
 
 
 def pass_gradients(model, passes):
@@ -176,7 +175,7 @@ def test_a_captured_step_follows_the_largest_learning_rate():
     with torch.cuda.stream(stream):
         model, (x, y) = network(), batch()
         lr = torch.tensor(0.02, device="cuda")
-        optimizer = bsam.BSAM(sgd(model, lr), model, rho_min=0.1)
+        optimizer = bsam.BSAM(sgd(model, lr, fused=True), model, rho_min=0.1)  # the other kernels read lr on the host
         for _ in range(3):
             optimizer.step(loss_of(model, x, y))
         graph, _ = captured(optimizer, loss_of(model, x, y), stream)
