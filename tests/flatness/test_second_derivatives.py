@@ -277,6 +277,8 @@ def test_compiled_networks_run_eagerly(data, way):
         model(data[0][0]).sum().backward()
         model.zero_grad()
         assert errors(model, data, way) == (pytest.approx(expected[0], abs=1e-7), expected[1])
+    with HessianOperator(torch.compile(plain, backend="aot_eager"), F.cross_entropy, data).linearized(1 << 30) as recording:
+        assert recording.recorded == 2
 
 
 def test_parameters_that_came_after_the_operator_are_refused(data):

@@ -62,6 +62,7 @@ def still(model, **options):
     return bsam.BSAM(sgd(model), model, rho_max=0.0, rho_min=0.0, **options)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_plain_steps_share_their_draws_without_waiting_for_the_device():
     model, (x, y) = network(), batch()
     optimizer, buffers = still(model), pass_gradients(model, 3)
