@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 import bsam
 
@@ -34,28 +36,27 @@ def test_a_loss_from_outside_the_closure_is_refused():
     """The case of the issue: SAM would equal SGD on a single layer."""
     layer, x = quiet_layer()
     optimizer = bsam.SAM(sgd(layer.parameters()), layer, rho=0.5)
+
+    def own_backward(loss):
+        loss.backward(retain_graph=True)
+        return loss
+
     for _ in range(2):  # not in the first step alone
         before = [p.detach().clone() for p in layer.parameters()]
-        loss = (layer(x) ** 2).mean()
-
-        def own_backward():
-            loss.backward(retain_graph=True)
-            return loss
-
         for closure in (
-            lambda: loss,
+            lambda loss: loss,
             own_backward,
-            lambda: iter([(layer(x) ** 2).mean(), loss]),
-            lambda: ((layer(x) ** 2).mean(), loss)[1],
+            lambda loss: iter([(layer(x) ** 2).mean(), loss]),
+            lambda loss: ((layer(x) ** 2).mean(), loss)[1],
         ):
-            with pytest.raises(bsam.Refusal, match="computed before this pass began"):
-                optimizer.step(closure)
+            loss = (layer(x) ** 2).mean()
+            with pytest.raises(bsam.Refusal, match="computed outside this pass"):
+                optimizer.step(lambda: closure(loss))
             assert same(before, [p.detach() for p in layer.parameters()])
         optimizer.step(lambda: (layer(x) ** 2).mean())
 
 
 def test_a_part_from_outside_the_closure_is_refused(plain):
-    features = plain.model[:2](plain.x)
     optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
 
     def own_backward():
@@ -63,18 +64,71 @@ def test_a_part_from_outside_the_closure_is_refused(plain):
         loss.backward(retain_graph=True)
         return loss
 
-    penalty = sum(p.sum() for p in plain.model.parameters())
     for closure in (
         lambda: F.cross_entropy(plain.model[2:](features), plain.y),
         own_backward,
         lambda: F.cross_entropy(plain.model(plain.x), plain.y) + penalty,
     ):
-        with pytest.raises(bsam.Refusal, match="behind a part of the loss that was computed before this pass began"):
+        features, penalty = plain.model[:2](plain.x), sum(p.sum() for p in plain.model.parameters())
+        with pytest.raises(bsam.Refusal, match="computed outside this pass, in part or as a whole"):
             optimizer.step(closure)
         optimizer.zero_grad()
     other = plain.clone()
     optimizer.step(lambda: F.cross_entropy(plain.model(plain.x), plain.y))
     bsam.SAM(sgd(other.model.parameters()), other.model).step(other.loss)
+    assert same(plain.weights(), other.weights())
+
+
+def test_a_part_from_outside_is_noticed_in_a_later_step_too(plain):
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    optimizer.step(plain.loss)
+    features = plain.model[:2](plain.x)
+
+    def retained():
+        loss = F.cross_entropy(plain.model[2:](features), plain.y)
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(bsam.Refusal, match="computed outside this pass"):
+        optimizer.step(retained)
+
+
+def test_a_weight_that_is_cached_between_the_passes_is_refused():
+    """Else SAM would equal SGD."""
+
+    class Symmetric(nn.Module):
+        def forward(self, w):
+            return w.triu() + w.triu(1).T
+
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 3).double(), torch.randn(8, 3, dtype=torch.float64)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    optimizer = bsam.SAM(sgd(layer.parameters()), layer, rho=0.5)
+    with parametrize.cached(), pytest.raises(bsam.Refusal, match="computed outside this pass"):
+        optimizer.step(lambda: layer(x).square().mean())
+    optimizer.step(lambda: layer(x).square().mean())
+
+
+def test_a_loss_from_outside_is_refused_by_a_method_of_one_pass():
+    layer, x = quiet_layer()
+    optimizer = bsam.MSAM(sgd(layer.parameters()), layer, rho=0.5)
+    optimizer.step(lambda: (layer(x) ** 2).mean())
+    loss = (layer(x) ** 2).mean()
+    with pytest.raises(bsam.Refusal, match="computed outside this pass"):
+        optimizer.step(lambda: loss)
+
+
+def test_a_closure_may_use_threads(plain):
+    """Nodes are numbered by thread: a loss from another one is not old."""
+    other = plain.clone()
+    for problem, closure in (
+        (plain, lambda: pool.submit(plain.loss).result()),
+        (other, other.loss),
+    ):
+        with ThreadPoolExecutor(1) as pool:
+            optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+            for _ in range(3):
+                optimizer.step(closure)
     assert same(plain.weights(), other.weights())
 
 

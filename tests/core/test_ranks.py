@@ -296,6 +296,22 @@ def test_ranks_without_a_wrapper_step_as_ever(ranks):
     for rank in ranks:
         assert_close(rank["not-wrapped"]["weights"], [p.detach() for p in model.parameters()], atol=0)
         assert rank["not-wrapped"]["hooks"] == 0
+        (told,) = rank["not-wrapped"]["told"]  # once
+        assert "2 ranks, and the closure called no DistributedDataParallel or FSDP wrapper" in told
+
+
+@pytest.mark.parametrize("case", ["inside-own", "inside-ours"])
+def test_inside_of_the_wrappers_forward_gradients_are_averaged(ranks, case):
+    first, second = (rank[case]["weights"] for rank in ranks)
+    assert_close(first, one_process("bsam")[0])
+    assert_close(first, second, atol=0)
+
+
+@pytest.mark.parametrize("case", ["inside-own-accumulate", "inside-ours-accumulate", "wrapped-again"])
+def test_ranks_stay_together_inside_of_a_wrapper_and_in_a_new_one(ranks, case):
+    first, second = (rank[case]["weights"] for rank in ranks)
+    assert_close(first, second, atol=0)
+    assert float((first[0] - two_ranks.network().get_parameter("0.weight").detach()).abs().max()) > 1e-3
 
 
 def test_a_discriminator_with_a_wrapper_of_its_own_keeps_its_gradients(ranks):

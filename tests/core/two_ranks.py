@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import sys
+import warnings
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -305,10 +306,64 @@ def not_wrapped(rank: int) -> dict:
     model = network()
     optimizer = build("bsam", model)
     x, y = batch()
-    for _ in range(2):
-        optimizer.step(closure("bsam", model, x, y))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            optimizer.step(closure("bsam", model, x, y))
     hooks = len(nn.modules.module._global_forward_pre_hooks)
-    return {"weights": [p.detach() for p in model.parameters()], "hooks": hooks}
+    return {"weights": [p.detach() for p in model.parameters()], "hooks": hooks, "told": [str(w.message) for w in told]}
+
+
+def inside(rank: int, *, own_backward: bool, accumulate: bool) -> dict:
+    """The optimizer works inside of the wrapper's forward, as in Lightning's manual optimization."""
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = closure("bsam", self.net, x, y)
+
+            def manual_backward() -> torch.Tensor:
+                found = loss()
+                found.backward()
+                return found
+
+            optimizer.backward(manual_backward if own_backward else loss)
+            wrapper.require_backward_grad_sync = False  # as Lightning does, so that the reducer waits for nothing
+            return torch.zeros(())
+
+    step = Step()
+    optimizer, wrapper = build("bsam", step.net), DistributedDataParallel(step)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for _ in range(STEPS):
+        with wrapper.no_sync() if accumulate else contextlib.nullcontext():
+            if accumulate:
+                wrapper(x, y)
+        wrapper.require_backward_grad_sync = True
+        wrapper(x, y)
+        wrapper.require_backward_grad_sync = True
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"weights": [p.detach() for p in step.net.parameters()]}
+
+
+def wrapped_again(rank: int) -> dict:
+    """The model gets another wrapper, as after layers are unfrozen; the optimizer got the model alone."""
+    model = network()
+    optimizer = build("bsam", model)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for _ in range(2):
+        wrapper = DistributedDataParallel(model)
+        with wrapper.no_sync():
+            optimizer.backward(closure("bsam", wrapper, x, y))
+        optimizer.backward(closure("bsam", wrapper, x, y))
+        optimizer.step()
+        optimizer.zero_grad()
+        del wrapper
+        gc.collect()
+    return {"weights": [p.detach() for p in model.parameters()]}
 
 
 def adversarial(rank: int) -> dict:
@@ -363,6 +418,12 @@ CASES = {
     "two-wrappers-given": partial(framework, "bsam", order="transformers", given=True, discriminator=True),
     "two-wrappers-found": partial(framework, "bsam", order="transformers", given=False, discriminator=True),
     "not-wrapped": not_wrapped,
+    "wrapped-again": wrapped_again,
+    **{
+        f"inside-{'own' if own else 'ours'}{'-accumulate' if accumulate else ''}": partial(inside, own_backward=own, accumulate=accumulate)
+        for own in (True, False)
+        for accumulate in (True, False)
+    },
     "adversarial": adversarial,
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,

@@ -65,6 +65,9 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
         raise Refusal(f"base has a setting {clash[0]} of its own, so {clash[0]} cannot be this method's: take another base")
+    for name in ("lr_max", "lr_min"):
+        if name in group and name not in defaults and f"sharpness_{name}" in settings:
+            raise Refusal(f"a parameter group has {name}, which nobody reads: there it is called sharpness_{name}")
     unread = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
     if unread:
         known = ", ".join(name for name in settings if name.startswith("rho"))

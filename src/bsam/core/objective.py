@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .draws import Draws
 from .foreach import Scalar
-from .graph_age import check_age, now
+from .graphs import Graphs
 from .modules import Modules
 from .ranks import Ranks
 from .refusal import Refusal
@@ -54,8 +54,7 @@ class Objective:
         ranks: the data-parallel side of the model.
         draws: the random generators.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
-        search: whether to look through the whole graph of the first loss for parts that were computed outside the
-            closure.
+        search: whether to compare the whole graphs of the passes, to find parts that were computed outside the closure.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class Objective:
         self.reached = [False] * len(weights.params)  # parameters that some pass gave a gradient
         self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
         self._closure, self._weights, self._modules, self._ranks, self._draws = closure, weights, modules, ranks, draws
-        self._search = search and weights.cut.on_cpu
-        ranks.begin(weights.sharded)
+        self._graphs = Graphs(weights.params, whole=search)
+        ranks.begin(weights.sharded, weights.params)
         draws.begin()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
@@ -138,9 +137,10 @@ class Objective:
         if wrt is not None and not any(wrt):
             return self.value(at, subset=subset), self._take_gradient()
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
-        with self._evaluation(at, alone=wrt is not None), torch.enable_grad():
+        alone = wrt is not None or self._ranks.inside
+        with self._evaluation(at, alone=alone), torch.enable_grad():
             loss, batches = self._mean_loss(subset, partial(self._backward, inputs=None if self._weights.sharded else inputs))
-        gradient = self._take_gradient(wrt, alone=wrt is not None) * (1.0 / batches)
+        gradient = self._take_gradient(wrt, alone=alone) * (1.0 / batches)
         if self.watched and subset is None and wrt is None:
             self.seen.append(Evaluation(at, loss, gradient))
         return self._noted(loss), gradient
@@ -183,9 +183,7 @@ class Objective:
 
     def _mean_loss(self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None, *, own_allowed: bool = True) -> tuple[Tensor, float]:
         """Run the closure: the mean loss, and over how many micro-batches (of the size of the first) it was taken."""
-        if self._search:
-            torch.clear_autocast_cache()  # casts of the weights are older than the pass, too, and yet right
-        begin = now()
+        self._graphs.begin_pass()
         answer = self._closure() if subset is None else self._choosing_closure()(subset)
         yields = isinstance(answer, Iterator)
         total, batches, size, dim = torch.zeros(()), 0.0, 0, None
@@ -202,8 +200,7 @@ class Objective:
                 if losses.numel() == 0:
                     raise Refusal("the closure returned no loss at all, an empty tensor: is the batch empty?")
                 if torch.is_grad_enabled():
-                    check_age(losses, begin, set(self._weights.params) if self._search else None)
-                    self._search = False
+                    self._graphs.check(losses, self._weights.moved)
                 dim, size = losses.dim(), size or losses.numel()
                 share = losses.numel() / size
                 samples.append(losses.detach())

@@ -52,7 +52,8 @@ class SharpnessAware(Wrapper):
         m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
         same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU
             and on CUDA devices; after the step these are where one pass would have left them. False lets each pass draw
-            anew. Numbers from Python's ``random`` and from NumPy are drawn anew in each pass either way. Passes of a
+            anew. Numbers from Python's ``random``, from NumPy and from generators that the closure has made itself are
+            drawn anew in each pass either way. Passes of a
             step that is captured in a CUDA graph share their draws if :meth:`generators` were registered with the
             graph, and else draw anew.
     """
@@ -161,6 +162,11 @@ class SharpnessAware(Wrapper):
             raise Refusal(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
         if self._turn.phase == "busy":
             raise Refusal("backward was called from inside the closure: a closure computes the loss, at most calls loss.backward(), and returns it")
+        if any(group[METHOD] != self.method() for group in self.param_groups):
+            raise Refusal(
+                f"base has the state of {self.param_groups[0][METHOD]}, loaded into it behind {self.method()}: "
+                "load it by optimizer.load_state_dict, which gives base its part"
+            )
         self._weights.survey(self.param_groups)
         params = self._weights.params
         if not params:
@@ -172,7 +178,7 @@ class SharpnessAware(Wrapper):
             raise Refusal("parameters were added, frozen or moved since the last backward: call zero_grad() before this one")
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
         modules = Modules(() if self.model is None else (self.model, *self.others), known)
-        L = Objective(closure, self._weights, modules, self._ranks, self._draws, scaler, search=not self._turn.searched)
+        L = Objective(closure, self._weights, modules, self._ranks, self._draws, scaler, search=self.t & (self.t - 1) == 0)
         try:
             self._turn.phase, self._turn.offset = "busy", None
             self._memory.begin()
@@ -195,7 +201,8 @@ class SharpnessAware(Wrapper):
                 self._turn.offsets.append(offset)
                 self._turn.apart |= self._ranks.ddp is not None and not self._ranks.reduces
             self._memory.settle([p for p, was in zip(params, L.reached, strict=True) if was])
-            self._turn.phase, self._turn.searched = "ready", True
+            self._turn.phase = "ready"
+            self._ranks.warn_if_alone()
         except BaseException:
             self._turn.phase = "stale"
             try:

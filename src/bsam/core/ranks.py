@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,23 +24,47 @@ class Ranks:
     ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is averaged, once.
 
     Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when
-    the closure calls it.
+    the closure calls it, or runs inside of its forward, as Lightning's ``training_step`` does: there the reducer does not
+    follow, so that gradients are averaged here.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
         self.m_sharpness = m_sharpness
-        self.ddp = find_ddp(model)
         self.owing = False  # p.grad holds directions that were left on their rank, under the user's no_sync
-        self._may_be_wrapped = False
+        self.inside = False  # whether this backward runs inside of the wrapper's forward
+        self._given = find_ddp(model)
+        self._found: weakref.ref[Any] | None = None  # weakly: a model may be wrapped again
+        self._may_be_wrapped = self._warned = False
         if m_sharpness and self.ddp is None:
             raise Refusal(
                 "m_sharpness=True needs model to be the DistributedDataParallel wrapper, or to contain it: "
                 "without one there are no ranks that could perturb on their own"
             )
 
-    def begin(self, sharded: bool) -> None:
-        """A backward begins: see whether there may be a DDP wrapper that is not known yet."""
-        self._may_be_wrapped = self.ddp is None and not sharded and several_ranks()
+    @property
+    def ddp(self) -> Any:
+        """The DDP wrapper, as far as it is known."""
+        return self._given if self._given is not None or self._found is None else self._found()
+
+    def begin(self, sharded: bool, params: Sequence[Tensor]) -> None:
+        """A backward begins: see whether it is inside of a DDP wrapper, and whether there may be one that is not known."""
+        several = several_ranks() and not sharded
+        active = nn.parallel.DistributedDataParallel._get_active_ddp_module() if several else None
+        self.inside = active is not None and find_ddp(active, set(params)) is not None
+        if self.inside and self._given is None:
+            self._found = weakref.ref(active)
+        self._may_be_wrapped = several and self.ddp is None
+
+    def warn_if_alone(self) -> None:
+        """Say once that no DDP wrapper was seen: ranks whose gradients nobody averages drift apart."""
+        if self._may_be_wrapped and self.ddp is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no DistributedDataParallel or "
+                "FSDP wrapper of the parameters, so that each rank steps by its own gradients. If there is a wrapper, pass "
+                "it as model",
+                stacklevel=3,
+            )
 
     def quiet(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """What a pass runs under: no reduction if ranks perturb on their own, or the reducer cannot follow (``alone``).
@@ -70,7 +95,7 @@ class Ranks:
                 wrapper = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
                 found = find_ddp(module, ours) if wrapper else None
                 if found is not None:
-                    self.ddp = found
+                    self._found = weakref.ref(found)
                     handle.remove()
                     if alone:
                         stack.enter_context(self._without_reducer())

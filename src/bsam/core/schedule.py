@@ -30,10 +30,9 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
     if "lr" in group:
         lr = group["lr"]
         group = {**group, LR_START: float(group.get("initial_lr", lr))}
-        largest = max(group[LR_START], float(unscaled_lr(group)))
-        group[LR_SEEN] = torch.full_like(lr, largest) if isinstance(lr, Tensor) else largest
+        group[LR_SEEN] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
         if lr_max is None:
-            lr_max = float(top_lr(group))
+            lr_max = float(_known_top(group))
             if lr_max == lr_min == 0:  # built with a learning rate of 0, that a scheduler may raise
                 return group
     elif group[floor] not in (None, group[radius]):
@@ -49,30 +48,25 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
 
 
 def unscaled_lr(group: dict[str, Any]) -> Scalar:
-    """The learning rate of a group without its ``lr_scale``.
-
-    Layer-wise decay as in timm and MAE has groups with an ``lr_scale``, by which the scheduler multiplies the learning
-    rate that it sets. As long as the learning rate is the one that the optimizer was built with, nobody has set it yet.
-    """
+    """The learning rate of a group without its ``lr_scale``, by which timm's schedulers multiply what they set."""
     lr, scale = group["lr"], group.get("lr_scale", 1.0)
-    if scale in (0.0, 1.0):
-        return lr
-    if isinstance(lr, Tensor):
-        return torch.where(lr == group[LR_START], lr, lr / scale)
-    return lr if lr == group[LR_START] else lr / scale
+    return lr if scale in (0.0, 1.0) else lr / scale
 
 
 def top_lr(group: dict[str, Any]) -> Scalar:
     """The learning rate at which a radius is largest: ``lr_max`` if it was given.
 
-    Else the largest of those that are known: when the optimizer was built, of all steps so far and of this one, and
-    where schedulers note them, the one that they started from (``initial_lr``) and the one that they will reach
-    (``max_lr``).
+    Else the largest of this step, of all steps so far, and of what is known beforehand: the rate that a scheduler will
+    reach (``max_lr``) where it notes one, or started from (``initial_lr``), or that of the optimizer when it was built.
     """
     if group[LR_MAX] is not None:
         return group[LR_MAX]
-    noted = (group[name] for name in ("initial_lr", "max_lr") if group.get(name) is not None)
-    return _largest(unscaled_lr(group), _seen(group), *noted)
+    return _largest(unscaled_lr(group), _seen(group), _known_top(group))
+
+
+def _known_top(group: dict[str, Any]) -> Scalar:
+    noted = (group.get(name) for name in ("max_lr", "initial_lr", LR_START))
+    return next(rate for rate in noted if rate is not None)
 
 
 def _seen(group: dict[str, Any]) -> Scalar:

@@ -26,7 +26,6 @@ class Turn:
     offset: Vector | None = None  # where this backward wants the step to start, from w
     offsets: list[Vector] = field(default_factory=list)  # and where the backwards since the last step did
     apart: bool = False  # whether some of these are this rank's alone
-    searched: bool = False  # whether a graph was looked through for parts from outside the closure
 
     def start(self, ranks: Ranks) -> Vector | None:
         """Where the step starts, from w: the mean of the offsets (over ranks, too, where they differ). None is w."""

@@ -42,6 +42,11 @@ class Weights:
         self._saved = 0
 
     @property
+    def moved(self) -> bool:
+        """Whether they are away from ``w``."""
+        return self._saved > 0
+
+    @property
     def mesh(self) -> Any:
         """The ranks that the parameters are spread over; None if they are not."""
         return next((part.sharding[0] for part in self.cut.parts if part.sharding is not None), None)

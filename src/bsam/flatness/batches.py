@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..core.refusal import Refusal
 
@@ -53,20 +53,29 @@ def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
 
 def joined(batches: Sequence[tuple[Any, int]]) -> tuple[Any, int] | None:
     """Outputs and targets of several batches as one; None where they cannot be joined."""
-    shapes = {tuple(t.shape[1:] if _has_rows(t, n) else None for t in tree_leaves(batch)) for batch, n in batches}
-    if len(shapes) > 1 or None in next(iter(shapes)):
+
+    def kind(leaf: Any, n: int) -> Any:
+        if has_rows(leaf, n):
+            return leaf.shape[1:]
+        return float(leaf) if isinstance(leaf, Tensor) and leaf.dim() == 0 else repr(leaf)  # the same for all, or not
+
+    leaves, structures = zip(*(tree_flatten(batch) for batch, _ in batches), strict=True)
+    kinds = {tuple(kind(leaf, n) for leaf in own) for own, (_, n) in zip(leaves, batches, strict=True)}
+    if len(kinds) > 1 or any(structure != structures[0] for structure in structures):
         return None
-    return tree_map(lambda *rows: torch.cat(rows), *(batch for batch, _ in batches)), sum(n for _, n in batches)
+    whole = [torch.cat(rows) if has_rows(rows[0], batches[0][1]) else rows[0] for rows in zip(*leaves, strict=True)]
+    return tree_unflatten(whole, structures[0]), sum(n for _, n in batches)
 
 
 def halves(batch: tuple[Any, int]) -> list[tuple[Any, int]]:
-    """A batch in two parts; none where it cannot be cut."""
+    """A batch in two parts; none where it cannot be cut. What is not by sample belongs to both."""
     content, n = batch
-    if n < 2 or not all(_has_rows(t, n) for t in tree_leaves(content)):
+    if n < 2 or not any(has_rows(t, n) for t in tree_leaves(content)):
         return []
     cuts = (slice(0, n // 2), slice(n // 2, n))
-    return [(tree_map(lambda t, cut=cut: t[cut], content), cut.stop - cut.start) for cut in cuts]
+    return [(tree_map(lambda t, cut=cut: t[cut] if has_rows(t, n) else t, content), cut.stop - cut.start) for cut in cuts]
 
 
-def _has_rows(leaf: Any, n: int) -> bool:
+def has_rows(leaf: Any, n: int) -> bool:
+    """Whether it is a tensor with a row for each of ``n`` samples."""
     return isinstance(leaf, Tensor) and leaf.shape[:1] == (n,)

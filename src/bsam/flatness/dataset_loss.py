@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from ..core.checks import check_count
 from ..core.refusal import Refusal
 from ..core.vector import Vector
 from ..core.weights import Weights
-from .batches import halves, joined, pair, size_of, split
+from .batches import halves, has_rows, joined, pair, size_of, split
 from .checksum import agree, checksum
 from .second_derivatives import check_graph
 
@@ -56,6 +57,8 @@ class DatasetLoss:
     ) -> None:
         if mode not in ("eval", "train"):
             raise Refusal(f'mode must be "eval" (running statistics of batch norm) or "train" (those of the batch), got {mode!r}')
+        if batch_weight is not None and not callable(batch_weight):
+            raise Refusal(f"batch_weight must be a function of inputs and targets, got {type(batch_weight).__name__}")
         if isinstance(data, Iterator):
             raise Refusal("data is iterated more than once, and this is an iterator: pass a list or a DataLoader")
         if micro_batch is not None and mode == "train":
@@ -73,7 +76,7 @@ class DatasetLoss:
             raise Refusal("model has no trainable parameter: there is nothing to differentiate by. Are they all frozen?")
         self.samples: int | None = None  # of the first pass
         self.checked = batch_weight is not None  # whether the loss is a mean over samples
-        self._checked_graphs = set[bool]()  # of first derivatives, and of second ones
+        self.foreign: list[Tensor] = []  # parameters that the loss must not depend on
         self._first_pass: tuple[Tensor, bool] | None = None  # its checksums, and whether other passes can be compared with it
 
     @contextlib.contextmanager
@@ -89,6 +92,8 @@ class DatasetLoss:
         norms = [m for m in modules if isinstance(m, _NormBase)] if self.mode == "train" else []
         tracking = [norm.track_running_stats for norm in norms]
         buffers = [(m, name, t, t.clone()) for m in modules for name, t in m._buffers.items() if t is not None]
+        embeddings = [m for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None]
+        rescaled = [(m.weight, m.weight.detach().clone()) for m in embeddings]
         noise = torch.random.get_rng_state()  # a DataLoader draws from it in each pass
         cudnn = torch.backends.cudnn.enabled
         dynamo = "torch._dynamo" in sys.modules  # nothing can be compiled before this is imported
@@ -110,7 +115,9 @@ class DatasetLoss:
                     module.training = mode
                 for norm, tracked in zip(norms, tracking, strict=True):
                     norm.track_running_stats = tracked
-                _restore_buffers(buffers)
+                for module, name, buffer, _ in buffers:
+                    module._buffers[name] = buffer
+                _restore([*((t, before) for _, _, t, before in buffers), *rescaled])
 
     def _check_parameters(self) -> None:
         named = list(self.model.named_parameters())
@@ -134,9 +141,7 @@ class DatasetLoss:
             shapes.add(tuple(t.shape[t.shape[:1] == (n,) :] for t in tree_leaves((x, y)) if isinstance(t, Tensor)))
             count += n
             for piece in [(x, y, n)] if self.micro_batch is None else split(x, y, self.micro_batch):
-                weight = piece[2] if self.batch_weight is None else float(self.batch_weight(*piece[:2]))
-                if not (weight >= 0 and math.isfinite(weight)):
-                    raise Refusal(f"batch_weight must return a finite number that is not negative, got {weight!r}")
+                weight = piece[2] if self.batch_weight is None else _number(self.batch_weight(*piece[:2]))
                 if weight > 0:
                     yield *piece[:2], weight
         if count == 0 and self.samples is None:
@@ -149,9 +154,13 @@ class DatasetLoss:
         self._compare(torch.stack(sums).cpu(), len(shapes) == 1)
         self.samples = count
 
-    def count(self) -> int:
-        """The number of samples."""
-        return sum(size_of(*pair(batch)) for batch in self.data) if self.samples is None else self.samples
+    def has_samples(self, n: float) -> bool:
+        """Whether there are ``n`` samples or more."""
+        if self.samples is not None:
+            return self.samples >= n
+        with self.measuring():
+            counts = itertools.accumulate(size_of(*pair(batch)) for batch in self.data)
+            return any(count >= n for count in counts)
 
     def _compare(self, sums: Tensor, alike: bool) -> None:
         """Refuse a pass that is not like the first one. Batches must be the same in train mode, samples in eval mode.
@@ -185,20 +194,28 @@ class DatasetLoss:
             out = self.model(x)
             yield self.of(out, y), (out, y), weight
             if check:
-                now = tree_map(_detached, (out, y)), int(weight)
+                now = x, *tree_map(_detached, (out, y)), int(weight)
                 if before is not None:
                     self._check_mean(before, now)
                 before = now
         self.checked |= check
 
     @torch.no_grad()
-    def _check_mean(self, *batches: tuple[Any, int]) -> None:
+    def _check_mean(self, *batches: tuple[Any, Any, Any, int]) -> None:
         """Refuse a loss that is not a mean over samples, seen from two batches together and apart.
 
-        Batches that cannot be joined are halved instead; what allows neither is not checked.
+        Batches whose outputs cannot be joined are halved; where outputs are not by sample, their inputs are. What allows
+        neither is not checked.
         """
-        both = joined(batches)
-        cases = [(both, batches)] if both is not None else [(batch, halves(batch)) for batch in batches]
+        outputs = [((out, y), n) for _, out, y, n in batches]
+        by_sample = all(has_rows(t, n) for _, out, _, n in batches for t in tree_leaves(out))
+        both = joined(outputs) if by_sample else None
+        cases: list[tuple[Any, Sequence[Any]]] = [] if both is None else [(both, outputs)]
+        if by_sample and both is None:
+            cases = [(batch, halves(batch)) for batch in outputs]
+        elif not by_sample and self.mode == "eval":
+            inputs = [halves(((x, y), n)) for x, _, y, n in batches]
+            cases = [(whole, [((self.model(x), y), n) for (x, y), n in parts]) for whole, parts in zip(outputs, inputs, strict=True)]
         for (whole, n), parts in cases:
             if not parts:
                 continue
@@ -208,8 +225,9 @@ class DatasetLoss:
             except (RuntimeError, ValueError, IndexError, TypeError):
                 continue  # the loss needs a batch as it comes
             floats = [t for t in (together, *tree_leaves(whole[0])) if isinstance(t, Tensor) and t.is_floating_point()]
-            sizes = [max(abs(float(together)), float(t.abs().nan_to_num(0.0, 0.0).mean())) for t in floats]
-            allowed = max((ROUNDING * torch.finfo(t.dtype).eps * s for t, s in zip(floats, sizes, strict=True)), default=0.0)
+            size = max(float(t.float().abs().nan_to_num(0.0, 0.0).mean()) for t in floats)
+            eps = torch.finfo(together.dtype).eps
+            allowed = size * (ROUNDING * eps if by_sample else eps**0.5)  # the model's own rounding, if it runs again
             close = math.isclose(apart, float(together), abs_tol=allowed)
             if not close and not (math.isnan(apart) and math.isnan(float(together))):
                 raise Refusal(
@@ -220,9 +238,7 @@ class DatasetLoss:
 
     def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
         """The derivative of a batch's loss by each parameter, None for those it does not depend on."""
-        if create_graph not in self._checked_graphs:
-            check_graph(loss, twice=create_graph)
-            self._checked_graphs.add(create_graph)
+        check_graph(loss, twice=create_graph, foreign=self.foreign)
         params = self.weights.params
         found: tuple[Tensor | None, ...] = ()
         if loss.requires_grad:
@@ -259,12 +275,22 @@ class DatasetLoss:
 
 
 @torch.no_grad()
-def _restore_buffers(buffers: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-    """Some modules update or replace their buffers in eval mode, too."""
-    for module, name, buffer, before in buffers:
-        module._buffers[name] = buffer
-        if not torch.equal(buffer, before):  # or a graph of the user's that needs the buffer would count it as changed
-            buffer.copy_(before)
+def _restore(tensors: list[tuple[Tensor, Tensor]]) -> None:
+    """Undo what modules write to buffers and embeddings in eval mode, too."""
+    for t, before in tensors:
+        if not torch.equal(t, before):  # or a graph of the user's that needs it would count it as changed
+            t.copy_(before)
+
+
+def _number(weight: Any) -> float:
+    """The weight of a batch, checked."""
+    try:
+        number = float(weight)
+    except (TypeError, ValueError) as error:
+        raise Refusal(f"batch_weight must return one number, got {type(weight).__name__}") from error
+    if not (number >= 0 and math.isfinite(number)):
+        raise Refusal(f"batch_weight must return a finite number that is not negative, got {number!r}")
+    return number
 
 
 def _detached(leaf: Any) -> Any:

@@ -23,6 +23,8 @@ from .linearized import Product
 from .recording import SHAPES, WORTH, DataChanged, Recording, default_budget
 from .second_derivatives import Substitutes, explained
 
+NEGLIGIBLE = 1e-2  # of a product: a parameter whose part is smaller than this is compared with it
+
 
 class HessianOperator:
     r"""``H @ v``, with :math:`H = \nabla^2 L(w)` and L the mean loss over all samples of ``data``, whatever the batch sizes.
@@ -71,11 +73,13 @@ class HessianOperator:
         if differentiation not in (None, "forward", "reverse"):
             raise Refusal(f'differentiation must be "forward", "reverse" or None, got {differentiation!r}')
         model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs have no second derivative
+        original = list(model.parameters()) if dtype is not None else []
         if dtype is not None:
             model = copy.deepcopy(model).to(dtype)
             loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn
             data = data if isinstance(data, Iterator) else _Cast(data, dtype)
         self.loss = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
+        self.loss.foreign = original
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
         if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
@@ -84,7 +88,7 @@ class HessianOperator:
         self.size = sum(p.numel() for p in self.params)
         self.products = 0  # so far
         self.differentiation = differentiation or ("forward" if self.device.type == "cuda" else "reverse")
-        self._compared = False  # forward with reverse mode
+        self._compared: list[int] = []  # versions of the weights for which forward mode was compared with reverse mode
         self._recording: Recording | None = None
 
     @property
@@ -134,39 +138,50 @@ class HessianOperator:
                 self._recording.drop("data comes in other batches in each pass: take shuffle=False")
             except torch.OutOfMemoryError:
                 self._recording.drop("out of memory")
-        if self.differentiation == "forward" and not self._compared:
-            return self._first(v)
+        self._compare()
         return self._mean(self._plain(v))
 
-    def _first(self, v: list[Tensor]) -> Tensor:
-        """A product in reverse mode; forward mode is used from now on if it gives the same."""
-        with _full_precision():
+    def _compare(self) -> None:
+        """Leave forward mode where it does not give the products of reverse mode; once for the weights as they are."""
+        versions = [p._version for p in self.params]
+        if self.differentiation == "reverse" or versions == self._compared:
+            return
+        v = self._views(self.random(torch.Generator().manual_seed(1)))
+        with _full_precision(self.device):
             expected = self._mean(self._reverse_over_reverse(v))
         try:
-            with _full_precision():
+            with _full_precision(self.device):
                 found = self._mean(self._forward_over_reverse(v))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # an operation without a forward derivative
             self.differentiation = "reverse"
-        else:
-            self._compared = bool(expected.isfinite().all())  # what is not finite says nothing
-            if self._compared and not self._agree([found], [expected]):
-                self.differentiation = "reverse"
-        return expected
+            return
+        if not bool(expected.isfinite().all()):
+            return  # this says nothing
+        self._compared = versions
+        if not self._agree(list(self._views(found)), list(self._views(expected))):
+            self.differentiation = "reverse"
 
     def _agree(self, found: Product, expected: Product) -> bool:
-        """Whether two products are equal up to rounding: in float32 within 2e-3."""
+        """Whether two products are equal up to rounding in each parameter: in float32 within 2e-3."""
         kind = self.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
         tolerance = torch.finfo(dtype).eps ** 0.4
-        apart = [a if b is None else b if a is None else a - b for a, b in zip(found, expected, strict=True)]
-        return bool(_norm(apart) <= tolerance * _norm(expected))
+        pairs = [
+            (torch.zeros_like(p) if a is None else a, torch.zeros_like(p) if b is None else b) for a, b, p in zip(found, expected, self.params, strict=True)
+        ]
+        errors, sizes = (torch.stack([t.norm() for t in ts]) for ts in ([a - b for a, b in pairs], [b for _, b in pairs]))
+        return bool((errors <= tolerance * (sizes + NEGLIGIBLE * sizes.norm())).all())
 
     @contextlib.contextmanager
     def _differentiating(self) -> Iterator[None]:
-        with self.loss.measuring(), Substitutes(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-            yield
+        torch.clear_autocast_cache()  # of casts of the weights that have no tangents
+        try:
+            with self.loss.measuring(), Substitutes(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+                yield
+        finally:
+            torch.clear_autocast_cache()  # and of those that have
 
     def _mean(self, products: Generator[tuple[Product, float]]) -> Tensor:
         out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
@@ -218,10 +233,10 @@ class HessianOperator:
     def linearized(self, max_bytes: int | None = None) -> Iterator[Recording]:
         """Record on entry what all products share, use it inside, and drop it on exit.
 
-        Products then cost about two gradient passes instead of three or four. While it is entered, do not change the model,
+        Products then cost about two gradient passes instead of three to five. While it is entered, do not change the model,
         the loss or the data. What cannot be recorded (branches on the data, random numbers, weights taken from elsewhere
-        than the model's parameters) is computed as outside; the object returned says so. For each shape of a batch one
-        recorded product is compared with a plain one. Entering again inside does nothing.
+        than the model's parameters) is computed as outside; the object returned says so. The product of each batch with
+        one vector is compared with the plain one. Entering again inside does nothing.
 
         Args:
             max_bytes: memory for the recorded products: a ResNet-8 takes some 2 MB for an image of CIFAR. Recording takes
@@ -242,12 +257,13 @@ class HessianOperator:
         budget = default_budget(self.device) if max_bytes is None else check_count("max_bytes", max_bytes, low=0)
         self._recording = Recording(budget, shapes=SHAPES if max_bytes is None else None)
         try:
-            if budget > 0 and (max_bytes is not None or self.loss.count() * self.size >= WORTH):
+            if budget > 0 and (max_bytes is not None or self.loss.has_samples(WORTH / self.size)):
                 v = self._views(self.random(torch.Generator().manual_seed(0)))
-                if not self.loss.checked or (self.differentiation == "forward" and not self._compared):
-                    self._times(v)  # the checks of a first product
+                self._compare()
+                if not self.loss.checked:
+                    self._mean(self._plain(v))  # a whole pass checks the loss
                 devices = [self.device] if self.device.type == "cuda" else []
-                with _full_precision(), self._differentiating(), torch.random.fork_rng(devices):
+                with _full_precision(self.device), self._differentiating(), torch.random.fork_rng(devices):
                     self._recording.record(self.loss, v, self._of_piece, self._agree)
             yield self._recording
         finally:
@@ -265,8 +281,11 @@ class HessianOperator:
 
 
 @contextlib.contextmanager
-def _full_precision() -> Iterator[None]:
+def _full_precision(device: torch.device) -> Iterator[None]:
     """Compute in float32 without TF32, so that products can be compared."""
+    if device.type != "cuda":
+        yield
+        return
     cudnn: Any = torch.backends.cudnn
     switches: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
     before = [switch.fp32_precision for switch in switches]
@@ -277,10 +296,6 @@ def _full_precision() -> Iterator[None]:
     finally:
         for switch, precision in zip(switches, before, strict=True):
             switch.fp32_precision = precision
-
-
-def _norm(tensors: Iterable[Tensor | None]) -> Tensor:
-    return torch.stack([t.norm() for t in tensors if t is not None]).norm()
 
 
 class _Cast:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -52,19 +53,17 @@ class Recording:
         return f"{plain} of {self.batches} batches computed without a recording: {self.reason}" if plain else ""
 
     def record(self, loss: DatasetLoss, v: list[Tensor], plain: Plain, agree: Agree) -> None:
-        """Record each batch of the data, as long as it can be done and fits; compare one product for each shape."""
+        """Record each batch of the data, as long as it can be done and fits, and its product is the plain one."""
         recorder = Recorder(loss)
         for piece in loss.pieces():
             self.batches += 1
             if self.reason:
                 continue
             try:
-                shape = recorder.shape(*piece[:2])
-                if shape not in recorder.graphs:
-                    if len(recorder.graphs) == self._shapes:
-                        raise CannotRecord(f"more than {self._shapes} shapes of batches")
-                    _record_shape(recorder, v, piece, plain, agree)
-                product, size = recorder.linearized(*piece[:2])
+                expected = plain(v, piece)
+                if not all(bool(t.isfinite().all()) for t in expected if t is not None):
+                    raise CannotRecord("the product is not finite")
+                product, size = self._recorded(recorder, v, piece, expected, agree)
                 if self.bytes + size > self._budget:
                     raise CannotRecord(f"the memory of max_bytes={self._budget} is used up")
             except CannotRecord as error:
@@ -74,6 +73,28 @@ class Recording:
             else:
                 self._products.append((product, piece[2], _fingerprint(piece)))
                 self.recorded, self.bytes = self.recorded + 1, self.bytes + size
+
+    def _recorded(self, recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree) -> tuple[BatchProduct, int]:
+        """The product of a batch by the graph of its shape, if it is the plain one.
+
+        What Python read from the batch that was recorded (a size, a number, a branch) is constant in the graph.
+        """
+        shape = recorder.shape(*piece[:2])
+        trouble = "the network or the loss reads numbers or sizes from the data, or random ones"
+        if shape in recorder.graphs:
+            with contextlib.suppress(CannotRecord):
+                return _agreeing(recorder, v, piece, expected, agree)
+            raise CannotRecord(trouble)
+        if len(recorder.graphs) == self._shapes:
+            raise CannotRecord(f"more than {self._shapes} shapes of batches")
+        for forward in (True, False):
+            try:
+                recorder.record(*piece[:2], v, agree, forward=forward)
+                return _agreeing(recorder, v, piece, expected, agree)
+            except CannotRecord as error:
+                trouble = str(error)
+        recorder.graphs.pop(shape, None)
+        raise CannotRecord(trouble)
 
     def products(self, v: list[Tensor]) -> Generator[tuple[Product, float]]:
         """The recorded products with ``v``, each with its weight in the mean."""
@@ -98,28 +119,22 @@ class Recording:
         self.reason, self.recorded, self.bytes = reason, 0, 0
 
 
-def _record_shape(recorder: Recorder, v: list[Tensor], piece: Piece, plain: Plain, agree: Agree) -> None:
-    """Record a batch in forward mode, or else in reverse mode, such that its product is the plain one."""
-    expected = plain(v, piece)
-    if not all(bool(t.isfinite().all()) for t in expected if t is not None):
-        raise CannotRecord("the product is not finite")
-    trouble = "a recorded product differs from the plain one"
-    for forward in (True, False):
-        try:
-            recorder.record(*piece[:2], v, agree, forward=forward)
-            found = recorder.linearized(*piece[:2])[0](v)
-        except CannotRecord as error:
-            trouble = str(error)
-        else:
-            if agree(found, expected):
-                return
-    recorder.graphs.pop(recorder.shape(*piece[:2]), None)
-    raise CannotRecord(trouble)
+def _agreeing(recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree) -> tuple[BatchProduct, int]:
+    try:
+        product, size = recorder.linearized(*piece[:2])
+        found = product(v)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise CannotRecord("a recorded graph does not fit another batch") from error
+    if not agree(found, expected):
+        raise CannotRecord("a recorded product differs from the plain one")
+    return product, size
 
 
 def _fingerprint(piece: Piece) -> Tensor:
     """The checksum of a batch as a whole: the order of its samples counts."""
-    return checksum(piece[:2], None, 1).cpu()
+    return checksum(*piece[:2], 1).cpu()
 
 
 def default_budget(device: torch.device) -> int:

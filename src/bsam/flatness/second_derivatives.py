@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,14 +69,15 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def check_graph(loss: Tensor, twice: bool) -> None:
-    """Refuse functions in the graph of a loss whose derivatives torch would leave out silently.
+def check_graph(loss: Tensor, twice: bool, foreign: Collection[Tensor] = ()) -> None:
+    """Refuse what torch would leave out of a derivative silently.
 
-    They are reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable``.
+    That are reentrant checkpoints, parameters of a model that was copied (``foreign``) and, if ``twice``, functions
+    marked with ``@once_differentiable``.
     """
-    seen, nodes = set[Any](), [loss.grad_fn]
+    seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in foreign}
     while nodes:
-        node = nodes.pop()
+        node: Any = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -86,12 +87,26 @@ def check_graph(loss: Tensor, twice: bool) -> None:
                 "the network uses reentrant checkpoints, whose weights torch.autograd.grad does not reach: "
                 "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
             )
-        if twice and getattr(getattr(function, "backward", None), "__code__", None) is _ONCE:
+        if twice and function is not None and _once_differentiable(function.backward):
             raise Refusal(
                 f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
                 "write its backward in operations that torch can differentiate, and remove the mark"
             )
+        if others and id(getattr(node, "variable", None)) in others:
+            raise Refusal(
+                "dtype= computes on a copy of the model, and loss_fn takes weights from the model itself (a penalty?): "
+                "leave dtype out, and convert model and data"
+            )
         nodes += [following for following, _ in node.next_functions]
+
+
+def _once_differentiable(function: Any) -> bool:
+    """Whether the mark is on a function, or on one that it wraps."""
+    while function is not None:
+        if getattr(function, "__code__", None) is _ONCE:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def explained(error: RuntimeError) -> RuntimeError:

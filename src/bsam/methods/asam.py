@@ -66,8 +66,8 @@ class ASAM(SharpnessAware):
 
 def adapted(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:
     """``T^2 g`` and ``T g``, in the metric of the weights."""
-    named = optimizer.model.named_parameters() if optimizer.model is not None else ()
-    scales = {p for name, p in named if name.rpartition(".")[-1] == "weight"}
+    modules = () if optimizer.model is None else (optimizer.model, *optimizer.others)
+    scales = {p for module in modules for name, p in module.named_parameters() if name.rpartition(".")[-1] == "weight"}
     sized = [p.dim() >= 2 or p in scales for p in optimizer.params]
     T = optimizer.vector(optimizer.params).map(lambda i, w: w.abs().add_(eta) if sized[i] else torch.ones_like(w))
     Tg = T.times(g)
