@@ -546,3 +546,70 @@ def test_a_loader_takes_no_random_number_of_the_caller(model, samples, measure, 
     with pytest.raises(Stop):
         MEASURES[measure](model, failing, loader)
     assert torch.equal(torch.get_rng_state(), noise)
+
+
+def test_a_label_among_raw_images_is_noticed():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2))
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x.float() / 255)
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (128, 3, 64, 64), dtype=torch.uint8, generator=generator), torch.zeros(128).long()
+    other = y.clone()
+    other[7] = 1
+    with pytest.raises(bsam.Refusal, match=OTHER.format("samples")):
+        walked(Scaled(), Walks([(x, y)], [(x, other)]))
+
+
+@pytest.mark.parametrize("kind", ["a loss inside of the outputs", "numbers beside the labels"])
+def test_ignored_labels_are_noticed_whatever_is_beside_them(samples, kind):
+    class Net(nn.Linear):
+        def forward(self, batch):
+            x, y = batch if isinstance(batch, tuple) else (batch, None)
+            out = super().forward(x)
+            return out if y is None else {"loss": F.cross_entropy(out, y), "logits": out}
+
+    (x, y), net = samples, Net(6, 3)
+    ignored = y.clone()
+    ignored[1:4] = -100
+    if kind == "numbers beside the labels":
+        data = [(x, {"y": ignored, "w": 1.0, "t": torch.tensor(2.0)}), (x, {"y": y, "w": 1.0, "t": torch.tensor(2.0)})]
+        loss_fn = lambda out, y: F.cross_entropy(out, y["y"]) * y["w"]  # noqa: E731
+    else:
+        data = [((x, ignored), ignored), ((x, y), y)]
+        loss_fn = lambda out, y: out["loss"]  # noqa: E731
+    with pytest.raises(bsam.Refusal, match="loss_fn is not a mean over samples"):
+        sharpness(net, loss_fn, data)
+    sharpness(net, loss_fn, data[1:] * 2)
+
+
+def test_ignored_labels_are_noticed_under_autocast(samples):
+    x, y = samples
+    ignored = y.clone()
+    ignored[:2] = -100
+    L = DatasetLoss(nn.Linear(6, 3), F.cross_entropy, [(x, y), (x, ignored)])
+    with L.measuring(), torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(bsam.Refusal, match="mean over samples"):
+        L.value()
+
+
+def test_weights_of_batches_that_are_no_numbers_are_refused(model, data):
+    with pytest.raises(bsam.Refusal, match="batch_weight must be a function of inputs and targets, got float"):
+        sharpness(model, F.cross_entropy, data, batch_weight=2.0)
+    with pytest.raises(bsam.Refusal, match="batch_weight must return one number, got Tensor"):
+        sharpness(model, F.cross_entropy, data, batch_weight=lambda x, y: y)
+
+
+def test_an_embedding_with_a_largest_norm_keeps_its_weights():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Linear(3, 2))
+    before = net[0].weight.detach().clone()
+    data = [(torch.arange(5), torch.zeros(5).long())]
+    HessianOperator(net, F.cross_entropy, data).times(torch.ones(23))
+    sharpness(net, F.cross_entropy, data)
+    assert torch.equal(net[0].weight, before)

@@ -325,7 +325,7 @@ COUNTS = {
     "tolist": lambda x: sum(value > 0 for value in x.tolist()) + 1,
     "numpy": lambda x: int((x.numpy() > 0).sum()) + 1,
 }
-READS = "the network or the loss reads numbers or sizes from the data, or random ones|RuntimeError: "
+READS = "the network or the loss reads numbers or sizes from the data|RuntimeError: |differs from the plain one"
 NETS = {
     "branches": (Branching, "RuntimeError: "),
     "random numbers": (Drawing, READS),
@@ -362,7 +362,7 @@ def test_penalties_and_lists_of_targets_are_computed_plainly(large):
     x, y = data[0]
     cases = {
         "takes weights from elsewhere": (lambda out, y: penalised((out, model), y), [(x, y)]),
-        "inputs and targets are not tensors": (lambda out, y: F.cross_entropy(out, torch.tensor(y)), [(x, y.tolist())]),
+        "inputs and targets are not dense tensors": (lambda out, y: F.cross_entropy(out, torch.tensor(y)), [(x, y.tolist())]),
     }
     for reason, (loss_fn, batches) in cases.items():
         H = HessianOperator(model, loss_fn, batches)
@@ -416,16 +416,18 @@ def test_memory_that_runs_out_is_no_failure(large, monkeypatch, later):
     model, data = large
     right, calls = Recorder.linearized, []
 
-    def short(v):
-        raise torch.OutOfMemoryError("no more")
-
     def limited(self, x, y):
-        calls.append(1)
-        if len(calls) == 3:
-            if not later:
+        if not later and calls:
+            raise torch.OutOfMemoryError("no more")
+        times, size = right(self, x, y)
+
+        def once(v):
+            calls.append(1)
+            if later and len(calls) > 4:
                 raise torch.OutOfMemoryError("no more")
-            return short, 8
-        return right(self, x, y)
+            return times(v)
+
+        return once, size
 
     monkeypatch.setattr(Recorder, "linearized", limited)
     H = HessianOperator(model, F.cross_entropy, data)
@@ -435,6 +437,60 @@ def test_memory_that_runs_out_is_no_failure(large, monkeypatch, later):
         assert apart(product(H), expected) < 1e-12
         assert recording.note == "3 of 3 batches computed without a recording: out of memory"
     assert recording.bytes == 0
+
+
+def selected(out, y):
+    return F.mse_loss(out[y > 1], torch.ones_like(out[y > 1]))
+
+
+@pytest.mark.parametrize("counts", [(3, 5), (1, 5), (5, 1), (4, 4)])
+@pytest.mark.parametrize("loss_fn", [selected, lambda out, y: F.cross_entropy(out[y > 1], y[y > 1])], ids=["mse", "ce"])
+def test_sizes_that_depend_on_the_targets_are_right(large, counts, loss_fn):
+    """The number of chosen samples is constant in a graph, and the loss of another batch right nevertheless."""
+    model, ((x, _), *_) = large
+    data = [(x, torch.tensor([2] * n + [0] * (6 - n))) for n in counts]
+    options = {"batch_weight": lambda x, y: (y > 1).sum()}
+    expected = product(HessianOperator(model, loss_fn, data, **options))
+    H = HessianOperator(model, loss_fn, data, **options)
+    with H.linearized(PLENTY):
+        assert apart(product(H), expected) < 1e-12
+
+
+def test_small_losses_are_compared_too(large):
+    model, ((x, y), *_) = large
+    data = [(x, y), (x * 2, y)]
+
+    def loss_fn(out, y):
+        return 1e-4 * out.square().mean() * (1 + sum(abs(value) for value in out.detach().reshape(-1).tolist()))
+
+    H = HessianOperator(model, loss_fn, data, batch_weight=lambda x, y: 1)
+    expected = product(H)
+    with H.linearized(PLENTY):
+        assert apart(product(H), expected) < 1e-12
+
+
+def test_a_network_without_curvature_and_sparse_inputs(large):
+    x = torch.eye(3, dtype=torch.float64)
+    for inputs, recorded in ((x, 1), (x.to_sparse(), 0)):
+        H = HessianOperator(nn.Linear(3, 2).double(), lambda out, y: out.mean(), [(inputs, torch.zeros(3))])
+        with H.linearized(PLENTY) as recording:
+            assert not product(H).any()
+        assert recording.recorded == recorded
+
+
+def test_inputs_count_for_the_budget_and_random_numbers_stay(large, monkeypatch):
+    model, data = large
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    H = HessianOperator(model, F.cross_entropy, DataLoader(TensorDataset(x, y), batch_size=5))
+    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 10**12)
+    noise = torch.get_rng_state()
+    with H.linearized():
+        pass
+    assert torch.equal(torch.get_rng_state(), noise)
+    wide_inputs = nn.Linear(10_000, 1, bias=False).double()
+    H = HessianOperator(wide_inputs, F.mse_loss, [(torch.ones(6, 10_000).double(), torch.zeros(6, 1).double())])
+    with H.linearized(PLENTY) as recording:
+        assert recording.bytes >= 6 * 10_000 * 8
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), RuntimeError("failed in the interpreter.\nKeyboardInterrupt: ")])

@@ -305,3 +305,76 @@ def test_the_forward_way_changes_no_version_of_a_weight(data):
         H.times(torch.ones(H.size, dtype=H.dtype))
     assert H.differentiation == "forward"
     held.backward()  # would raise if a weight that it needs had been written to
+
+
+def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):
+    class Part(nn.Module):
+        """A determinant whose part of the product is small."""
+
+        def __init__(self, scale):
+            super().__init__()
+            torch.manual_seed(0)
+            self.main, self.part = nn.Linear(4, 4).double(), nn.Linear(3, 3, bias=False).double()
+            self.scale = nn.Parameter(torch.tensor(scale, dtype=torch.float64), requires_grad=False)
+
+        def forward(self, x):
+            return 30 * self.main(x) + self.scale * torch.linalg.det(self.part.weight) * torch.arange(4.0).double()
+
+    for scale, later in ((1e-3, None), (0.0, 1.0)):
+        model = Part(scale)
+        H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
+        H.times(torch.zeros(H.size, dtype=H.dtype))
+        if later is not None:
+            with torch.no_grad():
+                model.scale.fill_(later)
+                model.main.weight.mul_(1.0)  # a new version of the weights
+        v = H.random(torch.Generator().manual_seed(1))
+        plain = HessianOperator(model, F.cross_entropy, data).times(v)
+        torch.testing.assert_close(H.times(v), plain, rtol=1e-9, atol=1e-12)
+        assert H.differentiation == "reverse"
+        H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
+        with H.linearized(1 << 30):
+            torch.testing.assert_close(H.times(v), plain, rtol=1e-9, atol=1e-12)
+        assert H.differentiation == "reverse"
+
+
+def test_casts_that_autocast_has_kept_have_no_part_in_a_product(data):
+    model, batches = mlp().float(), [(x.float(), y) for x, y in data]
+    H = HessianOperator(model, F.cross_entropy, batches, differentiation="forward")
+    v = H.random(torch.Generator().manual_seed(1))
+    expected = H.times(v)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(batches[0][0])
+        for _ in range(2):
+            assert float((H.times(v) - expected).norm() / expected.norm()) < 0.1
+    assert H.differentiation == "forward"
+
+
+def test_marks_under_other_marks_and_functions_that_come_later(data):
+    class Wrapped(Cube):
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        @once_differentiable
+        def backward(ctx, g):
+            return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    model = Module(torch.tanh)
+    H = HessianOperator(model, lambda out, y: out.mean(), data)
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    for function in (Cube.apply, Wrapped.apply):
+        model.function = function
+        with pytest.raises(bsam.Refusal, match="marked with @once_differentiable"):
+            H.times(torch.ones(H.size, dtype=H.dtype))
+
+
+def test_a_copy_in_another_dtype_takes_no_weights_from_the_model(data):
+    model = mlp().float()
+    batches = [(x.float(), y) for x, y in data]
+
+    def penalised(out, y):
+        return F.cross_entropy(out, y) + 0.01 * sum(p.double().square().sum() for p in model.parameters())
+
+    H = HessianOperator(model, penalised, batches, dtype=torch.float64)
+    with pytest.raises(bsam.Refusal, match="dtype= computes on a copy of the model, and loss_fn takes weights"):
+        H.times(torch.ones(H.size, dtype=H.dtype))
+    HessianOperator(model, F.cross_entropy, batches, dtype=torch.float64).times(torch.ones(H.size, dtype=H.dtype))

@@ -53,27 +53,33 @@ def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
 
 def joined(batches: Sequence[tuple[Any, int]]) -> tuple[Any, int] | None:
     """Outputs and targets of several batches as one; None where they cannot be joined."""
-
-    def kind(leaf: Any, n: int) -> Any:
-        if has_rows(leaf, n):
-            return leaf.shape[1:]
-        return float(leaf) if isinstance(leaf, Tensor) and leaf.dim() == 0 else repr(leaf)  # the same for all, or not
-
-    leaves, structures = zip(*(tree_flatten(batch) for batch, _ in batches), strict=True)
-    kinds = {tuple(kind(leaf, n) for leaf in own) for own, (_, n) in zip(leaves, batches, strict=True)}
+    if not all(by_sample(part, n) for parts, n in batches for part in parts):
+        return None
+    leaves, structures = zip(*(tree_flatten(parts) for parts, _ in batches), strict=True)
+    kinds = {tuple(t.shape[1:] if has_rows(t, n) else repr(t) for t in own) for own, (_, n) in zip(leaves, batches, strict=True)}
     if len(kinds) > 1 or any(structure != structures[0] for structure in structures):
         return None
-    whole = [torch.cat(rows) if has_rows(rows[0], batches[0][1]) else rows[0] for rows in zip(*leaves, strict=True)]
+    n = batches[0][1]
+    whole = [torch.cat(rows) if has_rows(rows[0], n) else rows[0] for rows in zip(*leaves, strict=True)]
     return tree_unflatten(whole, structures[0]), sum(n for _, n in batches)
 
 
 def halves(batch: tuple[Any, int]) -> list[tuple[Any, int]]:
-    """A batch in two parts; none where it cannot be cut. What is not by sample belongs to both."""
-    content, n = batch
-    if n < 2 or not any(has_rows(t, n) for t in tree_leaves(content)):
+    """A batch in two parts; none where it cannot be cut. Numbers that are not by sample belong to both."""
+    parts, n = batch
+    if n < 2 or not all(by_sample(part, n) for part in parts):
         return []
     cuts = (slice(0, n // 2), slice(n // 2, n))
-    return [(tree_map(lambda t, cut=cut: t[cut] if has_rows(t, n) else t, content), cut.stop - cut.start) for cut in cuts]
+    return [(tree_map(lambda t, cut=cut: t[cut] if has_rows(t, n) else t, parts), cut.stop - cut.start) for cut in cuts]
+
+
+def by_sample(part: Any, n: int) -> bool:
+    """Whether inputs, outputs or targets hold tensors with a row for each of ``n`` samples, and else numbers alone."""
+    leaves = tree_leaves(part)
+    if isinstance(part, (list, tuple)) and len(part) == n:
+        return False  # it may have an entry for each sample
+    alone = all(has_rows(t, n) or not isinstance(t, Tensor) or t.dim() == 0 for t in leaves)
+    return alone and any(has_rows(t, n) for t in leaves)
 
 
 def has_rows(leaf: Any, n: int) -> bool:

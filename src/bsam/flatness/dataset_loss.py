@@ -208,12 +208,12 @@ class DatasetLoss:
         neither is not checked.
         """
         outputs = [((out, y), n) for _, out, y, n in batches]
-        by_sample = all(has_rows(t, n) for _, out, _, n in batches for t in tree_leaves(out))
-        both = joined(outputs) if by_sample else None
+        rows = all(has_rows(t, n) for _, out, _, n in batches for t in tree_leaves(out))
+        both = joined(outputs) if rows else None
         cases: list[tuple[Any, Sequence[Any]]] = [] if both is None else [(both, outputs)]
-        if by_sample and both is None:
+        if rows and both is None:
             cases = [(batch, halves(batch)) for batch in outputs]
-        elif not by_sample and self.mode == "eval":
+        elif not rows and self.mode == "eval":
             inputs = [halves(((x, y), n)) for x, _, y, n in batches]
             cases = [(whole, [((self.model(x), y), n) for (x, y), n in parts]) for whole, parts in zip(outputs, inputs, strict=True)]
         for (whole, n), parts in cases:
@@ -227,7 +227,7 @@ class DatasetLoss:
             floats = [t for t in (together, *tree_leaves(whole[0])) if isinstance(t, Tensor) and t.is_floating_point()]
             size = max(float(t.float().abs().nan_to_num(0.0, 0.0).mean()) for t in floats)
             eps = torch.finfo(together.dtype).eps
-            allowed = size * (ROUNDING * eps if by_sample else eps**0.5)  # the model's own rounding, if it runs again
+            allowed = size * (ROUNDING * eps if rows else eps**0.5)  # the model's own rounding, if it runs again
             close = math.isclose(apart, float(together), abs_tol=allowed)
             if not close and not (math.isnan(apart) and math.isnan(float(together))):
                 raise Refusal(
