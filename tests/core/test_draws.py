@@ -276,3 +276,20 @@ def test_a_probe_reads_the_function_of_the_step_and_disturbs_nothing(noisy):
         whole.step(other.loss)
     assert torch.equal(torch.get_rng_state(), after)
     assert same(noisy.weights(), other.weights())
+
+
+@pytest.mark.parametrize("method", [lambda base, model: bsam.KSAM(base, model, k=5), bsam.ESAM], ids=["ksam", "esam"])
+def test_passes_that_draw_less_leave_the_generator_after_the_first(noisy, method):
+    """They look at a part of the batch, so that they draw fewer numbers than the first pass."""
+    optimizer = method(sgd(noisy.model.parameters()), noisy.model)
+
+    def closure(indices=slice(None)):
+        return F.cross_entropy(noisy.model(noisy.x[indices]), noisy.y[indices], reduction="none")
+
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        noisy.model(noisy.x)
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    optimizer.step(closure)
+    assert torch.equal(torch.get_rng_state(), after)

@@ -374,3 +374,26 @@ def test_no_method_warns_when_it_loads_its_own_state(problem):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_state_of_another_method_that_was_loaded_into_base_is_refused(plain):
+    """As torch's distributed checkpoint does, which is given ``optimizer.base``."""
+    other = bsam.SAM(sgd(plain.clone().model.parameters()), None, rho=0.5)
+    optimizer = bsam.ASAM(sgd(plain.model.parameters()), plain.model, rho=2.0)
+    optimizer.base.load_state_dict(other.state_dict())
+    with pytest.raises(bsam.Refusal, match=r"base has the state of SAM, loaded into it behind ASAM.*optimizer.load_state_dict"):
+        optimizer.step(plain.loss)
+
+
+def test_two_trained_modules_in_a_list_are_one_model(plain):
+    """ASAM goes by the names of parameters, of all of them."""
+    ends = []
+    for listed in (True, False):
+        torch.manual_seed(0)
+        a, b = nn.Linear(6, 5).double(), nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 3)).double()
+        params = [*a.parameters(), *b.parameters()]
+        optimizer = bsam.ASAM(sgd(params), [a, b] if listed else nn.ModuleList([a, b]))
+        for _ in range(2):
+            optimizer.step(lambda: F.cross_entropy(b(a(plain.x)), plain.y))
+        ends.append([p.detach() for p in params])
+    assert same(*ends)

@@ -195,3 +195,21 @@ def test_what_is_refused(problem):
     with pytest.raises(bsam.Refusal, match=r"groups of \[2, 3, 3\]"):
         joint.load_state_dict(saved)
     assert str(joint.state_dict()) == before
+
+
+def test_members_without_state_keep_their_numbers(plain):
+    """Plain SGD has none: the entries of the next member must not move to its parameters."""
+    first, *rest = plain.model.parameters()
+
+    def build():
+        return bsam.Joint([torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(rest, lr=0.01)])
+
+    joint = build()
+    plain.loss().backward()
+    joint.step()
+    saved = joint.state_dict()
+    assert sorted(saved["state"]) == list(range(1, 1 + len(rest)))
+    other = build()
+    other.load_state_dict(saved)
+    assert first not in other.state
+    assert all(torch.equal(other.state[p]["exp_avg"], joint.state[p]["exp_avg"]) for p in rest)

@@ -269,3 +269,44 @@ def test_a_base_without_a_learning_rate(plain):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
     with pytest.raises(bsam.Refusal, match=r"no lr in its parameter groups.*rho_min_floor=0\.05"):
         bsam.BSAM(WithoutRate(plain.model.parameters()), plain.model)
+
+
+def test_rates_that_were_scaled_before_the_scheduler_are_followed(plain):
+    """Groups whose lr holds lr_scale already, under a torch scheduler: at each restart the radius is at its top again."""
+    base = torch.optim.SGD([{"params": plain.model.parameters(), "lr": LR * 0.1, "lr_scale": 0.1}], lr=LR)
+    optimizer = bsam.BSAM(base, plain.model, rho_min=RHO)
+    scheduler = S.CosineAnnealingWarmRestarts(optimizer, T_0=4)
+    for _ in range(9):
+        found = radius_of_a_step(plain, optimizer)
+        assert found == pytest.approx(RHO * base.param_groups[0]["lr"] / (LR * 0.1), rel=1e-9)
+        scheduler.step()
+
+
+def test_the_largest_rate_is_remembered_without_its_scale(plain):
+    """A rate written by hand, times lr_scale, that rises above what was known and falls again."""
+    base = torch.optim.SGD([{"params": plain.model.parameters(), "lr_scale": 0.1}], lr=1e-3)
+    optimizer = bsam.BSAM(base, plain.model, rho_min=RHO)
+    largest = 1e-3
+    for rate in (5e-4, 0.01, 0.08, 0.01, 0.02):
+        base.param_groups[0]["lr"] = rate * 0.1
+        largest = max(largest, rate)
+        assert radius_of_a_step(plain, optimizer) == pytest.approx(RHO * rate / largest, rel=1e-9)
+
+
+@pytest.mark.parametrize("first", ["scheduler", "optimizer"])
+@pytest.mark.parametrize(("lr", "max_lr"), [(1e-3, 3e-4), (0.5, 0.1)])
+def test_one_cycle_below_the_rate_of_the_optimizer_reaches_the_whole_radius(plain, first, lr, max_lr):
+    base = torch.optim.SGD(plain.model.parameters(), lr=lr, momentum=0.9)
+    scheduler = S.OneCycleLR(base, max_lr=max_lr, total_steps=11) if first == "scheduler" else None
+    optimizer = bsam.BSAM(base, plain.model, rho_min=RHO)
+    scheduler = scheduler or S.OneCycleLR(optimizer, max_lr=max_lr, total_steps=11)
+    for _ in range(10):
+        found = radius_of_a_step(plain, optimizer)
+        assert found == pytest.approx(RHO * base.param_groups[0]["lr"] / max_lr, rel=1e-9)
+        scheduler.step()
+
+
+def test_the_old_names_in_a_group_are_refused(plain):
+    groups = [{"params": plain.model.parameters(), "lr_max": 0.4}]
+    with pytest.raises(bsam.Refusal, match=r"a parameter group has lr_max, which nobody reads.*sharpness_lr_max"):
+        bsam.BSAM(torch.optim.SGD(groups, lr=0.1), plain.model)
