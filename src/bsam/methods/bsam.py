@@ -35,11 +35,11 @@ class BSAM(SharpnessAware):
         rho_max: the radius uphill.
         rho_min: the radius downhill, at its largest.
         rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
-        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest that
-            is known: when the optimizer is built, of all steps so far, and the ``initial_lr`` and ``max_lr`` that
-            torch's schedulers note. A warm-up to that rate, by whichever scheduler, raises the radius with it; where
-            the rate rises higher than could be known (``LambdaLR``, ``CyclicLR``), the radius is at its largest while
-            it rises, so give ``lr_max``. ``lr_scale``, timm's layer-wise decay, does not lower the radius.
+        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest of all
+            steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's schedulers note
+            in the group, or else the learning rate when the optimizer was built. A warm-up to that rate raises the radius
+            with it. Where a schedule goes another way (``LambdaLR``, ``CyclicLR``), give ``lr_max``. ``lr_scale``, timm's
+            layer-wise decay, does not lower the radius.
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
