@@ -203,7 +203,8 @@ def test_two_processes_do_not_train_in_one_folder(whole, tmp_path, agree):
     run = tmp_path / "run"
     train(run, stop=1)
     before = {**contents(run), LOCK: b""}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(run / LOCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    command = [sys.executable, "-c", HOLDER, str(run / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         try:
             with pytest.raises(bsam.Refusal, match="another process is training there"):

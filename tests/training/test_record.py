@@ -14,7 +14,8 @@ SETTINGS = {"seed": 0, "epochs": 2}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=0.05)
 RELIEF = Relief((-1.0, 0.0, 1.0), ((1.0, 1 / 3, 2.0), (0.5, 0.1, 0.5), (1.0, 0.3, 2.0)))
 NEAR = Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)
-RESULT = Result(RUN, (Epoch({"test_accuracy": 0.1, "lr": 1 / 9}, NEAR), Epoch({"test_accuracy": 0.7}, NEAR)), 0.00123, 1 / 7, RELIEF)
+EPOCHS = (Epoch({"test_accuracy": 0.1, "lr": 1 / 9}, NEAR), Epoch({"test_accuracy": 0.7}, NEAR))
+RESULT = Result(RUN, EPOCHS, 0.00123, 1 / 7, RELIEF)
 
 
 def test_what_was_added_is_found_again(tmp_path):
@@ -89,7 +90,7 @@ def test_folder_of_something_else_is_refused(tmp_path):
         (1, "{}", r"line 2 of .* is damaged, or of another version .* remove that line"),
         (1, ("0.7", '"high"'), r"line 2 of .* is damaged.*something else than numbers.*remove that line"),
         (1, ('"epochs": [{', '"epochs": {"a": [{'), r"line 2 of .* is damaged"),
-        (1, ('"test_accuracy": 0.7', '"tezt_accuracy": 0.7'), r"line 2 of .*it has no 'test_accuracy'.*remove that line"),
+        (1, ('"test_accuracy": 0.7', '"tezt": 0.7'), r"line 2 of .*it has no 'test_accuracy'.*remove that line"),
         (1, ('"test_accuracy": 0.7', '"test_accuracy": null'), r"line 2 of .*it lacks the score.*remove that line"),
         (1, ("0.7", "[]"), r"line 2 of .*something else than numbers.*remove that line"),
         (1, ("0.00123", "{}"), r"line 2 of .*something else than numbers.*remove that line"),
@@ -125,7 +126,7 @@ def test_a_line_without_what_the_run_measured_is_named(lost, tmp_path):
     else:
         del second["relief"]["loss"][1][0]
     file.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    with pytest.raises(bsam.Refusal, match=r"line 2 of .* is damaged.*it lacks what the run measured.*remove that line"):
+    with pytest.raises(bsam.Refusal, match=r"line 2 of .* is damaged.*lacks what the run measured.*remove that line"):
         Record(tmp_path, SETTINGS)
 
 

@@ -121,7 +121,8 @@ def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.dev
         raise
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise Refusal(f"{folder / NETWORK} is not of the network that config.json names ({reason}): remove it, and {ANEW}") from error
+        trouble = f"is not of the network that config.json names ({reason})"
+        raise Refusal(f"{folder / NETWORK} {trouble}: remove it, and {ANEW}") from error
     return network, task.loss, task.examples(images)
 
 

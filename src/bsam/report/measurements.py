@@ -193,7 +193,8 @@ def _short(title: str) -> str:
 
 def _is_whole(entry: Mapping[str, Any]) -> bool:
     """Whether an entry of the file has all that tables and figures are made from, each of its type."""
-    drawn = {name: {"title": "", "group": "", **found} for name in ("eigenvalues", "density", "landscape") if isinstance(found := entry.get(name), dict)}
+    blank, names = {"title": "", "group": ""}, ("eigenvalues", "density", "landscape")
+    drawn = {name: {**blank, **found} for name in names if isinstance(found := entry.get(name), dict)}
     if not fits({name: entry.get(name) for name in _PARTS} | drawn, _PARTS):
         return False
     top, density, land = (entry[name] for name in drawn)

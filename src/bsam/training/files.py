@@ -131,12 +131,14 @@ def fits(value: Any, kind: Any) -> bool:
         (True, False, False)
     """
     if isinstance(kind, dict):
-        return isinstance(value, dict) and value.keys() == kind.keys() and all(fits(value[name], kind[name]) for name in kind)
+        named = isinstance(value, dict) and value.keys() == kind.keys()
+        return named and all(fits(value[name], kind[name]) for name in kind)
     if dataclasses.is_dataclass(kind):
         kinds = typing.get_type_hints(kind)
-        blank = {item.name: item.default for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
-        given = value if isinstance(value, dict) else {}
-        return {*blank, *given} == kinds.keys() and all(fits(one, kinds[name]) for name, one in given.items())
+        may_lack = {item.name for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
+        if not isinstance(value, dict) or may_lack | value.keys() != kinds.keys():
+            return False
+        return all(fits(one, kinds[name]) for name, one in value.items())
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (list, tuple):
         return isinstance(value, list) and all(fits(one, parts[0]) for one in value)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,9 +40,17 @@ from .training import Training
 CHECKPOINT, BEFORE, NETWORK = "checkpoint.bsam", "checkpoint-before.bsam", "model.safetensors"
 MOST_HEADER = 100_000_000  # bytes, as in safetensors
 ANEW = "the command that trained it writes it anew, from the checkpoint"
-_METRICS: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # types in metrics.jsonl; all others are floats
-_TENSOR = {"dtype": str, "shape": list[int], "data_offsets": list[int]}  # types in the header of model.safetensors
+_METRICS: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # in metrics.jsonl; the others are floats
 _BLANK = "0" * 64  # in place of a digest
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An entry in the header of ``model.safetensors``."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
 
 
 class Folder:
@@ -118,8 +127,9 @@ class Folder:
             raise Refusal(f"{self.path} has no checkpoint that is whole: remove {' and '.join(file.name for file in found)} there to start anew")
         if (self.path / NETWORK).exists():
             raise Refusal(
-                f"{self.path} holds {NETWORK}, and no checkpoint to go on from or to write damaged files anew from: remove "
-                f"{NETWORK} there to train the whole run again, or choose another folder. A damaged curvature.json alone can be removed"
+                f"{self.path} holds {NETWORK}, and no checkpoint from which damaged files could be written anew: "
+                f"remove {NETWORK} there to train the whole run again, or choose another folder. "
+                "If only curvature.json is damaged, remove that file"
             )
         return None
 
@@ -171,8 +181,9 @@ def read_run(path: Path) -> Run:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """What ``metrics.jsonl`` holds: one entry per finished epoch; none where there is no such file. A damaged one is refused:
-    :func:`bsam.training.loop.fit` writes it anew, from the checkpoint.
+    """What ``metrics.jsonl`` holds: one entry per finished epoch; none where there is no such file.
+
+    A damaged one is refused: :func:`bsam.training.loop.fit` writes it anew, from the checkpoint.
     """
     file = path / "metrics.jsonl"
     try:
@@ -220,10 +231,12 @@ def has_network(path: Path) -> bool:
         raise Refusal(f"{path / NETWORK} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError):
         return False
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"} if isinstance(header, dict) else None
-    if tensors is None or not all(fits(entry, _TENSOR) and len(entry["data_offsets"]) == 2 for entry in tensors.values()):
+    if not isinstance(header, dict):
         return False
-    return size == 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    if not fits(tensors, list[_Tensor]) or any(len(entry["data_offsets"]) != 2 for entry in tensors):
+        return False
+    return size == 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -247,7 +260,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _described(content: bytes, about: dict[str, str]) -> bytes:
-    """A safetensors file with metadata and a digest, always in the same order: that of safetensors' own function varies."""
+    """A safetensors file with metadata and a digest, in a fixed order: that of safetensors' own function varies."""
     header, tensors = _parts(content)
     header = json.dumps({"__metadata__": {"sha256": _BLANK, **about}, **json.loads(header)}).encode()
     header += b" " * (-len(header) % 8)

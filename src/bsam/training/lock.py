@@ -51,13 +51,14 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
 
 
 def _acquired(path: Path, activity: str, wait: bool) -> int:
-    """The descriptor of the file, locked. One that its last holder removed meanwhile does not count: the next one is tried."""
+    """The descriptor of the file, locked. If its last holder removed the file meanwhile, the next one is tried."""
     while True:
         with contextlib.ExitStack() as stack:
             with usable(path.parent, activity):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_symlink():
-                    raise Refusal(f"{path} is a symbolic link, which is not followed: remove it, or choose another folder")
+                    trouble = "is a symbolic link, which is not followed"
+                    raise Refusal(f"{path} {trouble}: remove it, or choose another folder")
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 stack.callback(os.close, descriptor)
             try:

@@ -96,7 +96,8 @@ def _result(line: dict[str, Any]) -> Result:
     numbers = {name: value for name, value in line.items() if name not in ("run", "measure")}
     if not fits(numbers, _NUMBERS) or numbers["seconds_per_step"] is None or not numbers["epochs"]:
         raise ValueError("it lacks numbers, or holds something else than numbers")
-    epochs = (Epoch(e["metrics"], None if e.get("sharpness") is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
+    found = ((epoch["metrics"], epoch.get("sharpness")) for epoch in line["epochs"])
+    epochs = (Epoch(metrics, None if near is None else Sharpness(**near)) for metrics, near in found)
     relief = line["relief"]
     result = Result(
         run,
