@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import bsam
+from bsam.__main__ import main
 
 ROOT = Path(bsam.__file__).parents[1]
 MODULE, FUNCTION = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["scripts"]["bsam"].split(":")
@@ -34,6 +36,13 @@ def test_one_line_and_status_130(start, swallowing, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         out, error = process.communicate(timeout=60)
     assert (process.returncode, out, error) == (130, "", "bsam: interrupted.\n")
+
+
+def test_the_command_line_runs_in_a_thread(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bsam", "methods"])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(main).result() == 0
+    assert "looksam" in capsys.readouterr().out.lower()
 
 
 def test_the_package_imports_torch_with_the_first_name_that_is_used():

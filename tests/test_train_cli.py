@@ -428,7 +428,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, capsys, monkey
         ("other",): "other is no folder of a run",
         (clean, "begun"): "the run in begun is not finished (1 of 3 epochs are)",
         ("damaged",): "damaged/model.safetensors is damaged",
-        ("torn",): "torn/metrics.jsonl does not hold the run's 3 epochs",
+        ("torn",): "line 1 of torn/metrics.jsonl is damaged: it holds no JSON object",
         (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
         (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
         (clean, "--loader", "math:sqrt"): "a run needs no loader",

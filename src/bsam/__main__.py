@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 INTERRUPTED = 130
@@ -11,12 +12,15 @@ INTERRUPTED = 130
 
 def main() -> int:
     """Import the command line, which takes seconds, and run it; the exit status."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else it is ignored, as under nohup
+    before = signal.getsignal(signal.SIGINT)  # ignored, for instance, as under nohup
+    # Only the main thread may replace it.
+    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if ours:
         signal.signal(signal.SIGINT, _leave)
     from .cli import main as run
 
-    signal.signal(signal.SIGINT, before)
+    if ours:
+        signal.signal(signal.SIGINT, before)
     return run()
 
 

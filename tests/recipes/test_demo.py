@@ -4,12 +4,13 @@ from typing import ClassVar
 import pytest
 
 import bsam
+from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
 from bsam.recipes import demo as recipe
 from bsam.recipes.demo import DEFAULT, NOISE_RATES, TITLES, Plan, best, contenders, demo
 from bsam.training.config import Run
 from bsam.training.record import Record
-from bsam.training.result import Epoch, Result
+from bsam.training.result import Epoch, Relief, Result
 
 
 def result(run, accuracies):
@@ -20,6 +21,15 @@ def score(run):
     """An accuracy that singles one candidate out, another one for each noise rate, and that is no better than any on the test set."""
     wanted = 0.1 if run.label_noise == 0 else 0.03
     return 0.9 if run.lr == wanted and run.arguments.get("rho", run.arguments.get("rho_max", 0.1)) == 0.1 else 0.5
+
+
+def complete(found):
+    """With what its run says that it measures."""
+    last, points = found.epochs[-1], found.run.relief
+    if found.run.radius is not None:
+        last = replace(last, sharpness=Sharpness(1.0, 0.2, 0.1, 0.3, 0.5))
+    relief = None if points is None else Relief((0.0,) * points, ((1.0,) * points,) * points)
+    return replace(found, epochs=(*found.epochs[:-1], last), relief=relief)
 
 
 class FakeWorkers:
@@ -39,7 +49,7 @@ class FakeWorkers:
             if FakeWorkers.stop_after is not None and len(FakeWorkers.asked) == FakeWorkers.stop_after:
                 raise KeyboardInterrupt
             FakeWorkers.asked.append(run)
-            finished(result(run, [0.99, score(run)]))
+            finished(complete(result(run, [0.99, score(run)])))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from torch import nn
 
 import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
+from bsam.recipes import flatness as recipe
 from bsam.recipes.flatness import STAGES, Instruments, glance, load, loader, measure
 
 ITS = Instruments(k=3, which="magnitude", tol=1e-3, trace_samples=9, density_steps=5, density_probes=2, span=0.5, points=5, rho=0.2, seed=3)
@@ -72,6 +73,23 @@ def test_a_wrong_setting_is_refused_before_anything_is_measured(name, value):
 def test_a_setting_that_is_far_too_large_is_refused(name):
     with pytest.raises(bsam.Refusal, match=f"{name} must be a whole number between"):
         Instruments(**{name: 10**30 + 1})
+
+
+def test_large_counts_are_tried_with_fewer(monkeypatch):
+    asked = []
+
+    def fewer(name, genuine):
+        def take(H, *counts, **more):
+            asked.append((name, *counts[:-1]))  # the last one is the seed
+            return genuine(H, *(min(count, 6) for count in counts[:-1]), counts[-1], **more)
+
+        return take
+
+    monkeypatch.setattr(recipe, "trace", fewer("trace", trace))
+    monkeypatch.setattr(recipe, "spectral_density", fewer("density", spectral_density))
+    its = Instruments(trace_samples=200_000, density_steps=10**6, density_probes=10**5)
+    assert (its.trace_samples, its.density_steps, its.density_probes) == (200_000, 10**6, 10**5)
+    assert asked == [("trace", 30), ("density", 80, 4)]
 
 
 def test_to_try_the_settings_takes_no_random_number_of_the_caller():

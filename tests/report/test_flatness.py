@@ -24,6 +24,7 @@ from bsam.report.flatness import density_info, plot_density, plot_probe, plot_sp
 from bsam.report.landscapes import landscape_info, plot_contours, plot_surfaces, write_interactive
 from bsam.report.measurements import FIGURES, Notebook, flatness_report
 from bsam.report.progress import progress
+from bsam.training.lock import LOCK
 
 AXIS = np.linspace(-1, 1, 5)
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
@@ -393,7 +394,7 @@ def test_a_second_process_on_the_folder_is_refused_and_loses_nothing(files, tmp_
     flatness_report(files[1:2], "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
     models = json.loads((out / "flatness.json").read_text())["models"]
     assert [entry["file"] for entry in models] == list(map(str, files[:2]))
-    assert not (out / "lock").exists()
+    assert not (out / LOCK).exists()
 
 
 def loaded(scale=1.0, samples=12, build=network):

@@ -22,6 +22,7 @@ from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.files import read_checkpoint, write, write_checkpoint
 from bsam.training.folder import BEFORE, CHECKPOINT, last_metrics, read_metrics, read_network, read_run
+from bsam.training.lock import LOCK
 from bsam.training.loop import fit
 
 CPU = torch.device("cpu")
@@ -138,7 +139,7 @@ def test_what_a_killed_process_did_not_write_is_written(whole, tmp_path, agree):
 def test_killed_while_the_first_files_were_written(whole, tmp_path, at, agree):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "lock").touch()
+    (run / LOCK).touch()
     if at == "environment":
         (run / "config.json").write_text(json.dumps(RUN.settings()))
     (run / f"{at}.json.draft").write_text('[{"bs')
@@ -201,8 +202,9 @@ HOLDER = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fc
 def test_two_processes_do_not_train_in_one_folder(whole, tmp_path, agree):
     run = tmp_path / "run"
     train(run, stop=1)
-    before = {**contents(run), "lock": b""}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(run / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    before = {**contents(run), LOCK: b""}
+    command = [sys.executable, "-c", HOLDER, str(run / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         try:
             with pytest.raises(bsam.Refusal, match="another process is training there"):
@@ -218,13 +220,13 @@ def test_a_run_holds_its_folder_to_the_end_and_not_longer(tmp_path):
     held = []
 
     def each(epoch, metrics):
-        with (tmp_path / "run" / "lock").open() as file, pytest.raises(BlockingIOError):
+        with (tmp_path / "run" / LOCK).open() as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held.append(epoch)
 
     fit(replace(RUN, epochs=2), tmp_path / "run", device="cpu", each_epoch=each)
     assert held == [1, 2]
-    assert not (tmp_path / "run" / "lock").exists()
+    assert not (tmp_path / "run" / LOCK).exists()
 
 
 def test_somebody_who_came_and_went_before_the_lock_is_noticed(tmp_path, monkeypatch):
@@ -298,7 +300,7 @@ def openings(monkeypatch, full=None):
     names, ordinary = [], pathlib.Path.open
 
     def counted(path, mode="r", *more, **named):
-        if mode[0] in "wa" and path.name != "lock":
+        if mode[0] in "wa":
             names.append(path.name)
             if len(names) - 1 == full:
                 path = pathlib.Path("/dev/full")
@@ -438,12 +440,17 @@ def test_reading_a_run_that_is_not_there_or_not_finished_is_refused(whole, tmp_p
         read_network(tmp_path / "run", DigitsNet())
 
 
+LOSS = r'"train_loss": [^,]*'
 BROKEN = {
     "half a line": lambda file: file.write_text('{"epoch": 1\n'),
     "no entries": lambda file: file.write_text("1\n2\n3\n"),
     "no text": lambda file: file.write_bytes(b"\xff\xfe\n"),
     "empty": lambda file: file.write_text(""),
     "texts": lambda file: file.write_text(re.sub(r'"train_loss": [^,]*', '"train_loss": "low"', file.read_text())),
+    "a list as a loss": lambda file: file.write_text(re.sub(LOSS, '"train_loss": []', file.read_text())),
+    "a list as time": lambda file: file.write_text(re.sub(r'"seconds": [^,}]*', '"seconds": []', file.read_text())),
+    "an object as a loss": lambda file: file.write_text(re.sub(LOSS, '"train_loss": {}', file.read_text())),
+    "a huge number": lambda file: file.write_text(re.sub(LOSS, f'"train_loss": {10**400}', file.read_text())),
     "no time": lambda file: file.write_text(re.sub(r'"seconds": [^,}]*', '"seconds": null', file.read_text())),
     "another name": lambda file: file.write_text(file.read_text().replace("test_accuracy", "tezt_accuracy", 1)),
     "an epoch twice": lambda file: file.write_text(file.read_text().replace('"epoch": 3', '"epoch": 2')),
@@ -459,8 +466,14 @@ def test_damaged_metrics_are_refused_and_written_anew_from_the_checkpoint(name, 
     shutil.copytree(whole, run)
     assert last_metrics(run) == read_metrics(run)[2]
     BROKEN[name](run / "metrics.jsonl")
-    assert len(read_metrics(run)) == (2 if name == "an epoch gone" else 0)
-    message = r"run/metrics\.jsonl does not hold the run's 3 epochs; .* writes it anew, from the checkpoint"
+    short = {"empty": 0, "an epoch gone": 2, "gone": 0}
+    if name in short:
+        assert len(read_metrics(run)) == short[name]
+        message = r"run/metrics\.jsonl does not hold the run's 3 epochs; .* writes it anew, from the checkpoint"
+    else:
+        message = r"run/metrics\.jsonl is damaged: .* writes it anew, from the checkpoint"
+        with pytest.raises(bsam.Refusal, match=message):
+            read_metrics(run)
     with pytest.raises(bsam.Refusal, match=message):
         last_metrics(run)
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))

@@ -7,18 +7,18 @@ import pytest
 
 import bsam
 from bsam import cli
-from bsam.training.lock import Taken, locked
+from bsam.training.lock import LOCK, Taken, locked
 from bsam.training.record import Record
 
 
 def test_a_folder_is_held_by_one_and_the_file_goes_with_the_lock(tmp_path):
     folder = tmp_path / "new" / "folder"
     with locked(folder, "training"):
-        assert [path.name for path in folder.iterdir()] == ["lock"]
+        assert [path.name for path in folder.iterdir()] == [LOCK]
         message = f"{folder}: another process is measuring there. Wait for it, or choose another folder"
         with pytest.raises(Taken, match=message), locked(folder, "measuring"):
             pass
-        assert [path.name for path in folder.iterdir()] == ["lock"]
+        assert [path.name for path in folder.iterdir()] == [LOCK]
     assert not any(folder.iterdir())
     with pytest.raises(ZeroDivisionError), locked(folder, "training"):
         raise ZeroDivisionError
@@ -26,10 +26,35 @@ def test_a_folder_is_held_by_one_and_the_file_goes_with_the_lock(tmp_path):
 
 
 def test_a_file_that_a_killed_process_left_blocks_nobody(tmp_path):
-    (tmp_path / "lock").touch()
+    (tmp_path / LOCK).touch()
     with locked(tmp_path, "training"):
         pass
     assert not any(tmp_path.iterdir())
+
+
+def test_a_file_named_lock_and_one_that_is_not_empty_stay_as_they_are(tmp_path):
+    for name in ("lock", LOCK):
+        (tmp_path / name).write_text("precious")
+    with locked(tmp_path, "training"), pytest.raises(Taken), locked(tmp_path, "training"):
+        pass
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"lock": "precious", LOCK: "precious"}
+
+
+@pytest.mark.parametrize("name", ["lock", LOCK])
+def test_a_link_is_not_followed(name, tmp_path):
+    target, folder = tmp_path / "target", tmp_path / "folder"
+    target.write_text("precious")
+    folder.mkdir()
+    (folder / name).symlink_to(target)
+    if name == LOCK:
+        message = r"folder/\.bsam-lock is a symbolic link, which is not followed: remove it"
+        with pytest.raises(bsam.Refusal, match=message), locked(folder, "training"):
+            pass
+    else:
+        with locked(folder, "training"):
+            pass
+    assert (folder / name).is_symlink()
+    assert target.read_text() == "precious"
 
 
 def test_those_who_wait_take_turns_although_each_removes_the_file(tmp_path):
@@ -52,7 +77,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    message = r"lock cannot be locked \(No locks available\)"
+    message = r"\.bsam-lock cannot be locked \(No locks available\)"
     with pytest.raises(bsam.Refusal, match=message), locked(tmp_path, "training"):
         pass
 

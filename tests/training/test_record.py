@@ -13,7 +13,9 @@ from bsam.training.result import Epoch, Relief, Result
 SETTINGS = {"seed": 0, "epochs": 2}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=0.05)
 RELIEF = Relief((-1.0, 0.0, 1.0), ((1.0, 1 / 3, 2.0), (0.5, 0.1, 0.5), (1.0, 0.3, 2.0)))
-RESULT = Result(RUN, (Epoch({"test_accuracy": 0.1, "lr": 1 / 9}, Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)), Epoch({"test_accuracy": 0.7})), 0.00123, 1 / 7, RELIEF)
+NEAR = Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)
+EPOCHS = (Epoch({"test_accuracy": 0.1, "lr": 1 / 9}, NEAR), Epoch({"test_accuracy": 0.7}, NEAR))
+RESULT = Result(RUN, EPOCHS, 0.00123, 1 / 7, RELIEF)
 
 
 def test_what_was_added_is_found_again(tmp_path):
@@ -88,6 +90,16 @@ def test_folder_of_something_else_is_refused(tmp_path):
         (1, "{}", r"line 2 of .* is damaged, or of another version .* remove that line"),
         (1, ("0.7", '"high"'), r"line 2 of .* is damaged.*something else than numbers.*remove that line"),
         (1, ('"epochs": [{', '"epochs": {"a": [{'), r"line 2 of .* is damaged"),
+        (1, ('"test_accuracy": 0.7', '"tezt": 0.7'), r"line 2 of .*it has no 'test_accuracy'.*remove that line"),
+        (1, ('"test_accuracy": 0.7', '"test_accuracy": null'), r"line 2 of .*it lacks the score.*remove that line"),
+        (1, ("0.7", "[]"), r"line 2 of .*something else than numbers.*remove that line"),
+        (1, ("0.00123", "{}"), r"line 2 of .*something else than numbers.*remove that line"),
+        (1, ("0.00123", str(10**400)), r"line 2 of .*something else than numbers.*remove that line"),
+        (1, ('"bilateral"', '"bilaterel"'), r"line 2 of .*something else than numbers.*remove that line"),
+        (1, ('"axis": [-1.0', '"axis": [[]'), r"line 2 of .*something else than numbers.*remove that line"),
+        (1, ('"lr": 0.05', '"lr": -1'), r"line 2 of .*lr must be a finite number.*got -1.*remove that line"),
+        (1, ('"lr": 0.05', f'"lr": {10**400}'), r"line 2 of .*lr must be a finite number.*remove that line"),
+        (1, ('"lr": 0.05', '"lx": 0.05'), r"line 2 of .*'lx'.*remove that line"),
     ],
 )
 def test_damaged_lines_are_named_and_stay(line, text, words, tmp_path):
@@ -100,6 +112,28 @@ def test_damaged_lines_are_named_and_stay(line, text, words, tmp_path):
     with pytest.raises(bsam.Refusal, match=words):
         Record(tmp_path, SETTINGS)
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["sharpness", "relief", "a place of the relief"])
+def test_a_line_without_what_the_run_measured_is_named(lost, tmp_path):
+    Record(tmp_path, SETTINGS).add(replace(RESULT, run=replace(RUN, relief=3)))
+    file = tmp_path / "runs.jsonl"
+    first, second = map(json.loads, file.read_text().splitlines())
+    if lost == "sharpness":
+        second["epochs"][-1]["sharpness"] = None
+    elif lost == "relief":
+        second["relief"] = None
+    else:
+        del second["relief"]["loss"][1][0]
+    file.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    with pytest.raises(bsam.Refusal, match=r"line 2 of .* is damaged.*lacks what the run measured.*remove that line"):
+        Record(tmp_path, SETTINGS)
+
+
+def test_the_measure_of_another_task_is_read_again(tmp_path):
+    result = Result(Run("sgd"), (Epoch({"test_explained": 0.5}),), 0.1, measure="explained")
+    Record(tmp_path, SETTINGS).add(result)
+    assert Record(tmp_path, SETTINGS)[Run("sgd")] == result
 
 
 def test_on_a_full_disk_what_was_finished_stays(tmp_path):

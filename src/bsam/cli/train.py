@@ -13,10 +13,11 @@ from typing import Any
 from ..core.refusal import Refusal
 from ..report.epochs import Narrator, epoch_numbers
 from ..training.config import Run
-from ..training.files import is_numeric, read_json
-from ..training.folder import ANEW, NETWORK, last_metrics, read_metrics, read_run, read_weights
+from ..training.files import fits, read_json
+from ..training.folder import ANEW, NETWORK, last_metrics, read_run, read_weights
 from ..training.lock import LOCK
 from ..training.loop import fit
+from ..training.result import Relief
 from ..training.team import team
 from .downloads import download_to
 from .run_flags import add_run_flags, run_of
@@ -74,9 +75,10 @@ def is_finished(folder: Path, run: Run, say: Callable[[str], None]) -> bool:
     """Whether a folder holds exactly this run, with nothing left to do; damaged results, which are, are named."""
     if not (folder / NETWORK).exists():
         return False
-    if read_run(folder).settings() != json.loads(json.dumps(run.settings())) or len(read_metrics(folder)) != run.epochs:
+    if read_run(folder).settings() != json.loads(json.dumps(run.settings())):
         return False
     try:
+        last_metrics(folder)
         read_weights(folder)
         _top_eigenvalue(folder)
     except Refusal as refusal:
@@ -90,10 +92,10 @@ def _top_eigenvalue(folder: Path) -> float | None:
     file = folder / "curvature.json"
     if not file.exists():
         return None
-    top = read_json(file, dict, ANEW).get("top_eigenvalue")
-    if not is_numeric(top):
-        raise Refusal(f"{file} is damaged: its top_eigenvalue is {top!r}; {ANEW}")
-    return top
+    found = read_json(file, dict, ANEW)
+    if not fits({"relief": None, **found}, {"top_eigenvalue": float | None, "relief": Relief | None}):
+        raise Refusal(f"{file} is damaged: it does not hold an eigenvalue and a landscape; {ANEW}")
+    return found["top_eigenvalue"]
 
 
 def _conclude(run: Run, folder: Path) -> None:

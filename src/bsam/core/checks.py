@@ -57,7 +57,10 @@ def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
 
 def is_number(value: object) -> bool:
     """Whether ``value`` is a finite int or float (a bool is neither)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int beyond the range of floats
+        return False
 
 
 def check_names(group: Mapping[str, object], settings: Mapping[str, object], defaults: Mapping[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,6 +34,7 @@ Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 Found = TypeVar("Found")
 
 MOST_POINTS = 1001  # a million losses
+_ENOUGH = {"trace_samples": 30, "density_steps": 80, "density_probes": 4}  # to try settings with
 STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 
@@ -82,7 +85,11 @@ class Instruments:
         check_count("points", self.points, high=MOST_POINTS)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
             model = nn.Linear(2, 1, bias=False)
-        _take(model, nn.functional.mse_loss, [(torch.eye(2), torch.ones(2, 1))], self, dims=1)
+        toy = copy.copy(self)  # with fewer samples: how many there are is not what an instrument refuses
+        for name, most in _ENOUGH.items():
+            if isinstance(value := getattr(self, name), Integral) and int(value) > most:
+                object.__setattr__(toy, name, most)
+        _take(model, nn.functional.mse_loss, [(torch.eye(2), torch.ones(2, 1))], toy, dims=1)
 
     def settings(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""

@@ -120,8 +120,9 @@ def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.dev
     except Refusal:
         raise
     except RuntimeError as error:
-        trouble = f"is damaged, or not of the network that config.json names: {str(error).splitlines()[0]}"
-        raise Refusal(f"{folder / NETWORK} {trouble}") from error
+        reason = " ".join(str(error).split())
+        trouble = f"is not of the network that config.json names ({reason})"
+        raise Refusal(f"{folder / NETWORK} {trouble}: remove it, and {ANEW}") from error
     return network, task.loss, task.examples(images)
 
 

@@ -16,7 +16,7 @@ import torch
 from ..core.refusal import Refusal
 from ..training.config import Run
 from ..training.files import read_json, write_json
-from ..training.folder import has_network, read_metrics, read_run
+from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_run, read_weights
 from ..training.lock import Taken
 from ..training.loop import TASKS, Diverged, fit
 from .columns import column_of, passes_of
@@ -53,6 +53,7 @@ class State:
         epochs: the metrics of those that are done.
         finished: whether the trained network is there, too.
         diverged: what became of it, if its loss was no number at last; else None.
+        damaged: which of its files is damaged, and what to do, in a sentence; else None. Such a run is not finished.
     """
 
     run: Run
@@ -60,6 +61,7 @@ class State:
     epochs: tuple[Mapping[str, Any], ...] = ()
     finished: bool = False
     diverged: str | None = None
+    damaged: str | None = None
 
     @property
     def over(self) -> bool:
@@ -86,12 +88,41 @@ def state_of(run: Run, out: Path) -> State:
         return State(run, folder)
     if _plain(read_run(folder)) != _plain(run):
         raise Refusal(f"{folder} holds a run with other settings than its name says: remove it, or choose another folder than {out}")
-    epochs = tuple(read_metrics(folder))
-    if epochs and run.task in TASKS and epochs[-1].get(f"{run.held_out}_{TASKS[run.task].measure.name}") is None:
-        epochs = ()  # damaged: what the table shows is not there
-    finished = len(epochs) == run.epochs and has_network(folder)
+    epochs, damaged = _epochs(run, folder)
+    network = (folder / NETWORK).exists()
+    if network and damaged is None:
+        damaged = _damage(lambda: _check_end(folder))
+    finished = network and damaged is None
     lost = not finished and (folder / DIVERGED).exists()
-    return State(run, folder, epochs, finished, _reason(folder / DIVERGED) if lost else None)
+    return State(run, folder, epochs, finished, _reason(folder / DIVERGED) if lost else None, damaged)
+
+
+def _epochs(run: Run, folder: Path) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """The metrics of the epochs that are done, or none and what is wrong with the file."""
+    epochs: list[dict[str, Any]] = []
+    damaged = _damage(lambda: epochs.extend(read_metrics(folder)))
+    score = f"{run.held_out}_{TASKS[run.task].measure.name}" if run.task in TASKS else None
+    if epochs and score is not None and epochs[-1].get(score) is None:  # what the table shows
+        return (), f"{folder / 'metrics.jsonl'} is damaged: it has no {score}; {ANEW}"
+    return tuple(epochs), damaged
+
+
+def _check_end(folder: Path) -> None:
+    """Refuse a run with a network whose metrics are not complete, or whose network has no whole header."""
+    last_metrics(folder)
+    if not has_network(folder):
+        raise Refusal(f"{folder / NETWORK} is damaged; {ANEW}")
+
+
+def _damage(read: Callable[[], object]) -> str | None:
+    """What a reader of files says of damage; None if there is none. What cannot be read at all is refused."""
+    try:
+        read()
+    except Refusal as refusal:
+        if isinstance(refusal.__cause__, OSError):
+            raise
+        return str(refusal)
+    return None
 
 
 def _reason(file: Path) -> str:
@@ -199,8 +230,11 @@ def run_all(runs: Sequence[Run], out: str | Path, watcher: Watcher | None = None
 def _over(run: Run, runs: Sequence[Run], out: Path, clock: Clock, watcher: Watcher, options: Mapping[str, Any]) -> bool:
     """Run it, unless it is over; False if another process is at it."""
     state = state_of(run, out)
-    if state.over:
+    damaged = _damage(lambda: read_weights(state.folder)) if state.finished else state.damaged
+    if state.over and damaged is None:
         return True
+    if damaged is not None:
+        watcher.tell(f"{damaged}. Going on with the run.")
     states = [state_of(each, out) for each in runs]
     watcher.begins(state, sum(each.over for each in states), clock.total(states))
     if run.compile:

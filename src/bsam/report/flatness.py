@@ -37,6 +37,7 @@ class SpectrumInfo:
     converged: bool
     products: int
     which: str = "largest"
+    note: str = ""  # of the computation, as in Eigenvalues
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class DensityInfo:
     second_moment: float
     sigma: float
     products: int
+    note: str = ""  # of the computation, as in Density
 
 
 def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str = "largest") -> list[SpectrumInfo]:
@@ -81,6 +83,7 @@ def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str 
             converged=bool(e.converged),
             products=e.products,
             which=which,
+            note=e.note,
         )
         for title, e in found.items()
     ]
@@ -111,6 +114,7 @@ def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityI
             second_moment=float(d.weights @ d.nodes**2),
             sigma=d.sigma,
             products=d.products,
+            note=d.note,
         )
         for title, d in found.items()
     ]

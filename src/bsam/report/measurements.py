@@ -22,9 +22,19 @@ from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, me
 from ..recipes.run_folder import Subjects, subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
-from ..training.files import is_numeric, read_json, read_json_lines, usable, write_json
+from ..training.files import fits, read_json, read_json_lines, usable, write_json
 from ..training.lock import locked
-from .flatness import DensityInfo, SpectrumInfo, density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
+from .flatness import (
+    CHOSEN,
+    DensityInfo,
+    SpectrumInfo,
+    density_info,
+    plot_density,
+    plot_probe,
+    plot_spectrum,
+    probe_info,
+    spectrum_info,
+)
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .progress import progress
 
@@ -37,6 +47,17 @@ LONGEST = 100  # letters of a title: figures have no room for more
 LONGEST_NAME = 50  # letters of it in the name of a file: file systems take 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
+_PARTS = {
+    "architecture": str,
+    "samples": int,
+    "parameters": int,
+    "sharpness": Sharpness,
+    "trace": Trace,
+    "eigenvalues": SpectrumInfo,
+    "density": DensityInfo,
+    "landscape": LandscapeInfo,
+}  # of an entry in flatness.json, with their types
+_NO_PROBE: dict[str, list[float]] = probe_info([])
 
 
 class Notebook:
@@ -170,19 +191,24 @@ def _short(title: str) -> str:
     return title if len(title) <= LONGEST else f"…{title[1 - LONGEST :]}"
 
 
-def _is_whole(entry: Any) -> bool:
-    """Whether an entry of the file has all that tables and figures are made from."""
-    try:
-        spectrum = {name: value for name, value in entry["eigenvalues"].items() if name != "which"}
-        numbers = [entry[name] for name in ("samples", "parameters", "sharpness", "trace", "density", "landscape")]
-        SpectrumInfo("", "", **entry["eigenvalues"])
-        DensityInfo("", "", **entry["density"])
-        LandscapeInfo("", "", **entry["landscape"])
-        Sharpness(**entry["sharpness"])
-        Trace(**entry["trace"])
-    except (AttributeError, KeyError, TypeError):
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of the file has all that tables and figures are made from, each of its type."""
+    blank, names = {"title": "", "group": ""}, ("eigenvalues", "density", "landscape")
+    drawn = {name: {**blank, **found} for name in names if isinstance(found := entry.get(name), dict)}
+    if not fits({name: entry.get(name) for name in _PARTS} | drawn, _PARTS):
         return False
-    return isinstance(entry.get("architecture"), str) and is_numeric([numbers, spectrum, entry.get("probe")])
+    top, density, land = (entry[name] for name in drawn)
+    columns = entry.get("probe", _NO_PROBE)
+    return (
+        top.get("which", "largest") in CHOSEN
+        and fits(columns, dict.fromkeys(_NO_PROBE, list[float]))
+        and len({*map(len, columns.values())}) == 1
+        and 0 < len(top["values"]) == len(top["residuals"])
+        and len(density["grid"]) == len(density["density"])
+        and 0 < len(density["nodes"]) == len(density["weights"])
+        and 0 < len(land["axis"]) == len(land["loss"])
+        and all(len(row) == len(land["axis"]) for row in land["loss"])
+    )
 
 
 def _numbers_again(value: Any) -> Any:
@@ -201,11 +227,8 @@ def _probed(folder: Path) -> dict[str, Any]:
         return {}
     mend = "the probe's figure is drawn from it: remove the file to do without"
     rows = [_numbers_again(row) for row in read_json_lines(file, mend)]
-    try:
-        if is_numeric(rows):
-            return {"probe": probe_info([Reading(**row) for row in rows])}
-    except TypeError:
-        pass  # names are missing, or there are others
+    if fits(rows, list[Reading]):
+        return {"probe": probe_info([Reading(**row) for row in rows])}
     raise Refusal(f"{file} is damaged: it does not hold the readings of a probe; {mend}")
 
 

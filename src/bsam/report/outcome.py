@@ -77,6 +77,9 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def write_outcome(out: Path, recipe: Recipe, scale: str, states: Sequence[State]) -> list[Path]:
     """Write ``table.md``, ``results.json`` and the recipe's figures, of those runs that are finished."""
+    damaged = next((state.damaged for state in states if state.damaged is not None), None)
+    if damaged is not None:  # it may be finished: a table without it would be wrong
+        raise Refusal(damaged)
     entries, runs = comparison_info(recipe, states), runs_info(states)
     seeds = sorted({state.run.seed for state in states})
     paths = [out / "table.md", out / "results.json"]

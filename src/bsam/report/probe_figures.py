@@ -16,7 +16,7 @@ from ..models import MODELS
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
 from ..recipes.runner import State
-from ..training.files import is_numeric, read_json_lines
+from ..training.files import fits, read_json_lines
 from .figures import COLOURS
 from .panels import figure, legend, save, tidy
 
@@ -63,7 +63,8 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     """The readings of a run; a number that is not finite is null in JSON."""
     file = folder / "probe.jsonl"
     rows = read_json_lines(file, MEND)
-    if not all(is_numeric(row) and {"step", *SERIES} <= row.keys() for row in rows):
+    kinds = {"step": int, **dict.fromkeys(SERIES, float)}
+    if not all(fits({name: row[name] for name in row if name in kinds}, kinds) for row in rows):
         raise Refusal(f"{file} is damaged: it does not hold all numbers of each step; {MEND}")
     return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
 

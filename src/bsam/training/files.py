@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from ..core.checks import is_number
 from ..core.refusal import Refusal
 
 T = TypeVar("T")
@@ -111,18 +115,40 @@ def parse_json(content: bytes, kind: type[T], name: object, mend: str) -> T:
     return found
 
 
-def is_numeric(value: Any) -> bool:
-    """Whether there are only numbers and nulls in what was read from JSON, below the names.
+def fits(value: Any, kind: Any) -> bool:
+    """Whether what was read from JSON has a type.
+
+    A float is any finite number, or null, which stands for one that is not finite (or NaN, which null becomes). A list
+    or a tuple is an array, a dataclass an object with its fields, of which those with defaults may be missing, and a
+    dict of types an object with exactly these names.
+
+    Args:
+        value: what was read.
+        kind: a type, as in an annotation, or a dict of them by name.
 
     Example:
-        >>> is_numeric({"epoch": 1, "losses": [0.5, None]}), is_numeric({"epoch": "1"})
-        (True, False)
+        >>> fits([1, 0.5, None], list[float]), fits([1, "a"], list[float]), fits({"k": [1]}, {"k": float})
+        (True, False, False)
     """
-    if isinstance(value, dict):
-        return all(map(is_numeric, value.values()))
-    if isinstance(value, list):
-        return all(map(is_numeric, value))
-    return value is None or isinstance(value, (int, float))
+    if isinstance(kind, dict):
+        named = isinstance(value, dict) and value.keys() == kind.keys()
+        return named and all(fits(value[name], kind[name]) for name in kind)
+    if dataclasses.is_dataclass(kind):
+        kinds = typing.get_type_hints(kind)
+        may_lack = {item.name for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
+        if not isinstance(value, dict) or may_lack | value.keys() != kinds.keys():
+            return False
+        return all(fits(one, kinds[name]) for name, one in value.items())
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(fits(one, parts[0]) for one in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(fits(one, parts[1]) for one in value.values())
+    if origin in (types.UnionType, typing.Union):
+        return any(fits(value, part) for part in parts)
+    if kind is float:
+        return value is None or value != value or is_number(value)
+    return isinstance(value, kind) and (kind is not int or is_number(value))  # a bool is an int, too
 
 
 def lines(rows: list[Any]) -> bytes:

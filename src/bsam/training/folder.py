@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 
 from ..core.extras import need
 from ..core.refusal import Refusal
+from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
 from .environment import environment_info
 from .events import Events
 from .files import (
-    is_numeric,
+    fits,
     lines,
     read_bytes,
     read_checkpoint,
@@ -38,6 +40,17 @@ from .training import Training
 CHECKPOINT, BEFORE, NETWORK = "checkpoint.bsam", "checkpoint-before.bsam", "model.safetensors"
 MOST_HEADER = 100_000_000  # bytes, as in safetensors
 ANEW = "the command that trained it writes it anew, from the checkpoint"
+_METRICS: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # in metrics.jsonl; the others are floats
+_BLANK = "0" * 64  # in place of a digest
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An entry in the header of ``model.safetensors``."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
 
 
 class Folder:
@@ -112,6 +125,12 @@ class Folder:
                 self._tell(f"{refusal}. {'Going on from the one before it' if file != found[-1] else 'There is none before it'}.")
         if found:
             raise Refusal(f"{self.path} has no checkpoint that is whole: remove {' and '.join(file.name for file in found)} there to start anew")
+        if (self.path / NETWORK).exists():
+            raise Refusal(
+                f"{self.path} holds {NETWORK}, and no checkpoint from which damaged files could be written anew: "
+                f"remove {NETWORK} there to train the whole run again, or choose another folder. "
+                "If only curvature.json is damaged, remove that file"
+            )
         return None
 
     def keep(self, state: dict[str, Any], epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
@@ -141,8 +160,7 @@ class Folder:
         content = save(tensors)
         with writing(self.path / BEFORE):
             (self.path / BEFORE).unlink(missing_ok=True)  # a sweep has hundreds of these
-        about = {"run": json.dumps(self.run.settings()), "sha256": _digest(content)}
-        write(self.path / NETWORK, _described(content, about))
+        write(self.path / NETWORK, _described(content, {"run": json.dumps(self.run.settings())}))
 
 
 def _read(file: Path, kind: type[Any]) -> Any:
@@ -163,16 +181,22 @@ def read_run(path: Path) -> Run:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """What ``metrics.jsonl`` holds: one entry per finished epoch. Nothing, if it is damaged: the run then counts as unfinished, and
-    :func:`bsam.training.loop.fit` writes the file anew, from the checkpoint.
+    """What ``metrics.jsonl`` holds: one entry per finished epoch; none where there is no such file.
+
+    A damaged one is refused: :func:`bsam.training.loop.fit` writes it anew, from the checkpoint.
     """
+    file = path / "metrics.jsonl"
     try:
-        rows = read_json_lines(path / "metrics.jsonl", "")
-    except Refusal:
-        return []
-    numbered = all(row.get("epoch") == number for number, row in enumerate(rows, 1))
-    alike = all(row.keys() == rows[0].keys() and row.get("seconds") is not None for row in rows)
-    return rows if numbered and alike and is_numeric(rows) else []
+        rows = read_json_lines(file, ANEW)
+    except Refusal as refusal:
+        if isinstance(refusal.__cause__, FileNotFoundError):
+            return []
+        raise
+    kinds = {name: _METRICS.get(name, float) for name in {"epoch", "seconds", *rows[0]}} if rows else {}
+    whole = all(fits(row, kinds) and row["seconds"] is not None for row in rows)
+    if not whole or [row["epoch"] for row in rows] != [*range(1, len(rows) + 1)]:
+        raise Refusal(f"{file} is damaged: it does not hold the same numbers of each epoch; {ANEW}")
+    return rows
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
@@ -193,16 +217,26 @@ def read_network(path: Path, network: nn.Module) -> nn.Module:
 
 
 def has_network(path: Path) -> bool:
-    """Whether a run folder holds a trained network, as far as the header and the length of the file tell."""
+    """Whether a run folder holds a trained network, as far as the header and the length of the file tell; a file that
+    cannot be read is refused.
+    """
     try:
         with (path / NETWORK).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, MOST_HEADER)))
             size = os.fstat(file.fileno()).st_size
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+    except FileNotFoundError:
         return False
-    return size == 8 + length + max(ends, default=0)
+    except OSError as error:
+        raise Refusal(f"{path / NETWORK} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(header, dict):
+        return False
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    if not fits(tensors, list[_Tensor]) or any(len(entry["data_offsets"]) != 2 for entry in tensors):
+        return False
+    return size == 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -217,22 +251,26 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise Refusal(f"{file} is damaged ({error}); {ANEW}") from error
     header, _ = _parts(content)
-    if json.loads(header).get("__metadata__", {}).get("sha256") not in (None, _digest(content)):  # old files have none
+    about = json.loads(header).get("__metadata__") or {}
+    digest = about.get("sha256")
+    is_old = about.keys() <= {"run"}  # files of earlier versions have no digest
+    if not is_old and (digest is None or _digest(content, digest) != digest):
         raise Refusal(f"{file} is damaged: its content is not what was written; {ANEW}")
     return tensors
 
 
 def _described(content: bytes, about: dict[str, str]) -> bytes:
-    """A safetensors file with metadata, always in the same order: that of safetensors' own function varies."""
+    """A safetensors file with metadata and a digest, in a fixed order: that of safetensors' own function varies."""
     header, tensors = _parts(content)
-    header = json.dumps({"__metadata__": about, **json.loads(header)}).encode()
+    header = json.dumps({"__metadata__": {"sha256": _BLANK, **about}, **json.loads(header)}).encode()
     header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + tensors
+    content = len(header).to_bytes(8, "little") + header + tensors
+    return content.replace(_BLANK.encode(), _digest(content, _BLANK).encode(), 1)
 
 
-def _digest(content: bytes) -> str:
-    _, tensors = _parts(content)
-    return hashlib.sha256(tensors).hexdigest()
+def _digest(content: bytes, noted: str) -> str:
+    """The SHA-256 of a whole file, header included, with zeros in place of the digest noted in it."""
+    return hashlib.sha256(content.replace(noted.encode(), _BLANK.encode(), 1)).hexdigest()
 
 
 def _parts(content: bytes) -> tuple[bytes, bytes]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from ..core.refusal import Refusal
 from .files import usable
 
-LOCK = "lock"  # the name of the file, which is there while a process holds the folder
+LOCK = ".bsam-lock"  # the name of the file, which is there while a process holds the folder
 
 
 class Taken(Refusal):
@@ -23,8 +23,8 @@ class Taken(Refusal):
 def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]:
     """Hold a folder: other processes are refused, or wait.
 
-    The file ``lock`` is removed at the end. One that a killed process left behind blocks nobody: what counts is the
-    lock of the operating system on it.
+    The file ``.bsam-lock`` is removed at the end. One that a killed process left behind blocks nobody: what counts is
+    the lock of the operating system on it. A file of this name with something in it is never changed or removed.
 
     Args:
         folder: made if need be.
@@ -38,35 +38,43 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
         ...         print("not reached")
     """
     path = folder / LOCK
-    file = _acquired(path, activity, wait)
+    descriptor = _acquired(path, activity, wait)
     try:
         yield
     finally:
-        with file:  # removed while it is locked: nobody else can have locked this file meanwhile
-            path.unlink(missing_ok=True)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and not found.st_size and _is_at(descriptor, path):
+                path.unlink(missing_ok=True)  # while it is locked: nobody else can have locked this file meanwhile
+        finally:
+            os.close(descriptor)
 
 
-def _acquired(path: Path, activity: str, wait: bool) -> IO[str]:
-    """The file, open and locked. One that its last holder removed meanwhile does not count: the next one is tried."""
+def _acquired(path: Path, activity: str, wait: bool) -> int:
+    """The descriptor of the file, locked. If its last holder removed the file meanwhile, the next one is tried."""
     while True:
         with contextlib.ExitStack() as stack:
             with usable(path.parent, activity):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(path.open("w"))
+                if path.is_symlink():
+                    trouble = "is a symbolic link, which is not followed"
+                    raise Refusal(f"{path} {trouble}: remove it, or choose another folder")
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                stack.callback(os.close, descriptor)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 who = f"{path.parent}: another process is {activity} there"
                 raise Taken(f"{who}. Wait for it, or choose another folder") from error
             except OSError as error:  # a network file system may have no locks
                 raise Refusal(f"{path} cannot be locked ({error.strerror}): choose a folder elsewhere") from error
-            if _is_at(file, path):
+            if _is_at(descriptor, path):
                 stack.pop_all()
-                return file
+                return descriptor
 
 
-def _is_at(file: IO[str], path: Path) -> bool:
+def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False

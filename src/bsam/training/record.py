@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
-from .files import is_numeric, parse_json, usable, write, writing
+from .files import fits, parse_json, usable, write, writing
 from .lock import LOCK
 from .result import Epoch, Relief, Result
+
+_NUMBERS = {name: kind for name, kind in get_type_hints(Result).items() if name not in ("run", "measure")}
 
 
 class Record:
@@ -49,11 +51,10 @@ class Record:
         mend = "choose another folder, or remove that line, and the run is run again"
         for number, line in enumerate(whole[1:], 2):
             name = f"line {number} of {self._file}"
+            row = parse_json(line, dict, name, mend)
             try:
-                self._remember(_result(parse_json(line, dict, name, mend)))
-            except Refusal:
-                raise
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                self._remember(_result(row))
+            except (KeyError, TypeError, ValueError) as error:
                 raise Refusal(f"{name} is damaged, or of another version ({_said(error)}): {mend}") from error
         if len(whole) < len(lines):
             write(self._file, b"".join(whole))
@@ -91,16 +92,28 @@ def _said(error: Exception) -> str:
 
 def _result(line: dict[str, Any]) -> Result:
     """What :meth:`Record.add` wrote. A value that is no number, and should be, is refused as the rest of it is."""
-    if not is_numeric([value for name, value in line.items() if name not in ("run", "measure")]):
-        raise ValueError("it holds something else than numbers")
-    if line["seconds_per_step"] is None or not line["epochs"]:
-        raise ValueError("numbers are missing")
-    epochs = (Epoch(e["metrics"], None if e["sharpness"] is None else Sharpness(**e["sharpness"])) for e in line["epochs"])
+    run = Run(**line["run"])
+    numbers = {name: value for name, value in line.items() if name not in ("run", "measure")}
+    if not fits(numbers, _NUMBERS) or numbers["seconds_per_step"] is None or not numbers["epochs"]:
+        raise ValueError("it lacks numbers, or holds something else than numbers")
+    found = ((epoch["metrics"], epoch.get("sharpness")) for epoch in line["epochs"])
+    epochs = (Epoch(metrics, None if near is None else Sharpness(**near)) for metrics, near in found)
     relief = line["relief"]
-    return Result(
-        Run(**line["run"]),
+    result = Result(
+        run,
         tuple(epochs),
         line["seconds_per_step"],
         line["top_eigenvalue"],
         None if relief is None else Relief(tuple(relief["axis"]), tuple(map(tuple, relief["loss"]))),
+        line.get("measure", "accuracy"),
     )
+    if result.score is None:
+        raise ValueError("it lacks the score of the run")
+    near, land = result.last.sharpness, result.relief
+    if (run.radius is not None and near is None) or (run.relief is not None and not _is_square(land)):
+        raise ValueError("it lacks what the run measured")
+    return result
+
+
+def _is_square(relief: Relief | None) -> bool:
+    return relief is not None and {len(relief.loss), *map(len, relief.loss)} == {len(relief.axis)}
