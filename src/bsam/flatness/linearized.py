@@ -33,7 +33,8 @@ class Recorder:
     The gradient, differentiated along ``v``, is recorded as a graph of operations once for each shape of a batch. What ``v``
     does not reach is run once for each batch; what is left, six convolutions for the gradient's three, is run for each ``v``.
     ``torch.func.linearize`` does the same for one batch, and records again for each: in one run on two CPU cores it took
-    6.3 to 7.3 s for each batch of 128 images in a ResNet-8, and this 7.9 s for four of them, comparisons included.
+    3.2 to 4.3 s for each batch of 128 images in a ResNet-8, and this 5.0 and 5.3 s for one of them (two tries) and 7.0 s
+    for four, comparisons included.
 
     Args:
         loss: the network and its loss.
