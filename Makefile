@@ -19,7 +19,7 @@ demo: $(READY)  ## SGD, SAM and BSAM on digits, with clean and with flipped labe
 	$(PY) -m bsam demo
 
 test: lint  ## everything that CI checks: lint, types, layers, tests
-	$(PY) -m pytest -m "not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n 2 --dist worksteal
 
 lint: $(READY)  ## style, types and layers
 	.venv/bin/ruff check .

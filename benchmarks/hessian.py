@@ -1,10 +1,11 @@
 """What a Hessian product costs, and how long the top eigenvalues take, beside PyHessian and curvlinops in one run.
 
-Products: over gradient passes on the same data, interleaved. Eigenvalues: the k largest in magnitude; each tool runs with its own method (PyHessian: power
-iteration with deflation; curvlinops: scipy's eigsh on its operator; ours: thick-restart Lanczos), and the residuals of what each returns are computed
-afterwards, by the same operator for all; ours runs again with the residual of each other tool as its tolerance. With --only-ours the other tools are left
-out, for sizes at which they would take too long. Products are timed twice: plain ones, and those inside of H.linearized(), with the memory that it takes by
-default or that --max-gb gives it; ours uses this scope in the comparison, too.
+Products: over gradient passes on the same data, interleaved. Eigenvalues: the k largest in magnitude; each tool runs
+with its own method (PyHessian: power iteration with deflation; curvlinops: scipy's eigsh on its operator; ours:
+thick-restart Lanczos), and the residuals of what each returns are computed afterwards, by the same operator for all;
+ours runs again with the residual of each other tool as its tolerance. With --only-ours the other tools are left out,
+for sizes at which they would take too long. Products are timed twice: plain ones, and those inside of H.linearized(),
+with the memory that it takes by default or that --max-gb gives it; ours uses this scope in the comparison, too.
 
     python benchmarks/hessian.py                                                       # CPU, ResNet-8
     python benchmarks/hessian.py --device cuda --model resnet18 --cifar DIR --epochs 5   # DIR: cifar-10-batches-bin
@@ -42,7 +43,9 @@ def images(folder: Path | None, files: list[str], device: torch.device) -> tuple
     """CIFAR-10 from its binary layout, or noise where no folder is given."""
     if folder is None:
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(10_000, 3, 32, 32, generator=generator).to(device), torch.randint(CLASSES, (10_000,), generator=generator).to(device)
+        return torch.randn(10_000, 3, 32, 32, generator=generator).to(device), torch.randint(
+            CLASSES, (10_000,), generator=generator
+        ).to(device)
     raw = np.concatenate([np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, RECORD) for name in files])
     x = torch.from_numpy(raw[:, 1:]).reshape(-1, 3, 32, 32).to(device).float() / 255
     mean, std = (torch.tensor(c, device=device).view(1, 3, 1, 1) for c in (MEAN, STD))
@@ -53,7 +56,9 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
     """A few epochs of plain SGD with flips, in bf16 on CUDA: enough for a spectrum that is a trained network's."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
     batch = min(128, len(y))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=max(epochs * (len(y) // batch), 1))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.2, total_steps=max(epochs * (len(y) // batch), 1)
+    )
     model.train()
     for _ in range(epochs):
         for chosen in torch.randperm(len(y), device=x.device).split(batch):
@@ -97,7 +102,11 @@ def ours(model: nn.Module, data: Data, k: int, tol: float, max_bytes: int | None
     with H.linearized(max_bytes):
         found = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
     assert found.vectors is not None
-    return found.values.tolist(), [H.flat(v) for v in found.vectors], {"products": found.products, "converged": bool(found.converged)}
+    return (
+        found.values.tolist(),
+        [H.flat(v) for v in found.vectors],
+        {"products": found.products, "converged": bool(found.converged)},
+    )
 
 
 def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Found:
@@ -123,7 +132,15 @@ def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int | None) 
 TOOLS = {"bsam": ours, "PyHessian": pyhessian, "curvlinops": curvlinops}
 
 
-def eigenvalues(tool: str, model: nn.Module, data: Data, k: int, tol: float, max_bytes: int | None, synchronize: Callable[[], object]) -> dict[str, Any]:
+def eigenvalues(
+    tool: str,
+    model: nn.Module,
+    data: Data,
+    k: int,
+    tol: float,
+    max_bytes: int | None,
+    synchronize: Callable[[], object],
+) -> dict[str, Any]:
     """Seconds, values, and the residuals of the pairs that came out."""
     synchronize()
     start = time.perf_counter()
@@ -152,7 +169,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "hessian")
     parser.add_argument("--model", choices=[name for name in MODELS if MODELS[name].channels == 3], default="resnet8")
-    parser.add_argument("--cifar", type=Path, help="the folder cifar-10-batches-bin, with any of its training files; noise if not given")
+    parser.add_argument(
+        "--cifar", type=Path, help="the folder cifar-10-batches-bin, with any of its training files; noise if not given"
+    )
     parser.add_argument("--epochs", type=int, default=1, help="of training before the measurement (default 1)")
     parser.add_argument("--images", type=int, default=512, help="test images that the Hessian is of (default 512)")
     parser.add_argument("--batch", type=int, default=256)
@@ -160,7 +179,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tol", type=float, default=1e-3, help="of every tool, each in its own sense (default 1e-3)")
     parser.add_argument("--repeats", type=int, default=10, help="rounds of products")
     parser.add_argument("--tf32", action="store_true", help="let convolutions on CUDA use TF32")
-    parser.add_argument("--max-gb", type=float, help="memory for recorded products (default: what the operator takes)", metavar="GB")
+    parser.add_argument(
+        "--max-gb", type=float, help="memory for recorded products (default: what the operator takes)", metavar="GB"
+    )
     parser.add_argument("--only-ours", action="store_true")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
@@ -175,8 +196,15 @@ def main(arguments: list[str] | None = None) -> None:
     x, y = (t[: args.images] for t in images(args.cifar, ["test_batch"], device))
     x = x.contiguous(memory_format=torch.channels_last)
     data = list(zip(x.split(args.batch), y.split(args.batch), strict=True))
-    settings = {name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32", "max_gb")}
-    content: dict[str, Any] = {"benchmark": "hessian", **machine.description(device), **settings, "data": "CIFAR-10 test" if args.cifar else "noise"}
+    settings = {
+        name: getattr(args, name) for name in ("model", "epochs", "images", "batch", "k", "tol", "tf32", "max_gb")
+    }
+    content: dict[str, Any] = {
+        "benchmark": "hessian",
+        **machine.description(device),
+        **settings,
+        "data": "CIFAR-10 test" if args.cifar else "noise",
+    }
     content["versions"] |= {name: machine.version_of(package) for name, package in PEERS.items()}
     max_bytes = None if args.max_gb is None else int(args.max_gb * 1e9)
     for name, budget in {"product": 0, "linearized_product": max_bytes}.items():
@@ -186,19 +214,30 @@ def main(arguments: list[str] | None = None) -> None:
             entering = time.perf_counter() - start
             cost = content[name] = product_cost(H, args.repeats, synchronize)
             low, median, high = (cost["ratio"][q] for q in ("q1", "median", "q3"))
-            cost |= {"batches": recording.batches, "recorded": recording.recorded, "bytes": recording.bytes, "entering_s": entering}
+            cost |= {
+                "batches": recording.batches,
+                "recorded": recording.recorded,
+                "bytes": recording.bytes,
+                "entering_s": entering,
+            }
         print(
             f"product {1e3 * cost['product']['median']:.0f} ms, {median:.2f} [{low:.2f}, {high:.2f}] gradient passes; "
             f"{recording.recorded} of {len(data)} batches recorded in {entering:.1f} s, {recording.bytes / 1e9:.2f} GB",
             flush=True,
         )
     content["eigenvalues"] = []
-    planned = [("bsam", args.tol)] + [(tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None]
+    planned = [("bsam", args.tol)] + [
+        (tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None
+    ]
     for tool, tol in planned:  # grows while it is walked: what another tool reached, ours is asked for, too
         result = eigenvalues(tool, model, data, args.k, tol, max_bytes, synchronize)
         content["eigenvalues"].append(result)
         reached = result["worst_relative_residual"]
-        print(f"{tool} (tolerance {tol:.1e}): {result['seconds']:.1f} s, worst relative residual {reached:.1e}, largest {result['values'][0]:.4g}", flush=True)
+        print(
+            f"{tool} (tolerance {tol:.1e}): {result['seconds']:.1f} s, worst relative residual {reached:.1e}, largest "
+            f"{result['values'][0]:.4g}",
+            flush=True,
+        )
         if tool != "bsam":
             planned.append(("bsam", reached))
     print(f"written to {machine.write(content, args.out, 'hessian')}", file=sys.stderr)

@@ -1,10 +1,12 @@
-"""Kill a training with SIGKILL at random moments, start it again each time, and compare where it ends with a run that was left alone.
+"""Kill a training with SIGKILL at random moments, start it again each time, and compare where it ends with a run that
+was left alone.
 
-The moments are drawn uniformly over the whole training, and a process that starts again is killed on its way there: while it imports and loads data, in the
-middle of an epoch, while it evaluates, while it writes. Weights, the optimizer's state and all numbers but the seconds must be equal bit for bit.
+The moments are drawn uniformly over the whole training, and a process that starts again is killed on its way there:
+while it imports and loads data, in the middle of an epoch, while it evaluates, while it writes. Weights, the
+optimizer's state and all numbers but the seconds must be equal bit for bit.
 
-    python benchmarks/kill_and_resume.py --data-dir DIR                    # DIR: cifar-10-batches-bin; resnet8, 2,000 images, 3 epochs, 10 kills
-    python benchmarks/kill_and_resume.py --data digits --kills 3           # no files needed
+    python benchmarks/kill_and_resume.py --data-dir DIR                    # DIR: cifar-10-batches-bin; resnet8, 2,000
+    images, 3 epochs, 10 kills python benchmarks/kill_and_resume.py --data digits --kills 3           # no files needed
 """
 
 from __future__ import annotations
@@ -43,14 +45,18 @@ LAST = 0.9  # of the last epoch: a kill later than that might find nobody there
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened: whether the ends are equal, how many processes were killed, and the epochs that were on disk at each kill."""
+    """What happened: whether the ends are equal, how many processes were killed, and the epochs that were on disk at
+    each kill.
+    """
 
     equal: bool
     kills: int
     epochs: list[int]
 
 
-def kill_and_resume(run: Run, data_dir: Path | None, folder: Path, kills: int, seed: int, say: Callable[[str], None] = print) -> Outcome:
+def kill_and_resume(
+    run: Run, data_dir: Path | None, folder: Path, kills: int, seed: int, say: Callable[[str], None] = print
+) -> Outcome:
     """Train once in peace and once with ``kills`` kills, in two folders below ``folder``."""
     whole, killed = folder / "whole", folder / "killed"
     begin = time.monotonic()
@@ -59,7 +65,10 @@ def kill_and_resume(run: Run, data_dir: Path | None, folder: Path, kills: int, s
     first = time.monotonic() - begin
     finish(process)
     epoch = read_metrics(whole)[0]["seconds"]
-    say(f"left alone: {time.monotonic() - begin:.1f} s, of which {first - epoch:.1f} s to start and {epoch:.1f} s an epoch")
+    say(
+        f"left alone: {time.monotonic() - begin:.1f} s, of which {first - epoch:.1f} s to start and {epoch:.1f} s an "
+        "epoch"
+    )
     dice = random.Random(seed)
     moments = sorted(dice.uniform(0, run.epochs - 1 + LAST) for _ in range(kills))
     at: list[int] = []
@@ -67,7 +76,9 @@ def kill_and_resume(run: Run, data_dir: Path | None, folder: Path, kills: int, s
         target, share = int(moment), moment % 1
         there, process = len(read_metrics(killed)) >= target, start(run, killed, data_dir)
         wait_for(process, lambda: len(read_metrics(killed)) >= target)
-        if there:  # it starts in the epoch of its end: every other one is killed anywhere on its way, the rest while it trains
+        if (
+            there
+        ):  # it starts in the epoch of its end: every other one is killed anywhere on its way, the rest while it trains
             pause(process, share * first if dice.random() < 0.5 else first - epoch + share * epoch)
         else:
             pause(process, share * epoch)
@@ -76,7 +87,10 @@ def kill_and_resume(run: Run, data_dir: Path | None, folder: Path, kills: int, s
         process.wait()
         if process.returncode == -signal.SIGKILL:
             at.append(len(read_metrics(killed)))
-            say(f"kill {len(at)} at {moment:.2f} epochs: {at[-1]} on disk, {sorted(path.name for path in killed.glob('*')) if killed.exists() else []}")
+            say(
+                f"kill {len(at)} at {moment:.2f} epochs: {at[-1]} on disk, "
+                f"{sorted(path.name for path in killed.glob('*')) if killed.exists() else []}"
+            )
     finish(start(run, killed, data_dir))
     return Outcome(same_end(whole, killed), len(at), at)
 
@@ -84,7 +98,9 @@ def kill_and_resume(run: Run, data_dir: Path | None, folder: Path, kills: int, s
 def start(run: Run, folder: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
     """A process that trains, or goes on."""
     environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(run.settings()), str(folder), str(data_dir or "")], env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, json.dumps(run.settings()), str(folder), str(data_dir or "")], env=environment
+    )
 
 
 def wait_for(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
@@ -111,10 +127,14 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def same_end(a: Path, b: Path) -> bool:
-    """Whether two finished runs agree in every bit of the trained network, the optimizer's state and the numbers, seconds aside."""
+    """Whether two finished runs agree in every bit of the trained network, the optimizer's state and the numbers,
+    seconds aside.
+    """
     cpu = torch.device("cpu")
     networks = (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
-    return networks and same(*({**read_checkpoint(folder / CHECKPOINT, cpu), "epochs": timeless(folder)} for folder in (a, b)))
+    return networks and same(
+        *({**read_checkpoint(folder / CHECKPOINT, cpu), "epochs": timeless(folder)} for folder in (a, b))
+    )
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
@@ -147,7 +167,10 @@ def main(arguments: list[str] | None = None) -> bool:
     run = Run(asked.method, model="resnet8", data=asked.data, epochs=asked.epochs, **sizes)
     with tempfile.TemporaryDirectory() as folder:
         outcome = kill_and_resume(run, asked.data_dir, Path(folder), asked.kills, asked.seed)
-    print(f"{outcome.kills} kills of {asked.kills}; weights, optimizer state and metrics {'equal, bit for bit' if outcome.equal else 'DIFFER'}")
+    print(
+        f"{outcome.kills} kills of {asked.kills}; weights, optimizer state and metrics "
+        f"{'equal, bit for bit' if outcome.equal else 'DIFFER'}"
+    )
     return outcome.equal and outcome.kills == asked.kills
 
 

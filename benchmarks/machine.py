@@ -20,8 +20,12 @@ RESULTS = Path(__file__).parent / "results"
 
 def add_arguments(parser: argparse.ArgumentParser, benchmark: str) -> None:
     """Where to run, and where to write."""
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where there is one (default)")
-    parser.add_argument("--out", type=Path, help=f"the JSON file to write (default: benchmarks/results/{benchmark}_<device>.json)")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where there is one (default)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"the JSON file to write (default: benchmarks/results/{benchmark}_<device>.json)"
+    )
 
 
 def pick_device(parser: argparse.ArgumentParser, asked: str) -> torch.device:
@@ -71,4 +75,7 @@ def write(content: dict[str, Any], path: Path | None, benchmark: str) -> Path:
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )

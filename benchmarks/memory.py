@@ -1,8 +1,9 @@
-"""How much memory a step of every method takes at its peak, over the base optimizer's own peak, in units of the parameters' size.
+"""How much memory a step of every method takes at its peak, over the base optimizer's own peak, in units of the
+parameters' size.
 
-The model is nearly all weights (batch 1, wide layers), so that what is counted are buffers in weight space: the backup of the weights, the gradients
-that a method holds while it asks for the next one, and what it keeps between steps. Counted once the optimizers are warm, with SGD and momentum; where
-steps differ, over steps of each kind.
+The model is nearly all weights (batch 1, wide layers), so that what is counted are buffers in weight space: the backup
+of the weights, the gradients that a method holds while it asks for the next one, and what it keeps between steps.
+Counted once the optimizers are warm, with SGD and momentum; where steps differ, over steps of each kind.
 
     python benchmarks/memory.py
 """
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import machine
-from bsam.training.learner import Learner
+from bsam.training.learner import TrainStep
 from cases import CASES, LABELS, Case
 
 WIDTH, LAYERS = 2048, 4
@@ -42,7 +43,8 @@ class Counter(Protocol):
 
 
 class StorageCounter(TorchDispatchMode):
-    """Counts the storage of every tensor that is made inside the ``with`` block, until the storage is freed: exact, and the same in every run.
+    """Counts the storage of every tensor that is made inside the ``with`` block, until the storage is freed: exact, and
+    the same in every run.
 
     What a kernel allocates and frees within itself is not seen.
     """
@@ -105,13 +107,20 @@ def counting(device: torch.device) -> Iterator[Counter]:
 
 
 def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: int = LAYERS) -> dict[str, int]:
-    """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step; ``case`` None is the base alone."""
+    """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step;
+    ``case`` None is the base alone.
+    """
     with counting(device) as counter:
         model = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(layers)))
         first = torch.zeros(1, dtype=torch.int64, device=device)  # the only class, and the only sample
-        inputs = torch.ones(1, width, device=device), torch.full((1, width), 2.0, device=device)  # small gradients and large ones, for AE-SAM
+        inputs = (
+            torch.ones(1, width, device=device),
+            torch.full((1, width), 2.0, device=device),
+        )  # small gradients and large ones, for AE-SAM
         base = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-        learner = Learner(model, base) if case is None else case.learner(base, model, batch=1, samples=1, classes=width)
+        learner = (
+            TrainStep(model, base) if case is None else case.learner(base, model, batch=1, samples=1, classes=width)
+        )
         in_backward = in_step = 0
         cycle = 1 if case is None else case.cycle
         for t in range(WARM_UP + cycle):
@@ -122,7 +131,11 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
             learner.optimizer.step()
             if t >= WARM_UP:  # buffers that are kept between steps are there
                 in_backward, in_step = max(in_backward, backward), max(in_step, counter.peak())
-        return {"parameters": sum(p.numel() * p.element_size() for p in model.parameters()), "backward": in_backward, "step": in_step}
+        return {
+            "parameters": sum(p.numel() * p.element_size() for p in model.parameters()),
+            "backward": in_backward,
+            "step": in_step,
+        }
 
 
 def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> dict[str, Any]:
@@ -133,7 +146,11 @@ def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> d
     for name, case in CASES.items():
         own = peaks(device, case, width, layers)
         methods[LABELS[name]] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
-    return {"parameter_bytes": unit, "base": {when: base[when] / unit for when in ("backward", "step")}, "methods": methods}
+    return {
+        "parameter_bytes": unit,
+        "base": {when: base[when] / unit for when in ("backward", "step")},
+        "methods": methods,
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -143,7 +160,10 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     found = measure(device)
-    print(f"{LAYERS} x Linear {WIDTH}, batch 1, SGD with momentum, {device.type}; unit: the parameters' {found['parameter_bytes'] / 2**20:.0f} MiB")
+    print(
+        f"{LAYERS} x Linear {WIDTH}, batch 1, SGD with momentum, {device.type}; unit: the parameters' "
+        f"{found['parameter_bytes'] / 2**20:.0f} MiB"
+    )
     print(f"  base optimizer, at its peak: {found['base']['step']:.3f}")
     print(f"  {'beyond that':<14}{'backward(closure)':>18}{'whole step':>14}{'bar, backward':>16}")
     for name, extra in found["methods"].items():

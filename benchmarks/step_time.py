@@ -1,8 +1,10 @@
 """How long a step takes, against the gradient passes that it cannot do without.
 
-In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, both together, and whole steps of the methods.
-Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``, ``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Beside
-that stands what a user pays: a step of the method over a whole step of the base optimizer, and how many forward passes of the network it really took.
+In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, both together,
+and whole steps of the methods. Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``,
+``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Beside
+that stands what a user pays: a step of the method over a whole step of the base optimizer, and how many forward passes
+of the network it really took.
 
     python benchmarks/step_time.py                                          # CPU: two or three minutes
     python benchmarks/step_time.py --models resnet8 --methods all
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 
 import cases as contestants
 import machine
-from bsam.training.learner import Learner
+from bsam.training.learner import TrainStep
 from cases import CASES, LABELS
 from workloads import CLASSES, DEFAULT, WORKLOADS, Workload
 
@@ -37,16 +39,20 @@ Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 PASS, BASE, WHOLE, RIVAL = "forward+backward", "base step", "base, whole step", "pytorch_optimizer SAM"
 BATCHES = 10  # in turn, as in training: AE-SAM compares the gradients of different ones
 WARM_UP = 1  # rounds, of two calls each: they allocate and choose kernels
-SAMPLE = {"cpu": 2e-3, "cuda": 3e-2}  # seconds that one sample should take at least: shorter ones show launches and clocks
+SAMPLE = {
+    "cpu": 2e-3,
+    "cuda": 3e-2,
+}  # seconds that one sample should take at least: shorter ones show launches and clocks
 
 
 class Steps:
     """A learner at work: each call is one step on the next batch.
 
-    After ``cycle`` steps the optimizer's own count starts again from 0: any ``cycle`` calls in a row then hold the same kinds of steps.
+    After ``cycle`` steps the optimizer's own count starts again from 0: any ``cycle`` calls in a row then hold the same
+    kinds of steps.
     """
 
-    def __init__(self, learner: Learner, batches: Sequence[Batch], cycle: int = 1) -> None:
+    def __init__(self, learner: TrainStep, batches: Sequence[Batch], cycle: int = 1) -> None:
         self.cycle = cycle
         self._model = learner.model
         self._learner = dataclasses.replace(learner, model=self._forward)
@@ -87,19 +93,38 @@ class Autocast(nn.Module):
             return self.network(x).float()
 
 
-def build_cases(workload: Workload, device: torch.device, precision: str, methods: Sequence[str] = contestants.DEFAULT, *, capturable: bool = False) -> Cases:
-    """What is timed, on one model and some batches that all of it shares: each optimizer brings only its own state. What cannot be captured is left out."""
+def build_cases(
+    workload: Workload,
+    device: torch.device,
+    precision: str,
+    methods: Sequence[str] = contestants.DEFAULT,
+    *,
+    capturable: bool = False,
+) -> Cases:
+    """What is timed, on one model and some batches that all of it shares: each optimizer brings only its own state.
+    What cannot be captured is left out.
+    """
     torch.manual_seed(0)
     model, size = workload.model().to(device), workload.batch[0]
     batches = [
-        (torch.randn(workload.batch, device=device), torch.randint(CLASSES, (size,), device=device), torch.arange(i * size, (i + 1) * size, device=device))
+        (
+            torch.randn(workload.batch, device=device),
+            torch.randint(CLASSES, (size,), device=device),
+            torch.arange(i * size, (i + 1) * size, device=device),
+        )
         for i in range(1 if capturable else BATCHES)
     ]
     if len(workload.batch) == 4:
         batches = [(x.to(memory_format=torch.channels_last), y, index) for x, y, index in batches]
     if precision == "bf16":
-        model = Autocast(model, device, cache=not capturable)  # a cache of casts outlives the capture that filled it, and would hand its replay to the next one
-    settings = {**workload.settings, "capturable": True} if capturable and workload.base is torch.optim.AdamW else workload.settings
+        model = Autocast(
+            model, device, cache=not capturable
+        )  # a cache of casts outlives the capture that filled it, and would hand its replay to the next one
+    settings = (
+        {**workload.settings, "capturable": True}
+        if capturable and workload.base is torch.optim.AdamW
+        else workload.settings
+    )
 
     def new_base() -> torch.optim.Optimizer:
         return workload.base(model.parameters(), **settings)
@@ -117,8 +142,12 @@ def build_cases(workload: Workload, device: torch.device, precision: str, method
         plain.optimizer.zero_grad()
         plain.backward(*next(feed))
 
-    plain, feed = Learner(model, new_base()), itertools.cycle(batches)
-    cases: Cases = {PASS: forward_backward, BASE: plain.optimizer.step, WHOLE: Steps(Learner(model, new_base()), batches)}  # gradients for BASE: all others
+    plain, feed = TrainStep(model, new_base()), itertools.cycle(batches)
+    cases: Cases = {
+        PASS: forward_backward,
+        BASE: plain.optimizer.step,
+        WHOLE: Steps(TrainStep(model, new_base()), batches),
+    }  # gradients for BASE: all others
     cases |= {LABELS[name]: stepping(CASES[name]) for name in methods if CASES[name].capturable or not capturable}
     if workload.rival and not capturable and machine.version_of("pytorch_optimizer"):
         cases[RIVAL] = rival_case(workload, model, lambda: plain.losses(*batches[0]).mean())
@@ -145,7 +174,9 @@ def rival_case(workload: Workload, model: torch.nn.Module, loss: Callable[[], Te
 
 
 def captured(cases: Cases) -> Cases:
-    """Each case, already warm, as one CUDA graph, captured on the current stream: it must be the one that everything was built and warmed up on."""
+    """Each case, already warm, as one CUDA graph, captured on the current stream: it must be the one that everything
+    was built and warmed up on.
+    """
     replays: Cases = {}
     for name, run in cases.items():
         graph = torch.cuda.CUDAGraph()
@@ -155,10 +186,14 @@ def captured(cases: Cases) -> Cases:
     return replays
 
 
-def sample(cases: Cases, repeats: int, steps: Mapping[str, int], synchronize: Callable[[], object]) -> dict[str, list[float]]:
-    """Seconds per call, ``repeats`` samples of ``steps`` calls for each case: round robin, and each round starts one case further on.
+def sample(
+    cases: Cases, repeats: int, steps: Mapping[str, int], synchronize: Callable[[], object]
+) -> dict[str, list[float]]:
+    """Seconds per call, ``repeats`` samples of ``steps`` calls for each case: round robin, and each round starts one
+    case further on.
 
-    One call before each sample is not timed: caches and heap are then as this case leaves them, as they are in training, and not as the case before it did
+    One call before each sample is not timed: caches and heap are then as this case leaves them, as they are in
+        training, and not as the case before it did
     (malloc hands gradients back to the system, and whoever comes next pays for the page faults).
     """
     names = list(cases)
@@ -183,7 +218,9 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def ratios(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Each method over its passes and the base step: round by round (a machine that drifts slows both sides of a round), and of the medians."""
+    """Each method over its passes and the base step: round by round (a machine that drifts slows both sides of a
+    round), and of the medians.
+    """
     a, b = seconds[PASS], seconds[BASE]
     out = {}
     for name, n in passes.items():
@@ -199,7 +236,11 @@ def costs(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[
     out = {}
     for name, n in passes.items():
         each_round = [s / w for s, w in zip(seconds[name], whole, strict=True)]
-        out[name] = {"promised": n, **spread(each_round), "of_medians": statistics.median(seconds[name]) / statistics.median(whole)}
+        out[name] = {
+            "promised": n,
+            **spread(each_round),
+            "of_medians": statistics.median(seconds[name]) / statistics.median(whole),
+        }
     return out
 
 
@@ -215,7 +256,13 @@ def cpu_threads(n: int | None) -> Iterator[int]:
 
 
 def time_steps(
-    workload: Workload, device: torch.device, precision: str, mode: str, repeats: int | None, threads: int | None, methods: Sequence[str] = contestants.DEFAULT
+    workload: Workload,
+    device: torch.device,
+    precision: str,
+    mode: str,
+    repeats: int | None,
+    threads: int | None,
+    methods: Sequence[str] = contestants.DEFAULT,
 ) -> dict[str, Any]:
     """One model, eager or captured: all medians, quartiles and ratios, as they go into the JSON file."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -262,7 +309,9 @@ def whole_cycles(run: Callable[[], object], steps: int) -> int:
 def table(result: dict[str, Any]) -> str:
     """A result, to read."""
     lines = [
-        "{model}: {parameters:,} parameters, batch {batch[0]}, {base}, {precision}, {mode}, {threads} CPU thread(s), n = {n} x {inner}".format(**result),
+        "{model}: {parameters:,} parameters, batch {batch[0]}, {base}, {precision}, {mode}, {threads} CPU thread(s), n = {n} x {inner}".format(
+            **result
+        ),
         f"  {'median [quartiles]':<24}{'ms':<32}{'over a = forward+backward, b = base step':<43}{'of medians':<13}over the base's whole step",
     ]
     for name, s in result["seconds"].items():
@@ -301,7 +350,9 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
         help=f"some of: {', '.join(CASES)}; or all (default: {', '.join(contestants.DEFAULT)})",
     )
     parser.add_argument("--repeats", type=int, help="samples of each case (default: per model, to end in time)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice); tiny and deep-linear always have one")
+    parser.add_argument(
+        "--threads", type=int, help="CPU threads (default: torch's choice); tiny and deep-linear always have one"
+    )
     parser.add_argument("--captured", action="store_true", help="CUDA: time each case as a CUDA graph, too")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
@@ -323,7 +374,9 @@ def main(arguments: list[str] | None = None) -> None:
     for name in args.models:
         for mode in ("eager", "captured") if args.captured else ("eager",):
             print(f"{name}, {mode} ...", file=sys.stderr, flush=True)
-            results.append(time_steps(WORKLOADS[name], device, args.precision, mode, args.repeats, args.threads, args.methods))
+            results.append(
+                time_steps(WORKLOADS[name], device, args.precision, mode, args.repeats, args.threads, args.methods)
+            )
             print(table(results[-1]) + "\n", flush=True)
     content = {"benchmark": "step_time", **machine.description(device), "precision": args.precision, "results": results}
     print(f"written to {machine.write(content, args.out, 'step_time')}", file=sys.stderr)

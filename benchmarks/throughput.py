@@ -1,11 +1,12 @@
 """Seconds per epoch and images per second of whole trainings, methods side by side in one run.
 
-What is timed is an epoch of `bsam train` as users run it: augmentation on the device, the schedule, every step; without evaluation and checkpoints. The
-images are noise in the shape of CIFAR, already on the device, which changes nothing in the time of a step. A network that is slow gets shorter epochs
-(--steps), and the seconds of a whole one are those of a step times 390. The first epoch of each case is not timed: it compiles, captures and warms up.
+What is timed is an epoch of `bsam train` as users run it: augmentation on the device, the schedule, every step; without
+evaluation and checkpoints. The images are noise in the shape of CIFAR, already on the device, which changes nothing in
+the time of a step. A network that is slow gets shorter epochs (--steps), and the seconds of a whole one are those of a
+step times 390. The first epoch of each case is not timed: it compiles, captures and warms up.
 
-    python benchmarks/throughput.py                        # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16
-    python benchmarks/throughput.py --models resnet18 --compile
+    python benchmarks/throughput.py                        # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in
+    bf16 python benchmarks/throughput.py --models resnet18 --compile
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bsam.models import MODELS
 from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.steps import Captured, side_stream
-from bsam.training.team import Team
+from bsam.training.team import DistributedContext
 from bsam.training.training import Training
 from step_time import spread
 
@@ -35,7 +36,10 @@ CASES = {
     "BSAM2": Run("bsam", {"passes": 2}, data="cifar10"),
     "BSAM3": Run("bsam", data="cifar10"),
 }
-STEPS = {"cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60}, "cpu": {"resnet8": 4}}  # of an epoch, unless the command line says
+STEPS = {
+    "cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60},
+    "cpu": {"resnet8": 4},
+}  # of an epoch, unless the command line says
 
 
 def noise(samples: int) -> Dataset:
@@ -52,8 +56,16 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     with side_stream(device):
         for name, case in CASES.items():
-            own = replace(case, model=model, batch=BATCH, epochs=rounds + 1, precision=run.precision, compile=run.compile, capture=run.capture)
-            trainings[name] = Training(own, Classification(own, device, data=data), Team(device))
+            own = replace(
+                case,
+                model=model,
+                batch=BATCH,
+                epochs=rounds + 1,
+                precision=run.precision,
+                compile=run.compile,
+                capture=run.capture,
+            )
+            trainings[name] = Training(own, Classification(own, device, data=data), DistributedContext(device))
         for number in range(rounds + 1):
             for name, training in trainings.items():
                 found = training.epoch(number)
@@ -72,18 +84,28 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
         "n": rounds,
         "epoch_seconds": {name: spread([whole * s for s in values]) for name, values in seconds.items()},
         "images_per_second": {name: BATCH / statistics.median(values) for name, values in seconds.items()},
-        "over_sgd": {name: spread([a / b for a, b in zip(values, seconds["SGD"], strict=True)]) for name, values in seconds.items()},
+        "over_sgd": {
+            name: spread([a / b for a, b in zip(values, seconds["SGD"], strict=True)])
+            for name, values in seconds.items()
+        },
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     }
 
 
 def table(result: dict[str, Any]) -> str:
     """A result, to read."""
-    lines = ["{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, {steps_timed} steps an epoch, n = {n}".format(**result)]
+    lines = [
+        "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, {steps_timed} steps an epoch, n = {n}".format(
+            **result
+        )
+    ]
     lines.append(f"  {'':<8}{'s an epoch of 390 steps':<28}{'images/s':>10}   over SGD")
     for name, s in result["epoch_seconds"].items():
         epoch = f"{s['median']:.3f} [{s['q1']:.3f}, {s['q3']:.3f}]"
-        lines.append(f"  {name:<8}{epoch:<28}{result['images_per_second'][name]:>10.0f}   {result['over_sgd'][name]['median']:.3f}")
+        lines.append(
+            f"  {name:<8}{epoch:<28}{result['images_per_second'][name]:>10.0f}   "
+            f"{result['over_sgd'][name]['median']:.3f}"
+        )
     return "\n".join(lines)
 
 
@@ -91,7 +113,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Time, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "throughput")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), metavar="MODEL", help="default: on CUDA the paper's three, on the CPU resnet8")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=list(MODELS),
+        metavar="MODEL",
+        help="default: on CUDA the paper's three, on the CPU resnet8",
+    )
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, fp32 on the CPU")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--plain", action="store_true", help="no CUDA graphs")

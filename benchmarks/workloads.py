@@ -47,7 +47,9 @@ class Residual(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.body = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """The stream and what this block adds to it."""
@@ -66,7 +68,18 @@ WORKLOADS: dict[str, Workload] = {
         Workload("resnet8", lambda: build("resnet8"), (128, 3, 32, 32), {"cpu": 20, "cuda": 30}),
         Workload("resnet18", lambda: build("resnet18"), (128, 3, 32, 32), {"cpu": 5, "cuda": 20}),
         Workload("deep-linear", deep_linear, (32, 256), {"cpu": 60, "cuda": 30}, threads=1, rival=True),
-        Workload("wide-100m", wide, (1, 1024), {"cpu": 5, "cuda": 20}, base=torch.optim.AdamW, settings={"lr": 1e-8, "weight_decay": 5e-4}, rival=True),
+        Workload(
+            "wide-100m",
+            wide,
+            (1, 1024),
+            {"cpu": 5, "cuda": 20},
+            base=torch.optim.AdamW,
+            settings={"lr": 1e-8, "weight_decay": 5e-4},
+            rival=True,
+        ),
     )
 }
-DEFAULT = {"cpu": ["tiny", "resnet8", "deep-linear"], "cuda": list(WORKLOADS)}  # on two cores a ResNet-18 would take a quarter of an hour
+DEFAULT = {
+    "cpu": ["tiny", "resnet8", "deep-linear"],
+    "cuda": list(WORKLOADS),
+}  # on two cores a ResNet-18 would take a quarter of an hour

@@ -44,7 +44,9 @@ class Problem:
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    return nn.Sequential(
+        nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)
+    ).to(dtype)
 
 
 @pytest.fixture
@@ -130,7 +132,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(crash)
 
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it runs in the background deaf to it, and so would be what tests start
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell starts what it runs in the background deaf to it, and so would be what tests start
 
 torch.set_num_threads(1)  # the networks are tiny, and CI has two cores
 

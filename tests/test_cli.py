@@ -40,7 +40,13 @@ KEYS = {
 def command(*arguments, program=("-m", "bsam"), cwd=None):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "PYTHONUNBUFFERED": ""}
     return subprocess.Popen(
-        [sys.executable, *program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True, cwd=cwd
+        [sys.executable, *program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        cwd=cwd,
     )
 
 
@@ -65,7 +71,9 @@ def test_version_and_help(capsys):
     assert "runs/demo" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "word"), [(["--epochs", "0"], "epochs"), (["--seeds", "0"], "seeds"), (["--seed", "-1"], "seed")])
+@pytest.mark.parametrize(
+    ("arguments", "word"), [(["--epochs", "0"], "epochs"), (["--seeds", "0"], "seeds"), (["--seed", "-1"], "seed")]
+)
 def test_a_refusal_is_one_sentence_and_status_2(arguments, word, tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
     error = capsys.readouterr().err
@@ -87,7 +95,9 @@ def test_methods_are_listed_by_torch_and_numpy_alone():
     """In a process of its own, where nothing else can be imported."""
     code = "import sys; sys.modules.update(dict.fromkeys(('rich', 'sklearn', 'matplotlib'))); from bsam.cli import main; sys.exit(main(['methods']))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100, check=False
+    )
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
     assert [line.split()[0] for line in lines[2:] if line and not line.startswith((" ", "Passes"))] == list(METHODS)
@@ -112,12 +122,17 @@ def test_the_demo_takes_any_methods_and_a_folder_gathers_them(tmp_path, capsys):
 
 
 def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread):
-    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every row computed once more, here."""
+    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every row computed once
+    more, here.
+    """
     folder = tmp_path / "demo"
     arguments = ("--seed", "4", "--seeds", "1", "--epochs", "1")
     first = command("demo", "--out", str(folder), *arguments)
     deadline = time.monotonic() + 100
-    while not ((folder / "runs.jsonl").exists() and (folder / "runs.jsonl").read_text().count("\n") > 5) and time.monotonic() < deadline:
+    while (
+        not ((folder / "runs.jsonl").exists() and (folder / "runs.jsonl").read_text().count("\n") > 5)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGINT)
     _, error = first.communicate(timeout=60)
@@ -153,21 +168,45 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, 
         last = result.last
         assert row["test_accuracy"] == result.score
         assert row["top_eigenvalue"] == result.top_eigenvalue
-        assert Sharpness(row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))) == last.sharpness
+        assert (
+            Sharpness(
+                row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))
+            )
+            == last.sharpness
+        )
 
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert cli.main(["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]) == 2  # other settings: refused, untouched
+    assert (
+        cli.main(["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]) == 2
+    )  # other settings: refused, untouched
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_training_that_nobody_listens_to_says_what_is_kept(tmp_path):
     """As before `| head`; the same command goes on."""
-    arguments = ("train", "--method", "sgd", "--epochs", "60", "--limit-train", "128", "--limit-test", "50", "--out", str(tmp_path / "run"), "--device", "cpu")
+    arguments = (
+        "train",
+        "--method",
+        "sgd",
+        "--epochs",
+        "60",
+        "--limit-train",
+        "128",
+        "--limit-test",
+        "50",
+        "--out",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+    )
     with command(*arguments) as process:
         assert any(line.startswith("epoch") for line in process.stdout)
         process.stdout.close()
         error = process.stderr.read()
-    assert error == f"bsam: the output was closed. Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there.\n"
+    assert (
+        error
+        == f"bsam: the output was closed. Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there.\n"
+    )
     assert process.returncode == 141
     kept = len(read_metrics(tmp_path / "run"))
     assert 1 <= kept < 60
@@ -187,7 +226,19 @@ def test_a_list_that_nobody_reads_ends_quietly(arguments):
 
 def test_where_nobody_hears_the_sentence_either_the_status_says_it(tmp_path):
     """As before `2>&1 | head`."""
-    with command("train", "--method", "sgd", "--epochs", "3", "--limit-train", "128", "--out", str(tmp_path / "run"), "--device", "cpu") as process:
+    with command(
+        "train",
+        "--method",
+        "sgd",
+        "--epochs",
+        "3",
+        "--limit-train",
+        "128",
+        "--out",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+    ) as process:
         process.stdout.close()
         process.stderr.close()
     assert process.returncode == 141
@@ -196,18 +247,38 @@ def test_where_nobody_hears_the_sentence_either_the_status_says_it(tmp_path):
 @pytest.fixture(params=["buffered", "unbuffered"])
 def full(request):
     """A stream that takes nothing, as on a disk without room."""
-    with open("/dev/full", "w") if request.param == "buffered" else io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as file:
+    with (
+        open("/dev/full", "w")
+        if request.param == "buffered"
+        else io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as file
+    ):
         yield file
 
 
 UNWRITTEN = "bsam: the output could not be written (No space left on device)."
-SMALL = ["train", "--method", "sgd", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu", "--out"]
+SMALL = [
+    "train",
+    "--method",
+    "sgd",
+    "--epochs",
+    "2",
+    "--limit-train",
+    "128",
+    "--limit-test",
+    "50",
+    "--device",
+    "cpu",
+    "--out",
+]
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence(full, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", full)
     assert cli.main([*SMALL, str(tmp_path / "run")]) == 1
-    assert capsys.readouterr().err == f"{UNWRITTEN} Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there.\n"
+    assert (
+        capsys.readouterr().err
+        == f"{UNWRITTEN} Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there.\n"
+    )
 
 
 def test_where_the_sentence_cannot_be_written_either_the_status_says_it(full, tmp_path, monkeypatch):
@@ -215,7 +286,10 @@ def test_where_the_sentence_cannot_be_written_either_the_status_says_it(full, tm
     assert cli.main(["train", "--method", "nope", "--out", str(tmp_path / "run")]) == 2
 
 
-@pytest.mark.parametrize(("arguments", "stream", "status", "heard"), [(["list"], "stdout", 1, f"{UNWRITTEN}\n"), (["list", "nope"], "stderr", 2, "")])
+@pytest.mark.parametrize(
+    ("arguments", "stream", "status", "heard"),
+    [(["list"], "stdout", 1, f"{UNWRITTEN}\n"), (["list", "nope"], "stderr", 2, "")],
+)
 def test_at_the_end_of_the_process_nothing_is_left_to_complain_about(arguments, stream, status, heard):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     with open("/dev/full", "w") as full:
@@ -248,8 +322,26 @@ def load(path):
     x, y = digits().test.x[:40], digits().test.y[:40]
     return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
 """
-SCRIPT = ("-c", "import sys; sys.path = [p for p in sys.path if p]; from bsam.cli import main; sys.exit(main(sys.argv[1:]))")  # as the installed command
-CHEAP = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-steps", "4", "--density-probes", "1", "--points", "3", "--rho", "0.1")
+SCRIPT = (
+    "-c",
+    "import sys; sys.path = [p for p in sys.path if p]; from bsam.cli import main; sys.exit(main(sys.argv[1:]))",
+)  # as the installed command
+CHEAP = (
+    "--k",
+    "2",
+    "--tol",
+    "0.01",
+    "--trace-samples",
+    "6",
+    "--density-steps",
+    "4",
+    "--density-probes",
+    "1",
+    "--points",
+    "3",
+    "--rho",
+    "0.1",
+)
 
 
 @pytest.fixture
@@ -271,7 +363,10 @@ def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved):
             break
     os.killpg(first.pid, signal.SIGINT)
     _, error = first.communicate(timeout=60)
-    assert (first.returncode, error) == (130, "bsam: interrupted. Finished models are kept in out; the same command goes on from there.\n")
+    assert (first.returncode, error) == (
+        130,
+        "bsam: interrupted. Finished models are kept in out; the same command goes on from there.\n",
+    )
     assert [path.name for path in (saved / "out").iterdir()] == ["flatness.json"]
     kept = json.loads((saved / "out" / "flatness.json").read_text())
     assert [entry["file"] for entry in kept["models"]] == ["first.pt"]
@@ -286,7 +381,18 @@ def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved):
     assert "2/2" in out
     found = json.loads((saved / "out" / "flatness.json").read_text())
     assert found["models"][0] == kept["models"][0]
-    wanted = {"k": 2, "tol": 0.01, "trace_samples": 6, "density_steps": 4, "density_probes": 1, "points": 3, "rho": 0.1, "seed": 5, "mode": "eval", "span": 1.0}
+    wanted = {
+        "k": 2,
+        "tol": 0.01,
+        "trace_samples": 6,
+        "density_steps": 4,
+        "density_probes": 1,
+        "points": 3,
+        "rho": 0.1,
+        "seed": 5,
+        "mode": "eval",
+        "span": 1.0,
+    }
     assert wanted.items() <= found["settings"].items()
 
     data = digits().test
@@ -340,4 +446,13 @@ def test_flatness_help_says_what_a_loader_is(capsys):
         cli.main(["flatness", "--help"])
     assert end.value.code == 0
     help_text = " ".join(capsys.readouterr().out.split())
-    assert all(words in help_text for words in ("returns (model, loss_fn, data)", "current folder", "runs/flatness", "flatness.json", "surfaces.html"))
+    assert all(
+        words in help_text
+        for words in (
+            "returns (model, loss_fn, data)",
+            "current folder",
+            "runs/flatness",
+            "flatness.json",
+            "surfaces.html",
+        )
+    )

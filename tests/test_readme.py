@@ -88,8 +88,14 @@ def test_the_training_of_the_readme_runs(tmp_path, monkeypatch):
 
 
 def test_the_table_of_methods_is_the_list_of_methods():
-    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    assert [row for row in rows if len(row) == 5] == [(f"`{m.cls.__name__}`", f"{m.passes:g}", m.memory, m.needs or "-", m.purpose) for m in METHODS.values()]
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in README.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    assert [row for row in rows if len(row) == 5] == [
+        (f"`{m.cls.__name__}`", f"{m.passes:g}", m.memory, m.needs or "-", m.purpose) for m in METHODS.values()
+    ]
 
 
 def test_the_two_commands_come_first():

@@ -28,13 +28,28 @@ from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.models import MODELS
 from bsam.models.digits_net import DigitsNet
-from bsam.report.epochs import Narrator
+from bsam.report.epochs import ConsoleLogger
 from bsam.training.config import Run
 from bsam.training.folder import read_metrics, read_run
 
 ROOT = Path(bsam.__file__).parents[1]
 SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
-CHEAP = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-steps", "2", "--density-probes", "1", "--points", "3", "--device", "cpu")
+CHEAP = (
+    "--k",
+    "2",
+    "--tol",
+    "0.01",
+    "--trace-samples",
+    "6",
+    "--density-steps",
+    "2",
+    "--density-probes",
+    "1",
+    "--points",
+    "3",
+    "--device",
+    "cpu",
+)
 
 
 def run_from(*flags):
@@ -57,7 +72,12 @@ def refused(capsys, *arguments):
 def process(*arguments, program=("-m", "bsam")):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        [sys.executable, *program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
 
 
@@ -79,7 +99,9 @@ def other(field, hint):
     return {int: 3, float: 0.25, str: "something"}[hint]
 
 
-@pytest.mark.parametrize("field", [field for field in fields(Run) if field.name != "arguments"], ids=lambda field: field.name)
+@pytest.mark.parametrize(
+    "field", [field for field in fields(Run) if field.name != "arguments"], ids=lambda field: field.name
+)
 def test_every_setting_of_a_run_is_a_flag(field):
     value = other(field, get_type_hints(Run)[field.name])
     flag = field.name.replace("_", "-")
@@ -122,7 +144,9 @@ def test_arguments_of_the_method_are_json_or_text():
     ],
 )
 def test_arguments_that_cannot_be_are_refused(pairs, words, tmp_path, capsys):
-    assert words in refused(capsys, "train", "--method", "bsam", "--set", *pairs, "--out", tmp_path / "out", "--device", "cpu")
+    assert words in refused(
+        capsys, "train", "--method", "bsam", "--set", *pairs, "--out", tmp_path / "out", "--device", "cpu"
+    )
 
 
 def test_help_explains_every_flag_in_the_words_of_run(capsys):
@@ -136,7 +160,15 @@ def test_help_explains_every_flag_in_the_words_of_run(capsys):
             assert "".join(text.split()) in shown
     assert set(explanations(Run)) == {field.name for field in fields(Run)}
     assert not re.search(r"``|:\w+:`", shown)
-    assert all(word in shown for word in ("(default:0.05)", "resnet18forcifar10", "runs/METHOD-ARGUMENTS-MODEL-DATA-sSEED", "`bsamlistmodels`"))
+    assert all(
+        word in shown
+        for word in (
+            "(default:0.05)",
+            "resnet18forcifar10",
+            "runs/METHOD-ARGUMENTS-MODEL-DATA-sSEED",
+            "`bsamlistmodels`",
+        )
+    )
 
 
 def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch):
@@ -147,22 +179,45 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch):
     out, error = capsys.readouterr()
     assert error == ""
     first, where, *epochs, last, top, written = out.splitlines()
-    for words in ("BSAM (rho_max=0.02) with SGD", "DigitsNet (9,978 parameters)", "640 samples of Digits", "25% of the labels flipped", "3 epochs of 10 steps"):
+    for words in (
+        "BSAM (rho_max=0.02) with SGD",
+        "DigitsNet (9,978 parameters)",
+        "640 samples of Digits",
+        "25% of the labels flipped",
+        "3 epochs of 10 steps",
+    ):
         assert words in first
     assert all(words in first for words in ("batch 64", "CPU", "fp32", "steps plain"))
     assert where == f"Into {folder}."
     metrics = read_metrics(folder)
     assert len(epochs) == len(metrics) == 3
     for i, (line, found) in enumerate(zip(epochs, metrics, strict=True)):
-        assert line.startswith(f"epoch {i + 1}/3  train loss {found['train_loss']:.4f}  test loss {found['test_loss']:.4f}  ")
+        assert line.startswith(
+            f"epoch {i + 1}/3  train loss {found['train_loss']:.4f}  test loss {found['test_loss']:.4f}  "
+        )
         assert f"test accuracy {found['test_accuracy']:.4f}  BilS " in line
         assert "  lr " in line
         assert "  rho_min " in line
         assert re.search(r"left \d+:\d\d$" if i < 2 else r" s$", line)
     assert last.startswith(f"After epoch 3: train loss {metrics[2]['train_loss']:.4f}  ")
-    assert top == f"Largest eigenvalue of the Hessian: {json.loads((folder / 'curvature.json').read_text())['top_eigenvalue']:.4g}"
-    assert all(name in written for name in ("config.json", "metrics.jsonl", "model.safetensors", "tensorboard/", "flipped.json", "environment.json"))
-    assert read_run(folder) == Run("bsam", {"rho_max": 0.02}, epochs=3, batch=64, seed=5, label_noise=0.25, radius=0.05, curvature=True)
+    assert (
+        top
+        == f"Largest eigenvalue of the Hessian: {json.loads((folder / 'curvature.json').read_text())['top_eigenvalue']:.4g}"
+    )
+    assert all(
+        name in written
+        for name in (
+            "config.json",
+            "metrics.jsonl",
+            "model.safetensors",
+            "tensorboard/",
+            "flipped.json",
+            "environment.json",
+        )
+    )
+    assert read_run(folder) == Run(
+        "bsam", {"rho_max": 0.02}, epochs=3, batch=64, seed=5, label_noise=0.25, radius=0.05, curvature=True
+    )
 
     before = contents(folder)
     assert cli.main(command) == 0
@@ -195,10 +250,13 @@ def test_a_terminated_run_goes_on_and_the_handler_is_as_it_was(tmp_path, capsys,
     handler = signal.getsignal(signal.SIGTERM)
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(Narrator, "epoch", stop)
+        patch.setattr(ConsoleLogger, "epoch", stop)
         assert cli.main([*SHORT, "--out", str(out)]) == 143
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert capsys.readouterr().err == f"bsam: terminated. Finished epochs are kept in {out}; the same command goes on from there.\n"
+    assert (
+        capsys.readouterr().err
+        == f"bsam: terminated. Finished epochs are kept in {out}; the same command goes on from there.\n"
+    )
     assert cli.main([*SHORT, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == f"Into {out}. Going on after epoch 2."
@@ -217,14 +275,18 @@ def whole(tmp_path_factory):
 
 def test_in_a_thread_signals_are_left_alone(tmp_path):
     handler, ends = signal.getsignal(signal.SIGTERM), []
-    thread = threading.Thread(target=lambda: ends.append(cli.main([*SHORT, "--epochs", "1", "--out", str(tmp_path / "out")])))
+    thread = threading.Thread(
+        target=lambda: ends.append(cli.main([*SHORT, "--epochs", "1", "--out", str(tmp_path / "out")]))
+    )
     thread.start()
     thread.join()
     assert ends == [0]
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-@pytest.mark.parametrize(("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
 def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, word, tmp_path, whole):
     stopped = tmp_path / "stopped"
     first = process(*LONG, "--out", stopped)
@@ -233,7 +295,10 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
             break
     os.killpg(first.pid, number)  # as a terminal, or a batch system
     _, error = first.communicate(timeout=60)
-    assert (first.returncode, error) == (status, f"bsam: {word}. Finished epochs are kept in {stopped}; the same command goes on from there.\n")
+    assert (first.returncode, error) == (
+        status,
+        f"bsam: {word}. Finished epochs are kept in {stopped}; the same command goes on from there.\n",
+    )
     assert 2 <= len(read_metrics(stopped)) < 30
     assert cli.main([*LONG, "--out", str(stopped)]) == 0
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
@@ -242,7 +307,16 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
 
 
 def test_of_several_processes_one_speaks(tmp_path):
-    both = process("--nproc-per-node=2", "--standalone", "-m", "bsam", *SHORT, "--out", tmp_path / "out", program=("-m", "torch.distributed.run"))
+    both = process(
+        "--nproc-per-node=2",
+        "--standalone",
+        "-m",
+        "bsam",
+        *SHORT,
+        "--out",
+        tmp_path / "out",
+        program=("-m", "torch.distributed.run"),
+    )
     out, error = both.communicate(timeout=100)
     assert both.returncode == 0, error
     assert out.count("epoch 1/3") == out.count("Into ") == out.count("Written to") == 1
@@ -303,7 +377,9 @@ def test_a_download_without_internet_says_where_to_put_what(tmp_path, capsys, mo
         raise urllib.error.URLError("Temporary failure in name resolution")
 
     monkeypatch.setattr(urllib.request, "urlopen", offline)
-    error = refused(capsys, *SHORT, "--data", "cifar10", "--download", "--data-dir", tmp_path / "data", "--out", tmp_path / "out")
+    error = refused(
+        capsys, *SHORT, "--data", "cifar10", "--download", "--data-dir", tmp_path / "data", "--out", tmp_path / "out"
+    )
     assert "cifar-10" in error
     assert "name resolution" in error
     assert f"unpack it in {tmp_path / 'data'}" in error
@@ -319,18 +395,27 @@ def test_a_download_goes_where_the_data_is_read_from(tmp_path, capsys, monkeypat
 
     monkeypatch.setattr(downloads, "download", download)
     capsys.readouterr()
-    assert cli.main([*SHORT, "--data", "cifar10", "--download", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        cli.main(
+            [*SHORT, "--data", "cifar10", "--download", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]
+        )
+        == 2
+    )
     assert asked == [("cifar10", tmp_path)]
     assert "200/200" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("folder", ["cifar-10-batches-py", "."], ids=["the other layout", "the folder of the files itself"])
+@pytest.mark.parametrize(
+    "folder", ["cifar-10-batches-py", "."], ids=["the other layout", "the folder of the files itself"]
+)
 def test_a_download_is_not_asked_for_what_is_there(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked for"))
     (tmp_path / folder).mkdir(exist_ok=True)
     for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
         (tmp_path / folder / name).touch()
-    error = refused(capsys, *SHORT, "--data", "cifar10", "--download", "--data-dir", tmp_path, "--out", tmp_path / "out")
+    error = refused(
+        capsys, *SHORT, "--data", "cifar10", "--download", "--data-dir", tmp_path, "--out", tmp_path / "out"
+    )
     assert "data_batch_1 was refused: a broken pickle" in error  # found, and read
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
@@ -341,7 +426,7 @@ def test_several_data_sets_are_downloaded_once_each_and_digits_not_at_all(tmp_pa
     downloads.download_all(["digits", "cifar10", "fashion_mnist", "cifar10"], tmp_path)
     assert asked == [("cifar10", tmp_path), ("fashion_mnist", tmp_path)]
     downloads.download_all(["digits"], None)
-    with pytest.raises(bsam.Refusal, match="say with --data-dir in which folder"):
+    with pytest.raises(bsam.BsamError, match="say with --data-dir in which folder"):
         downloads.download_all(["digits", "cifar10"], None)
 
 
@@ -359,7 +444,9 @@ def test_lists(capsys):
     assert "label-noise" in found["recipes"]
     assert cli.main(["methods"]) == 0
     assert capsys.readouterr().out == found["methods"]
-    assert "there is no list of 'papers': choose from methods, models, data, recipes" in refused(capsys, "list", "papers")
+    assert "there is no list of 'papers': choose from methods, models, data, recipes" in refused(
+        capsys, "list", "papers"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """The public names of the package, one by one; ``import bsam`` gets them from here."""
 
+from .core.errors import BsamError as BsamError
 from .core.joint import Joint as Joint
 from .core.objective import Objective as Objective
 from .core.optimizer import SharpnessAware as SharpnessAware
-from .core.refusal import Refusal as Refusal
 from .core.vector import Vector as Vector
 from .methods import METHODS as METHODS
 from .methods.aesam import AESAM as AESAM

@@ -8,16 +8,35 @@ import numpy as np
 import pytest
 import torch
 
-FEW = ["--device", "cpu", "--images", "8", "--batch", "5", "--epochs", "0", "--repeats", "1", "--k", "2", "--tol", "0.1"]
+FEW = [
+    "--device",
+    "cpu",
+    "--images",
+    "8",
+    "--batch",
+    "5",
+    "--epochs",
+    "0",
+    "--repeats",
+    "1",
+    "--k",
+    "2",
+    "--tol",
+    "0.1",
+]
 
 
-@pytest.mark.filterwarnings("ignore:Using backward:UserWarning", "ignore:.torch.jit:DeprecationWarning")  # PyHessian's, and of what curvlinops imports
+@pytest.mark.filterwarnings(
+    "ignore:Using backward:UserWarning", "ignore:.torch.jit:DeprecationWarning"
+)  # PyHessian's, and of what curvlinops imports
 def test_each_tool_is_measured_and_ours_again_at_its_residual(hessian, tmp_path):
     hessian.main([*FEW, "--out", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
     ours, *peers = found["eigenvalues"][:3]
     assert [ours["tool"], *(p["tool"] for p in peers)] == ["bsam", "PyHessian", "curvlinops"]
-    assert [(again["tool"], again["tol"]) for again in found["eigenvalues"][3:]] == [("bsam", p["worst_relative_residual"]) for p in peers]
+    assert [(again["tool"], again["tol"]) for again in found["eigenvalues"][3:]] == [
+        ("bsam", p["worst_relative_residual"]) for p in peers
+    ]
     assert ours["converged"]
     assert ours["worst_relative_residual"] <= 0.1
     assert ours["values"] == pytest.approx(peers[1]["values"], rel=1e-2)

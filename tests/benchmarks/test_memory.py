@@ -48,13 +48,15 @@ def test_extra_memory_stays_within_the_bars(memory):
     methods = found["methods"]
     for name, bar in memory.BARS.items():
         assert methods[name]["extra_backward"] <= bar + activations, name
-    assert methods["SAM"]["extra_backward"] > 1  # it cannot do without the backup and g: a count below would be a broken counter
+    assert (
+        methods["SAM"]["extra_backward"] > 1
+    )  # it cannot do without the backup and g: a count below would be a broken counter
     assert methods["BSAM3"]["extra_backward"] > 2
 
 
 @pytest.mark.parametrize("name", ["looksam", "rst", "aesam"])
 def test_steps_of_one_pass_and_of_two_are_weighed(memory, monkeypatch, name):
-    """By their number, their coins, or the data, which differ for that."""
+    """By their number, their bernoulli, or the data, which differ for that."""
     passes, learner = [0], memory.Case.learner
 
     def watched(case, base, model, **known):
@@ -73,7 +75,9 @@ def test_steps_of_one_pass_and_of_two_are_weighed(memory, monkeypatch, name):
 def test_nothing_is_left_of_a_case(memory):
     """On CUDA it would count for the next one."""
     model = torch.nn.Linear(1, 1)
-    learner = memory.CASES["mesa"].learner(torch.optim.SGD(model.parameters(), lr=0.1), model, batch=1, samples=1, classes=1)
+    learner = memory.CASES["mesa"].learner(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, batch=1, samples=1, classes=1
+    )
     loss = weakref.ref(learner.loss)
     del learner, model
     with memory.counting(CPU):

@@ -23,7 +23,9 @@ def test_ratios_are_taken_round_by_round_and_of_the_medians(step_time):
 def test_costs_are_over_the_whole_step_of_the_base(step_time):
     seconds = {step_time.WHOLE: [1.0, 2.0, 4.0], "LookSAM": [1.2, 2.4, 6.0]}
     found = step_time.costs(seconds, {"LookSAM": 1.2})
-    assert found == {"LookSAM": pytest.approx({"promised": 1.2, "median": 1.2, "q1": 1.2, "q3": 1.35, "of_medians": 1.2})}
+    assert found == {
+        "LookSAM": pytest.approx({"promised": 1.2, "median": 1.2, "q1": 1.2, "q3": 1.35, "of_medians": 1.2})
+    }
 
 
 def test_spread_of_one_and_of_several(step_time):
@@ -75,7 +77,17 @@ def test_every_case_runs_its_passes_on_the_one_model(step_time, forwards):
     share = passes.pop("AESAM") - 1
     assert 0 < share < 1
     twice = dict.fromkeys(("SAM", "ASAM", "GSAM", "FisherSAM", "FriendlySAM", "PGN", "BSAM2"), 2)
-    others = {"GAM": 4, "LookSAM": 1.2, "ESAM": 3, "KSAM": 3, "MSAM": 1, "RST": 1.5, "SAF": 1, "MESA": 2, "BSAM3": 3}  # the average of MESA passes, too
+    others = {
+        "GAM": 4,
+        "LookSAM": 1.2,
+        "ESAM": 3,
+        "KSAM": 3,
+        "MSAM": 1,
+        "RST": 1.5,
+        "SAF": 1,
+        "MESA": 2,
+        "BSAM3": 3,
+    }  # the average of MESA passes, too
     assert passes == {step_time.PASS: 1, step_time.BASE: 0, step_time.WHOLE: 1} | twice | others
 
 
@@ -97,7 +109,11 @@ def test_the_second_term_of_the_losses_is_timed(step_time, monkeypatch):
     from bsam.core import distillation
 
     known, divergence = [], distillation.divergence
-    monkeypatch.setattr(distillation, "divergence", lambda past, logits, tau: known.append(past.abs().sum() > 0) or divergence(past, logits, tau))
+    monkeypatch.setattr(
+        distillation,
+        "divergence",
+        lambda past, logits, tau: known.append(past.abs().sum() > 0) or divergence(past, logits, tau),
+    )
     cases = step_time.build_cases(step_time.WORKLOADS["tiny"], torch.device("cpu"), "fp32", ["saf", "mesa"])
     known.clear()
     cases["SAF"]()
@@ -106,7 +122,9 @@ def test_the_second_term_of_the_losses_is_timed(step_time, monkeypatch):
 
 
 def test_what_cannot_be_captured_is_left_out(step_time):
-    cases = step_time.build_cases(step_time.WORKLOADS["tiny"], torch.device("cpu"), "fp32", list(step_time.CASES), capturable=True)
+    cases = step_time.build_cases(
+        step_time.WORKLOADS["tiny"], torch.device("cpu"), "fp32", list(step_time.CASES), capturable=True
+    )
     assert set(cases).isdisjoint({"FriendlySAM", "LookSAM", "RST", "AESAM", "ESAM", "SAF", step_time.RIVAL})
     assert {"SAM", "MSAM", "BSAM3"} <= set(cases)
 
@@ -117,7 +135,11 @@ def test_the_rival_runs_beside_ours(step_time):
 
 
 def test_models_are_the_ones_named(step_time):
-    counted = {name: sum(p.numel() for p in w.model().parameters()) for name, w in step_time.WORKLOADS.items() if name != "wide-100m"}
+    counted = {
+        name: sum(p.numel() for p in w.model().parameters())
+        for name, w in step_time.WORKLOADS.items()
+        if name != "wide-100m"
+    }
     assert counted["resnet18"] == 11_173_962
     assert counted["resnet8"] == 78_042
     assert counted["deep-linear"] == 40 * (256 * 256 + 3 * 256) + 2570
@@ -133,7 +155,13 @@ def test_the_json_holds_machine_versions_and_every_figure(step_time, tmp_path, c
     assert {"cpu", "cores", "gpu"} <= set(content["machine"])
     assert {"python", "torch", "bsam"} <= set(content["versions"])
     (result,) = content["results"]
-    assert (result["model"], result["parameters"], result["mode"], result["n"], result["threads"]) == ("tiny", 8970, "eager", 2, 1)
+    assert (result["model"], result["parameters"], result["mode"], result["n"], result["threads"]) == (
+        "tiny",
+        8970,
+        "eager",
+        2,
+        1,
+    )
     assert list(result["seconds"]) == [step_time.PASS, step_time.BASE, step_time.WHOLE, "SAM", "BSAM3", "BSAM2"]
     for s in result["seconds"].values():
         assert 0 < s["q1"] <= s["median"] <= s["q3"]
@@ -186,5 +214,19 @@ def test_cuda_is_refused_where_there_is_none(step_time, capsys, monkeypatch):
 @pytest.mark.gpu
 def test_a_captured_run(step_time, tmp_path):
     out = tmp_path / "step_time.json"
-    step_time.main(["--device", "cuda", "--precision", "bf16", "--captured", "--models", "tiny", "--repeats", "2", "--out", str(out)])
+    step_time.main(
+        [
+            "--device",
+            "cuda",
+            "--precision",
+            "bf16",
+            "--captured",
+            "--models",
+            "tiny",
+            "--repeats",
+            "2",
+            "--out",
+            str(out),
+        ]
+    )
     assert [result["mode"] for result in json.loads(out.read_text())["results"]] == ["eager", "captured"]

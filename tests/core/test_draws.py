@@ -109,7 +109,7 @@ def test_without_it_each_pass_draws_on_its_own(noisy):
     assert len(found) == 3
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
     assert torch.equal(torch.get_rng_state(), after)
-    with pytest.raises(bsam.Refusal, match="same_draws must be True or False, got 1"):
+    with pytest.raises(bsam.BsamError, match="same_draws must be True or False, got 1"):
         METHODS["bsam"](noisy, same_draws=1)
 
 

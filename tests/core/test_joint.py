@@ -183,16 +183,16 @@ def test_what_is_refused(problem):
         ([torch.optim.LBFGS(problem.model.parameters())], "LBFGS"),
         ([muon, sgd], r"shape \(12, 6\) belongs to two members"),
     ]:
-        with pytest.raises(bsam.Refusal, match=word):
+        with pytest.raises(bsam.BsamError, match=word):
             bsam.Joint(wrong)
     joint = bsam.Joint([muon, adamw])
     new = {"params": [nn.Parameter(torch.ones(2))]}
     for optimizer in (joint, bsam.SAM(joint, problem.model)):
-        with pytest.raises(bsam.Refusal, match="before Joint is built"):
+        with pytest.raises(bsam.BsamError, match="before Joint is built"):
             optimizer.add_param_group(new)
     saved = bsam.Joint(members(problem.model)[::-1]).state_dict()
     before = str(joint.state_dict())
-    with pytest.raises(bsam.Refusal, match=r"groups of \[2, 3, 3\]"):
+    with pytest.raises(bsam.BsamError, match=r"groups of \[2, 3, 3\]"):
         joint.load_state_dict(saved)
     assert str(joint.state_dict()) == before
 

@@ -42,7 +42,9 @@ def one_process(method: str):
 
 
 def by_hand(method: str):
-    """m-sharpness with one optimizer per rank, each with its own part of the batch and its own memory: the mean of their directions, one step."""
+    """m-sharpness with one optimizer per rank, each with its own part of the batch and its own memory: the mean of
+    their directions, one step.
+    """
     models = [two_ranks.network(), two_ranks.network()]
     optimizers = [two_ranks.build(method, model) for model in models]
     parts = list(zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True))
@@ -78,14 +80,19 @@ def assert_close(ours, expected, atol=1e-12):
 CHOOSING_LESS = ["esam-half", "ksam-5"]  # each rank chooses among its own samples, which one process does not
 
 
-@pytest.mark.parametrize("case", [f"ddp-{method}" for method in (*two_ranks.ALL, "bucket-view", "bucket-view-esam") if method not in CHOOSING_LESS])
+@pytest.mark.parametrize(
+    "case",
+    [f"ddp-{method}" for method in (*two_ranks.ALL, "bucket-view", "bucket-view-esam") if method not in CHOOSING_LESS],
+)
 def test_ddp_equals_one_process_on_the_whole_batch(case, ranks):
     first, second = (rank[case] for rank in ranks)
     method = case.removeprefix("ddp-").replace("bucket-view-esam", "esam").replace("bucket-view", "bsam")
     weights, gradients = one_process(method)
     assert_close(first["weights"], weights)
     assert_close(first["weights"], second["weights"], atol=0)
-    by_ourselves = {"esam": 1, "gam-paper": 2}.get(method, 0) * two_ranks.STEPS  # passes that DDP's reducer cannot follow
+    by_ourselves = {"esam": 1, "gam-paper": 2}.get(
+        method, 0
+    ) * two_ranks.STEPS  # passes that DDP's reducer cannot follow
     assert first["buckets"] == gradients - by_ourselves  # one reduction a pass: the network fits into one bucket
     assert len(first["reductions"]) == gradients  # and no other
 
@@ -111,7 +118,9 @@ def test_ksam_on_two_ranks_is_sam_on_the_hardest_samples_of_each(ranks):
 
 @pytest.mark.parametrize("method", two_ranks.REMEMBERING)
 def test_memory_is_the_same_on_both_ranks_and_with_no_sync_before_it(method, ranks):
-    """What a rank saw alone under no_sync is not remembered: AE-SAM's ranks would else come to different decisions, and wait for each other for ever."""
+    """What a rank saw alone under no_sync is not remembered: AE-SAM's ranks would else come to different decisions, and
+    wait for each other for ever.
+    """
     for case in (f"ddp-{method}", f"ddp-accumulate-{method}"):
         first, second = (rank[case] for rank in ranks)
         assert_close(first["weights"], second["weights"], atol=0)
@@ -134,7 +143,9 @@ def test_m_sharpness_perturbs_on_each_rank_and_reduces_once(ranks):
     assert first["buckets"] == 0
     assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
     whole, _ = one_process("bsam")
-    assert max(float((a - b).abs().max()) for a, b in zip(first["weights"], whole, strict=True)) > 1e-4  # it is another method
+    assert (
+        max(float((a - b).abs().max()) for a, b in zip(first["weights"], whole, strict=True)) > 1e-4
+    )  # it is another method
 
 
 @pytest.mark.parametrize("method", two_ranks.ALONE)
@@ -163,7 +174,8 @@ def test_what_was_abandoned_under_no_sync_is_not_averaged_later(ranks):
 
 @pytest.mark.parametrize(("case", "calls"), [("ddp-accumulate", 2), ("ddp-bucket-view-accumulate", 3)])
 def test_accumulation_under_no_sync_is_averaged_later(ranks, case, calls):
-    """The first call is left on its rank by no_sync, perturbed there, and averaged with the next. Later calls perturb along the mean of both ranks.
+    """The first call is left on its rank by no_sync, perturbed there, and averaged with the next. Later calls perturb
+    along the mean of both ranks.
 
     With bucket views, the gradients of one call lie in memory that the next one writes to.
     """
@@ -171,7 +183,10 @@ def test_accumulation_under_no_sync_is_averaged_later(ranks, case, calls):
     assert_close(first["weights"], second["weights"], atol=0)
     model = two_ranks.network()
     optimizer = two_ranks.build("bsam", model)
-    of_rank = [list(zip(x.chunk(calls), y.chunk(calls), strict=True)) for x, y in zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True)]
+    of_rank = [
+        list(zip(x.chunk(calls), y.chunk(calls), strict=True))
+        for x, y in zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True)
+    ]
     for _ in range(two_ranks.STEPS):
         optimizer.zero_grad()
         for a, b in (of_rank[0][0], of_rank[1][0]):  # the first of each rank, under no_sync

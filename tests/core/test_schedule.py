@@ -267,7 +267,7 @@ def test_a_base_without_a_learning_rate(plain):
             whole.step(reference.loss)
         for a, b in zip(other.weights(), reference.weights(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
-    with pytest.raises(bsam.Refusal, match=r"no lr in its parameter groups.*rho_min_floor=0\.05"):
+    with pytest.raises(bsam.BsamError, match=r"no lr in its parameter groups.*rho_min_floor=0\.05"):
         bsam.BSAM(WithoutRate(plain.model.parameters()), plain.model)
 
 
@@ -308,5 +308,5 @@ def test_one_cycle_below_the_rate_of_the_optimizer_reaches_the_whole_radius(plai
 
 def test_the_old_names_in_a_group_are_refused(plain):
     groups = [{"params": plain.model.parameters(), "lr_max": 0.4}]
-    with pytest.raises(bsam.Refusal, match=r"a parameter group has lr_max, which nobody reads.*sharpness_lr_max"):
+    with pytest.raises(bsam.BsamError, match=r"a parameter group has lr_max, which nobody reads.*sharpness_lr_max"):
         bsam.BSAM(torch.optim.SGD(groups, lr=0.1), plain.model)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsam import Refusal
-from bsam.core.parts import Cut
+from bsam import BsamError
+from bsam.core.layout import Layout
 from bsam.core.vector import PerGroup, Vector, each, ratio
 
 SHAPES = [(3, 4), (5,), (), (2, 1, 3)]
@@ -15,7 +15,10 @@ SHAPES = [(3, 4), (5,), (), (2, 1, 3)]
 
 def tensors(seed: int, dtypes=(torch.float64,) * 4) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        for shape, dtype in zip(SHAPES, dtypes, strict=True)
+    ]
 
 
 def flat(ts) -> Tensor:
@@ -24,8 +27,8 @@ def flat(ts) -> Tensor:
 
 @pytest.fixture
 def three():
-    cut = Cut(tensors(0), [0, 1, 1, 0])  # two groups whose tensors lie mixed
-    return [Vector(tensors(seed), cut) for seed in range(3)], [flat(tensors(seed)) for seed in range(3)]
+    layout = Layout(tensors(0), [0, 1, 1, 0])  # two groups whose tensors lie mixed
+    return [Vector(tensors(seed), layout) for seed in range(3)], [flat(tensors(seed)) for seed in range(3)]
 
 
 def test_linear_combinations(three):
@@ -54,7 +57,7 @@ def test_reject(three):
     (u, v, w), (a, b, _) = three
     torch.testing.assert_close(flat(u.reject(v).tensors()), a - (a @ b) / (b @ b) * b)
     assert abs(float((u + w).reject(v).dot(v))) < 1e-13
-    zero = Vector([torch.zeros_like(t) for t in tensors(0)], u.cut)
+    zero = Vector([torch.zeros_like(t) for t in tensors(0)], u.layout)
     torch.testing.assert_close(flat(u.reject(zero).tensors()), a)
 
 
@@ -83,14 +86,16 @@ def test_nothing_is_written_unless_scratch(three):
 def test_collapse_works_in_place_of_the_first_scratch_block(three):
     (u, v, _), (a, b, _) = three
     store = tensors(5)
-    scratch = Vector(store, u.cut, scratch=True)
+    scratch = Vector(store, u.layout, scratch=True)
     plain = 2 * a - 0.5 * flat(tensors(5)) + b
-    torch.testing.assert_close(scratch.norm(), flat(tensors(5)).norm())  # remembered, and forgotten when it is overwritten
-    out = u.cut.join((2 * u - 0.5 * scratch + v).collapse())
+    torch.testing.assert_close(
+        scratch.norm(), flat(tensors(5)).norm()
+    )  # remembered, and forgotten when it is overwritten
+    out = u.layout.join((2 * u - 0.5 * scratch + v).materialize_())
     torch.testing.assert_close(flat(out), plain)
     assert all(o.data_ptr() == s.data_ptr() for o, s in zip(out, store, strict=True))
     torch.testing.assert_close(scratch.norm(), plain.norm())
-    fresh = u.cut.join((u + v).collapse())
+    fresh = u.layout.join((u + v).materialize_())
     torch.testing.assert_close(flat(fresh), a + b)
     assert all(torch.equal(x, y) for x, y in zip(u.tensors(), tensors(0), strict=True))
 
@@ -101,7 +106,7 @@ def test_the_norm_of_a_difference_keeps_its_digits(gap):
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(100_000, generator=generator)
     v = u + gap * torch.randn(100_000, generator=generator)
-    ours = (Vector([u], cut := Cut([u])) - 1.0 * Vector([v], cut)).norm()
+    ours = (Vector([u], layout := Layout([u])) - 1.0 * Vector([v], layout)).norm()
     torch.testing.assert_close(ours.double(), (u.double() - v.double()).norm(), rtol=2e-5, atol=0)
 
 
@@ -110,7 +115,9 @@ def test_mixed_precision_keeps_each_dtype():
     u, v = Vector(tensors(0, dtypes)), Vector(tensors(1, dtypes))
     out = (u + torch.tensor(0.25) * v).tensors()
     assert [t.dtype for t in out] == list(dtypes)
-    torch.testing.assert_close(flat(out), flat(tensors(0, dtypes)) + 0.25 * flat(tensors(1, dtypes)), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        flat(out), flat(tensors(0, dtypes)) + 0.25 * flat(tensors(1, dtypes)), rtol=1e-2, atol=1e-2
+    )
     assert u.norm().dtype == torch.float64
     low = Vector([torch.full((1000,), 0.1, dtype=torch.bfloat16)])
     torch.testing.assert_close(low.norm(), torch.full((1000,), 0.1).bfloat16().float().norm(), rtol=1e-5, atol=0)
@@ -125,7 +132,7 @@ def test_complex_entries_count_as_their_real_and_imaginary_parts():
 
 
 def test_vectors_of_different_parameters_do_not_mix():
-    with pytest.raises(Refusal, match="different parameters"):
+    with pytest.raises(BsamError, match="different parameters"):
         Vector([torch.ones(2)]) + Vector([torch.ones(2), torch.ones(3)])
     with pytest.raises(TypeError):
         Vector([torch.ones(2)]) + 1

@@ -1,4 +1,5 @@
-"""One rank of a two-process run on gloo; started by test_ranks.py, which compares what it saves with one process on the whole batch.
+"""One rank of a two-process run on gloo; started by test_ranks.py, which compares what it saves with one process on the
+whole batch.
 
 python two_ranks.py RANK FOLDER
 """
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
-from bsam.core.parts import local
+from bsam.core.layout import local
 from bsam.flatness import Probe
 
 STEPS = 5
@@ -55,7 +56,9 @@ METHODS = {
     "aesam": partial(bsam.AESAM, total_steps=STEPS, rho=0.1),
     "aesam-reuse": partial(bsam.AESAM, total_steps=STEPS, rho=0.1, alpha=0.2),
     "rst": partial(bsam.RST, rho=0.1),
-    "esam": partial(bsam.ESAM, gamma=1.0, rho=0.1),  # all samples: each rank chooses among its own, which one process on the whole batch does not
+    "esam": partial(
+        bsam.ESAM, gamma=1.0, rho=0.1
+    ),  # all samples: each rank chooses among its own, which one process on the whole batch does not
     "ksam": partial(bsam.KSAM, k=64, rho=0.1),
     "esam-half": partial(bsam.ESAM, rho=0.1),
     "ksam-5": partial(bsam.KSAM, k=5, rho=0.1),
@@ -103,7 +106,9 @@ def count_reductions():
     return calls, lambda: setattr(dist, "all_reduce", reduce)
 
 
-def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=0, bucket_view=False, unused=False, abandon=False) -> dict:
+def ddp(
+    method: str, rank: int, *, m_sharpness=False, accumulate=0, bucket_view=False, unused=False, abandon=False
+) -> dict:
     module = WithSpares() if unused else network()
     model = DistributedDataParallel(module, gradient_as_bucket_view=bucket_view, find_unused_parameters=unused)
     reduced: list[int] = []
@@ -129,12 +134,21 @@ def ddp(method: str, rank: int, *, m_sharpness=False, accumulate=0, bucket_view=
             optimizer.step(closure(method, model, x, y))
     restore()
     weights, grads = [p.detach() for p in module.parameters()], [p.grad for p in module.parameters()]
-    return {"weights": weights, "grads": grads, "buckets": len(reduced), "reductions": calls, "memory": memory(optimizer)}
+    return {
+        "weights": weights,
+        "grads": grads,
+        "buckets": len(reduced),
+        "reductions": calls,
+        "memory": memory(optimizer),
+    }
 
 
 def memory(optimizer) -> dict:
     """What the method keeps: vectors as tensors of this rank, and numbers."""
-    vectors = [{k: local(t) for k, t in entry.items() if k in optimizer.vectors} for entry in optimizer.state_dict()["state"].values()]
+    vectors = [
+        {k: local(t) for k, t in entry.items() if k in optimizer.vectors}
+        for entry in optimizer.state_dict()["state"].values()
+    ]
     return {"vectors": vectors, "numbers": [optimizer.param_groups[0][name] for name in optimizer.numbers]}
 
 
@@ -165,14 +179,22 @@ def fsdp(method: str, rank: int) -> dict:
     for _ in range(STEPS):
         optimizer.step(closure(method, model, x, y))
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {"weights": list(full.values()), "exact": exact, "memory": memory(optimizer), **resumed(method, model, optimizer, x, y)}
+    return {
+        "weights": list(full.values()),
+        "exact": exact,
+        "memory": memory(optimizer),
+        **resumed(method, model, optimizer, x, y),
+    }
 
 
 def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.Tensor) -> dict:
     """Whether memory is sharded as the parameters are, and whether a resumed run goes on bit for bit."""
     saved = copy.deepcopy(optimizer.state_dict())  # a file would hold tensors of its own, too
     pairs = [(saved["state"][i].get(name), p) for name in optimizer.vectors for i, p in enumerate(model.parameters())]
-    as_parameters = all(t is None or (t.placements, t.shape, t.to_local().shape) == (p.placements, p.shape, p.to_local().shape) for t, p in pairs)
+    as_parameters = all(
+        t is None or (t.placements, t.shape, t.to_local().shape) == (p.placements, p.shape, p.to_local().shape)
+        for t, p in pairs
+    )
     twin = sharded()
     twin.load_state_dict(model.state_dict())
     other = build(method, twin)
@@ -180,12 +202,16 @@ def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.
     for _ in range(STEPS):
         optimizer.step(closure(method, model, x, y))
         other.step(closure(method, twin, x, y))
-    goes_on = all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    goes_on = all(
+        torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     return {"as_parameters": as_parameters, "goes_on": goes_on}
 
 
 def talking(rank: int) -> dict:
-    """AE-SAM under no_sync, with a forward pass that waits for the other rank, as SyncBatchNorm does: the ranks must decide alike."""
+    """AE-SAM under no_sync, with a forward pass that waits for the other rank, as SyncBatchNorm does: the ranks must
+    decide alike.
+    """
     model = DistributedDataParallel(network())
     optimizer = bsam.AESAM(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), model, total_steps=12)
     x, y = (t.chunk(2)[rank] for t in batch())
@@ -199,7 +225,9 @@ def talking(rank: int) -> dict:
 
     for t in range(12):
         with model.no_sync():
-            optimizer.backward(lambda: loss(slice(0, 3 + t % 4)) * (3.0 if rank == 0 else 0.2))  # large on one rank, small on the other
+            optimizer.backward(
+                lambda: loss(slice(0, 3 + t % 4)) * (3.0 if rank == 0 else 0.2)
+            )  # large on one rank, small on the other
         optimizer.backward(lambda: loss(slice(3, None)))
         optimizer.step()
         optimizer.zero_grad()
@@ -211,7 +239,7 @@ def static_refusal(rank: int) -> dict:
     x, y = (t.chunk(2)[rank] for t in batch())
     try:
         build("esam", model).step(closure("esam", model, x, y))
-    except bsam.Refusal as refusal:
+    except bsam.BsamError as refusal:
         return {"message": str(refusal)}
     return {"message": ""}
 
@@ -235,9 +263,12 @@ def fsdp_refusal(rank: int) -> dict:
     try:
         optimizer.step(closure("gam-paper", model, x, y))
         said = "nothing"
-    except bsam.Refusal as refusal:
+    except bsam.BsamError as refusal:
         said = str(refusal)
-    return {"said": said, "exact": all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))}
+    return {
+        "said": said,
+        "exact": all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True)),
+    }
 
 
 class Redirected(nn.Module):
@@ -404,7 +435,10 @@ CASES = {
     "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
     **{f"fsdp-{method}": partial(fsdp, method) for method in ALL if method != "gam-paper"},
-    **{f"probe-ddp-{method}": partial(probed, method, wrapped=lambda: DistributedDataParallel(network())) for method in PROBED},
+    **{
+        f"probe-ddp-{method}": partial(probed, method, wrapped=lambda: DistributedDataParallel(network()))
+        for method in PROBED
+    },
     "probe-m-sharpness": partial(probed, "sam", wrapped=lambda: DistributedDataParallel(network()), m_sharpness=True),
     **{f"probe-fsdp-{method}": partial(probed, method, wrapped=sharded) for method in PROBED},
     **{
@@ -420,7 +454,9 @@ CASES = {
     "not-wrapped": not_wrapped,
     "wrapped-again": wrapped_again,
     **{
-        f"inside-{'own' if own else 'ours'}{'-accumulate' if accumulate else ''}": partial(inside, own_backward=own, accumulate=accumulate)
+        f"inside-{'own' if own else 'ours'}{'-accumulate' if accumulate else ''}": partial(
+            inside, own_backward=own, accumulate=accumulate
+        )
         for own in (True, False)
         for accumulate in (True, False)
     },

@@ -12,11 +12,15 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def images(n: int, channels: int = 3, side: int = 32) -> torch.Tensor:
-    return torch.randint(0, 256, (n, channels, side, side), generator=torch.Generator().manual_seed(n), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (n, channels, side, side), generator=torch.Generator().manual_seed(n), dtype=torch.uint8
+    )
 
 
 def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel by pixel, as the usual pipeline treats one image: the bytes after crop and flip, and the final numbers in double precision."""
+    """Pixel by pixel, as the usual pipeline treats one image: the bytes after crop and flip, and the final numbers in
+    double precision.
+    """
     dy, begin, down, across, top, left = row
     channels, side, _ = x.shape
     assert down == 1
@@ -41,7 +45,9 @@ def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarr
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_equals_the_treatment_of_one_image_at_a_time(name):
-    data = Dataset("some", 10, Examples(images(1), torch.zeros(1)), None, Examples(images(1), torch.zeros(1)), MEAN, STD)
+    data = Dataset(
+        "some", 10, Examples(images(1), torch.zeros(1)), None, Examples(images(1), torch.zeros(1)), MEAN, STD
+    )
     augment, x = augmentation(name, data), images(24)
     draws = augment.draws(24, seed=1, epoch=2, side=32)
     found = augment(x, draws)
@@ -52,7 +58,14 @@ def test_equals_the_treatment_of_one_image_at_a_time(name):
 
 
 @pytest.mark.parametrize(
-    "augment", [Augment(cutout=0), Augment(pad=0, cutout=0), Augment(flip=False, cutout=0), Augment(pad=1, cutout=0), Augment(pad=32, cutout=0)]
+    "augment",
+    [
+        Augment(cutout=0),
+        Augment(pad=0, cutout=0),
+        Augment(flip=False, cutout=0),
+        Augment(pad=1, cutout=0),
+        Augment(pad=32, cutout=0),
+    ],
 )
 @pytest.mark.parametrize("side", [32, 9])
 def test_crop_and_flip_are_exact(augment, side):
@@ -65,7 +78,8 @@ def test_crop_and_flip_are_exact(augment, side):
 
 
 @pytest.mark.parametrize(
-    ("top", "left", "rows", "columns"), [(-8, -8, (0, 8), (0, 8)), (23, 23, (23, 32), (23, 32)), (-8, 23, (0, 8), (23, 32)), (5, 0, (5, 21), (0, 16))]
+    ("top", "left", "rows", "columns"),
+    [(-8, -8, (0, 8), (0, 8)), (23, 23, (23, 32), (23, 32)), (-8, 23, (0, 8), (23, 32)), (5, 0, (5, 21), (0, 16))],
 )
 def test_the_hole_ends_at_the_border(top, left, rows, columns):
     draws = Draws(torch.tensor([[4, 4, 1, 1, top, left], [4, 4, 1, 1, 32, 32]]))
@@ -150,7 +164,9 @@ def test_normalises_bytes_and_numbers(channels, mean, std):
     x = images(5, channels)
     for pixels, unit in ((x, 255.0), (x.float(), 1.0)):
         found = normalise(pixels, mean, std)
-        expected = (x.double() / unit - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(std).double().view(-1, 1, 1)
+        expected = (x.double() / unit - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(std).double().view(
+            -1, 1, 1
+        )
         assert found.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(found, expected.float(), rtol=2e-6, atol=2e-6)
     assert torch.equal(normalise(x.float(), (0.0,), (1.0,)), x.float())
@@ -180,13 +196,18 @@ def test_compiles_in_one_piece():
 
 def test_refuses_what_cannot_be():
     augment = Augment(mean=MEAN, std=STD)
-    with pytest.raises(bsam.Refusal, match="4 images need as many draws, got 3"):
+    with pytest.raises(bsam.BsamError, match="4 images need as many draws, got 3"):
         augment(images(4), Draws.of(3, 0, 0))
-    with pytest.raises(bsam.Refusal, match="images of 1 channels"):
+    with pytest.raises(bsam.BsamError, match="images of 1 channels"):
         augment(images(4, channels=1), Draws.of(4, 0, 0))
-    for arguments, word in (({"pad": -1}, "pad"), ({"cutout": -1}, "cutout"), ({"cutout_p": 1.5}, "cutout_p"), ({"cutout_p": float("nan")}, "cutout_p")):
-        with pytest.raises(bsam.Refusal, match=word):
+    for arguments, word in (
+        ({"pad": -1}, "pad"),
+        ({"cutout": -1}, "cutout"),
+        ({"cutout_p": 1.5}, "cutout_p"),
+        ({"cutout_p": float("nan")}, "cutout_p"),
+    ):
+        with pytest.raises(bsam.BsamError, match=word):
             Augment(**arguments)
     for seed, epoch in ((-1, 0), (0, -1)):
-        with pytest.raises(bsam.Refusal, match="not be negative"):
+        with pytest.raises(bsam.BsamError, match="not be negative"):
             Draws.of(3, seed, epoch)

@@ -24,7 +24,9 @@ def test_every_image_is_in_exactly_one_set(data):
     assert x.shape == (1797, 1, 8, 8)
     restored = (x - x.min()) / (x.max() - x.min()) * 16
     theirs = sorted((tuple(row), int(label)) for row, label in zip(images.round().astype(int), labels, strict=True))
-    ours = sorted((tuple(row), int(label)) for row, label in zip(restored.reshape(-1, 64).round().int().tolist(), y, strict=True))
+    ours = sorted(
+        (tuple(row), int(label)) for row, label in zip(restored.reshape(-1, 64).round().int().tolist(), y, strict=True)
+    )
     assert ours == [(tuple(int(v) for v in row), label) for row, label in theirs]
 
 
@@ -56,11 +58,14 @@ def test_batches_cover_all_in_order(data):
 
 def test_refuses_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(bsam.Refusal, match=r"pip install 'bsam\[demo\]'"):
+    with pytest.raises(bsam.BsamError, match=r"pip install 'bsam\[demo\]'"):
         digits()
 
 
-@pytest.mark.parametrize("problem", [ImportError("numpy.core.multiarray failed to import"), ModuleNotFoundError("scipy"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "problem",
+    [ImportError("numpy.core.multiarray failed to import"), ModuleNotFoundError("scipy"), KeyboardInterrupt()],
+)
 def test_what_breaks_the_import_of_scikit_learn_is_not_called_its_absence(problem, monkeypatch):
     class Breaks:
         @staticmethod

@@ -36,7 +36,13 @@ def test_reads_what_was_written(zipped, below, tmp_path):
         assert (examples.x.dtype, examples.y.dtype) == (torch.uint8, torch.int64)
         assert examples.x.tolist() == IMAGES[part][:, None].tolist()
         assert examples.y.tolist() == LABELS[part].tolist()
-    assert (data.name, data.classes, data.validation, data.mean, data.std) == ("fashion_mnist", 10, None, (0.2860,), (0.3530,))
+    assert (data.name, data.classes, data.validation, data.mean, data.std) == (
+        "fashion_mnist",
+        10,
+        None,
+        (0.2860,),
+        (0.3530,),
+    )
 
 
 IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -59,7 +65,7 @@ def test_damaged_files_are_refused(damage, zipped, tmp_path):
     path = tmp_path / (IMAGE_FILE + ".gz" * zipped)
     content = path.read_bytes()
     path.write_bytes(gzip.compress(change(gzip.decompress(content))) if zipped else change(content))
-    with pytest.raises(bsam.Refusal, match=message) as refused:
+    with pytest.raises(bsam.BsamError, match=message) as refused:
         read_fashion_mnist(tmp_path, 30, 10)
     assert str(path) in str(refused.value)
 
@@ -87,7 +93,7 @@ def test_corrupt_gz_is_refused(change, tmp_path):
     write(tmp_path, zipped=True)
     path = tmp_path / f"{IMAGE_FILE}.gz"
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(bsam.Refusal, match=IMAGE_FILE):
+    with pytest.raises(bsam.BsamError, match=IMAGE_FILE):
         read_fashion_mnist(tmp_path, 30, 10)
 
 
@@ -97,14 +103,17 @@ def test_a_wrong_label_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[8 + 6] = 10
     path.write_bytes(content)
-    with pytest.raises(bsam.Refusal, match=rf"{path}: record 6 has the label 10"):
+    with pytest.raises(bsam.BsamError, match=rf"{path}: record 6 has the label 10"):
         read_fashion_mnist(tmp_path, 30, 10)
 
 
 def test_a_missing_file_is_named_and_small_sets_are_not_the_published_one(tmp_path):
     write(tmp_path, zipped=True)
-    with pytest.raises(bsam.Refusal, match="no idx file of 60000 x 28 x 28 bytes"):
+    with pytest.raises(bsam.BsamError, match="no idx file of 60000 x 28 x 28 bytes"):
         fashion_mnist(tmp_path)
     (tmp_path / f"{LABEL_FILE}.gz").unlink()
-    with pytest.raises(bsam.Refusal, match=rf"no Fashion-MNIST in {tmp_path}: {LABEL_FILE} or {LABEL_FILE}\.gz is missing; --download"):
+    with pytest.raises(
+        bsam.BsamError,
+        match=rf"no Fashion-MNIST in {tmp_path}: {LABEL_FILE} or {LABEL_FILE}\.gz is missing; --download",
+    ):
         read_fashion_mnist(tmp_path, 30, 10)

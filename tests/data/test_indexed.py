@@ -53,7 +53,9 @@ def test_an_index_out_of_range_raises(index):
 
 
 def test_through_a_shuffling_loader():
-    loader = DataLoader(Indexed(PAIRS), batch_size=4, shuffle=True, num_workers=0, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(
+        Indexed(PAIRS), batch_size=4, shuffle=True, num_workers=0, generator=torch.Generator().manual_seed(1)
+    )
     epochs = [[index for *_, index in loader] for _ in range(2)]
     for x, y, index in loader:
         assert index.dtype == torch.long
@@ -81,7 +83,10 @@ def test_with_saf_from_end_to_end():
     """Each sample is held near its own logits of the epoch before, whatever the order."""
     torch.manual_seed(2)
     model = torch.nn.Linear(4, 3)
-    optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.5), bsam.SAF(len(PAIRS), 3, lam=1.0, tau=1.0, start_epoch=0, epochs_back=1, reduction="none")
+    optimizer, loss = (
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        bsam.SAF(len(PAIRS), 3, lam=1.0, tau=1.0, start_epoch=0, epochs_back=1, reduction="none"),
+    )
     loader = DataLoader(Indexed(PAIRS), batch_size=4, shuffle=True)
     before: dict[int, torch.Tensor] = {}
     for epoch in range(3):
@@ -94,7 +99,9 @@ def test_with_saf_from_end_to_end():
                 now[i] = z[row].detach().half().float()
                 expected = F.cross_entropy(z[row], Y[i])
                 if epoch:
-                    expected = expected + (before[i].softmax(0) * (before[i].log_softmax(0) - z[row].log_softmax(0))).sum()
+                    expected = (
+                        expected + (before[i].softmax(0) * (before[i].log_softmax(0) - z[row].log_softmax(0))).sum()
+                    )
                 torch.testing.assert_close(losses[row], expected)
             optimizer.zero_grad()
             losses.mean().backward()
@@ -105,5 +112,5 @@ def test_with_saf_from_end_to_end():
 
 def test_samples_that_are_no_tuples_are_refused():
     for sample in ({"image": 1, "label": 2}, torch.zeros(3, 2)):
-        with pytest.raises(bsam.Refusal, match="tuples"):
+        with pytest.raises(bsam.BsamError, match="tuples"):
             Indexed([sample])[0]

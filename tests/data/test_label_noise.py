@@ -41,7 +41,10 @@ def test_follows_the_seed_and_leaves_everything_else_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(("share", "classes", "word"), [(-0.1, 10, "share"), (1.1, 10, "share"), (float("nan"), 10, "share"), (0.4, 1, "classes")])
+@pytest.mark.parametrize(
+    ("share", "classes", "word"),
+    [(-0.1, 10, "share"), (1.1, 10, "share"), (float("nan"), 10, "share"), (0.4, 1, "classes")],
+)
 def test_refuses_what_cannot_be(share, classes, word):
-    with pytest.raises(bsam.Refusal, match=word):
+    with pytest.raises(bsam.BsamError, match=word):
         flip_labels(LABELS, share, classes=classes, seed=0)

@@ -1,4 +1,6 @@
-"""Small networks, their exact Hessians, matrices with a spectrum of one's choice, and a witness that a model was left as it was."""
+"""Small networks, their exact Hessians, matrices with a spectrum of one's choice, and a witness that a model was left
+as it was.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,22 @@ from bsam.flatness import HessianOperator
 
 
 def mlp(dtype=torch.float64):
-    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 5)).to(dtype)  # 445 parameters
+    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 5)).to(
+        dtype
+    )  # 445 parameters
 
 
 def with_batch_norm(dtype=torch.float64):
-    layers = (nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.AvgPool2d(2))
+    layers = (
+        nn.Conv2d(1, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv2d(6, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 5)).to(dtype)  # 693 parameters
 
 
@@ -57,9 +70,13 @@ def exact_hessian(model, loss_fn, data, mode="eval"):
     def loss(flat):
         pieces = flat.split([p.numel() for _, p in named])
         weights = {name: piece.view(p.shape) for (name, p), piece in zip(named, pieces, strict=True)}
-        return sum(loss_fn(functional_call(model, weights, (x,)), y) * len(y) for x, y in data) / sum(len(y) for _, y in data)
+        return sum(loss_fn(functional_call(model, weights, (x,)), y) * len(y) for x, y in data) / sum(
+            len(y) for _, y in data
+        )
 
-    return torch.autograd.functional.hessian(loss, torch.cat([p.detach().reshape(-1) for _, p in named]), vectorize=True)
+    return torch.autograd.functional.hessian(
+        loss, torch.cat([p.detach().reshape(-1) for _, p in named]), vectorize=True
+    )
 
 
 class Quadratic(nn.Module):

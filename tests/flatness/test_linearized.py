@@ -1,4 +1,6 @@
-"""Products inside of ``H.linearized()``: equal to plain ones, cheaper in operations, and nothing of them outlives the scope."""
+"""Products inside of ``H.linearized()``: equal to plain ones, cheaper in operations, and nothing of them outlives the
+scope.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def large():
     """A network and batches of two sizes."""
     generator = torch.Generator().manual_seed(1)
     sizes = [(n, 2, 5, 5) for n in (6, 6, 3)]
-    data = [(torch.randn(s, dtype=torch.float64, generator=generator), torch.randint(4, s[:1], generator=generator)) for s in sizes]
+    data = [
+        (torch.randn(s, dtype=torch.float64, generator=generator), torch.randint(4, s[:1], generator=generator))
+        for s in sizes
+    ]
     return wide(), data
 
 
@@ -185,12 +190,16 @@ INSTRUMENTS = {
     "top_eigenvalues": lambda H: top_eigenvalues(H, k=3, tol=1e-9).values,
     "trace": lambda H: trace(H, samples=6).value,
     "spectral_density": lambda H: spectral_density(H, steps=4, probes=2).nodes,
-    "landscape": lambda H: landscape(H.loss.model, F.cross_entropy, H.loss.data, points=3, dims=1, directions="hessian", span=0.1).loss,
+    "landscape": lambda H: (
+        landscape(H.loss.model, F.cross_entropy, H.loss.data, points=3, dims=1, directions="hessian", span=0.1).loss
+    ),
 }
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
-def test_instruments_enter_the_scope_where_it_pays_and_give_the_same_numbers(large, recordings, monkeypatch, instrument):
+def test_instruments_enter_the_scope_where_it_pays_and_give_the_same_numbers(
+    large, recordings, monkeypatch, instrument
+):
     H = HessianOperator(large[0], F.cross_entropy, large[1])
     plain = INSTRUMENTS[instrument](H)
     assert not recordings  # too little work
@@ -230,7 +239,10 @@ def test_what_the_memory_does_not_hold_is_computed_plainly_and_not_held(large, h
         gc.collect()
         assert {number for number, reference in handed if reference() is not None} <= set(range(held))
         assert recording.recorded == held
-        assert recording.note == (f"{3 - held} of 3 batches computed without a recording: the memory of max_bytes={per_sample * (6 * held + 2)} is used up")
+        assert recording.note == (
+            f"{3 - held} of 3 batches computed without a recording: the memory of "
+            f"max_bytes={per_sample * (6 * held + 2)} is used up"
+        )
 
 
 def test_data_is_iterated_only_for_what_was_not_recorded(large):
@@ -362,7 +374,10 @@ def test_penalties_and_lists_of_targets_are_computed_plainly(large):
     x, y = data[0]
     cases = {
         "takes weights from elsewhere": (lambda out, y: penalised((out, model), y), [(x, y)]),
-        "inputs and targets are not dense tensors": (lambda out, y: F.cross_entropy(out, torch.tensor(y)), [(x, y.tolist())]),
+        "inputs and targets are not dense tensors": (
+            lambda out, y: F.cross_entropy(out, torch.tensor(y)),
+            [(x, y.tolist())],
+        ),
     }
     for reason, (loss_fn, batches) in cases.items():
         H = HessianOperator(model, loss_fn, batches)
@@ -397,7 +412,10 @@ def test_a_recorded_product_that_is_wrong_is_not_used(large, monkeypatch, record
     monkeypatch.setattr(Recorder, "linearized", wrong)
     H = HessianOperator(model, F.cross_entropy, data)
     with H.linearized(PLENTY) as recording:
-        assert recording.note == "3 of 3 batches computed without a recording: a recorded product differs from the plain one"
+        assert (
+            recording.note
+            == "3 of 3 batches computed without a recording: a recorded product differs from the plain one"
+        )
     assert recordings == [True, False]
 
 
@@ -493,7 +511,9 @@ def test_inputs_count_for_the_budget_and_random_numbers_stay(large, monkeypatch)
         assert recording.bytes >= 6 * 10_000 * 8
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), RuntimeError("failed in the interpreter.\nKeyboardInterrupt: ")])
+@pytest.mark.parametrize(
+    "interrupt", [KeyboardInterrupt(), RuntimeError("failed in the interpreter.\nKeyboardInterrupt: ")]
+)
 def test_an_interrupt_while_recording_leaves_nothing(large, monkeypatch, unchanged, interrupt):
     model, data = large
 
@@ -518,9 +538,15 @@ class Broken(nn.Linear):
 
 def test_errors_of_the_model_are_raised_as_they_are():
     data = [(torch.ones(3, 2), torch.zeros(3, 1))]
-    with pytest.raises(RuntimeError, match=r"^by the model itself$"), HessianOperator(Broken(2, 1), F.mse_loss, data).linearized(9):
+    with (
+        pytest.raises(RuntimeError, match=r"^by the model itself$"),
+        HessianOperator(Broken(2, 1), F.mse_loss, data).linearized(9),
+    ):
         pass
-    with pytest.raises(bsam.Refusal, match="max_bytes must be"), HessianOperator(nn.Linear(2, 1), F.mse_loss, data).linearized(-1):
+    with (
+        pytest.raises(bsam.BsamError, match="max_bytes must be"),
+        HessianOperator(nn.Linear(2, 1), F.mse_loss, data).linearized(-1),
+    ):
         pass
 
 

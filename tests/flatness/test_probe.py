@@ -55,7 +55,9 @@ def closure_of(method, problem):
 
 
 def reference(problem, uphill, downhill=None):
-    """From the equations, on copies: ``uphill(g / |g|)`` is the displacement up, and ``downhill`` the one to take off (the same if not given)."""
+    """From the equations, on copies: ``uphill(g / |g|)`` is the displacement up, and ``downhill`` the one to take off
+    (the same if not given).
+    """
 
     def at(by):
         model = copy.deepcopy(problem.model)
@@ -91,7 +93,9 @@ def test_readings_are_right_and_cost_no_pass_that_the_method_makes_anyway(proble
     probe = Probe(every=1).attach(optimizer)
     radius = 0.1 if method == "msam" else optimizer.param_groups[0].get("rho_max", optimizer.param_groups[0].get("rho"))
     for step, extra in enumerate(EXTRA[method]):
-        expected = reference(problem, lambda u: radius * u, lambda u: optimizer.param_groups[0].get("rho_min", radius) * u)
+        expected = reference(
+            problem, lambda u: radius * u, lambda u: optimizer.param_groups[0].get("rho_min", radius) * u
+        )
         seen, plain = Counted(closure_of(method, problem)), Counted(closure_of(method, alone))
         optimizer.step(seen)
         without.step(plain)
@@ -111,7 +115,9 @@ def test_training_is_the_same_to_the_bit_with_and_without_a_probe(method, accumu
         torch.manual_seed(0)
         layers = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3)
         model = nn.Sequential(*layers)
-        optimizer = VARIANTS[method](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2), model)
+        optimizer = VARIANTS[method](
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2), model
+        )
         if probe is not None:
             probe.attach(optimizer)
         losses = []
@@ -120,7 +126,9 @@ def test_training_is_the_same_to_the_bit_with_and_without_a_probe(method, accumu
                 x, y = torch.randn(24, 6), torch.randint(0, 3, (24,))
 
                 def closure(indices=slice(None)):
-                    return F.cross_entropy(model(x[indices]), y[indices], reduction="none" if method in CHOOSING else "mean")
+                    return F.cross_entropy(
+                        model(x[indices]), y[indices], reduction="none" if method in CHOOSING else "mean"
+                    )
 
                 losses.append(optimizer.backward(closure))
             optimizer.step()
@@ -131,7 +139,9 @@ def test_training_is_the_same_to_the_bit_with_and_without_a_probe(method, accumu
     probe = Probe(every=2)
     (seen, state), (expected, expected_state) = run(probe), run(None)
     assert all(torch.equal(s, t) for s, t in zip(seen, expected, strict=True))
-    assert [sorted(entry) for entry in state["state"].values()] == [sorted(entry) for entry in expected_state["state"].values()]
+    assert [sorted(entry) for entry in state["state"].values()] == [
+        sorted(entry) for entry in expected_state["state"].values()
+    ]
     for entry, other in zip(state["state"].values(), expected_state["state"].values(), strict=True):
         assert all(torch.equal(entry[name], other[name]) for name in entry)
     assert state["param_groups"] == expected_state["param_groups"]
@@ -217,7 +227,9 @@ def test_radii_of_groups(problem, method):
     n, total = first.numel(), sum(p.numel() for p in problem.model.parameters())
 
     def radii(own):
-        return torch.cat([torch.full((n,), own, dtype=torch.float64), torch.full((total - n,), 0.05, dtype=torch.float64)])
+        return torch.cat(
+            [torch.full((n,), own, dtype=torch.float64), torch.full((total - n,), 0.05, dtype=torch.float64)]
+        )
 
     displacements = []
 
@@ -340,9 +352,9 @@ def test_a_zero_gradient_gives_zeros():
 
 
 def test_refusals():
-    with pytest.raises(bsam.Refusal, match="every must be a whole number of at least 1"):
+    with pytest.raises(bsam.BsamError, match="every must be a whole number of at least 1"):
         Probe(every=0)
-    with pytest.raises(bsam.Refusal, match="rho_max must be a finite number"):
+    with pytest.raises(bsam.BsamError, match="rho_max must be a finite number"):
         Probe(rho_max=float("nan"))
-    with pytest.raises(bsam.Refusal, match="rho_min must be a finite number that is not negative"):
+    with pytest.raises(bsam.BsamError, match="rho_min must be a finite number that is not negative"):
         Probe(rho_min=-0.1)

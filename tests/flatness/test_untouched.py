@@ -22,23 +22,31 @@ def forwards(model, loss_fn, data, mode):
 
 
 INSTRUMENTS = {
-    "product": lambda model, loss_fn, data, mode: HessianOperator(model, loss_fn, data, mode=mode).times(torch.ones(685)),
-    "product in float64": lambda model, loss_fn, data, mode: HessianOperator(model, loss_fn, data, mode=mode, dtype=torch.float64).times(
-        torch.ones(685).double()
+    "product": lambda model, loss_fn, data, mode: HessianOperator(model, loss_fn, data, mode=mode).times(
+        torch.ones(685)
     ),
+    "product in float64": lambda model, loss_fn, data, mode: HessianOperator(
+        model, loss_fn, data, mode=mode, dtype=torch.float64
+    ).times(torch.ones(685).double()),
     "products by forward mode": forwards,
     "top_eigenvalues": of_hessian(top_eigenvalues, k=2),
     "trace": of_hessian(trace, samples=6),
     "spectral_density": of_hessian(spectral_density, steps=3, probes=2),
-    "sharpness": lambda model, loss_fn, data, mode: sharpness(model, loss_fn, data, rho_max=0.3, steps=2, random_directions=2, mode=mode),
+    "sharpness": lambda model, loss_fn, data, mode: sharpness(
+        model, loss_fn, data, rho_max=0.3, steps=2, random_directions=2, mode=mode
+    ),
     "landscape": lambda model, loss_fn, data, mode: landscape(model, loss_fn, data, points=3, accuracy=True, mode=mode),
-    "landscape of eigenvectors": lambda model, loss_fn, data, mode: landscape(model, loss_fn, data, points=3, dims=1, directions="hessian", mode=mode),
+    "landscape of eigenvectors": lambda model, loss_fn, data, mode: landscape(
+        model, loss_fn, data, points=3, dims=1, directions="hessian", mode=mode
+    ),
 }
 
 
 @pytest.fixture
 def used(nets):
-    """A model in use: gradients that belong to the user, a frozen parameter, one module in eval mode, one norm that does not track."""
+    """A model in use: gradients that belong to the user, a frozen parameter, one module in eval mode, one norm that
+    does not track.
+    """
     model, data = nets["made"](nets["batch norm"], dtype=torch.float32)
     F.cross_entropy(model(data[2][0]), data[2][1]).backward()
     model[0].weight.grad = None
@@ -81,14 +89,24 @@ class Breaking:
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
-def test_the_model_is_as_before_after_each_instrument_and_after_a_failure_at_any_call(used, unchanged, instrument, mode):
+def test_the_model_is_as_before_after_each_instrument_and_after_a_failure_at_any_call(
+    used, unchanged, instrument, mode
+):
     model, data = used
     measure = INSTRUMENTS[instrument]
     (counted, calls), batches = stopping(F.cross_entropy, after=10**9), Breaking(data, after=10**9)
     with unchanged(model):
         measure(model, counted, batches, mode)
     given = 10**9 - batches.after
-    for after in {0, 1, 2, 3, 7, 16, len(calls) - 1}:  # the first few passes and the last one: those between repeat them
+    for after in {
+        0,
+        1,
+        2,
+        3,
+        7,
+        16,
+        len(calls) - 1,
+    }:  # the first few passes and the last one: those between repeat them
         if after < len(calls):
             with unchanged(model), pytest.raises(Stop):
                 measure(model, stopping(F.cross_entropy, after)[0], data, mode)
@@ -110,7 +128,10 @@ def test_the_model_is_as_before_after_recorded_products_and_a_failure_in_them(us
     with unchanged(model):
         recorded(model, counted, data)
     for after in range(len(calls)):
-        with unchanged(model), contextlib.suppress(Stop):  # while a graph is recorded, it means that this cannot be done
+        with (
+            unchanged(model),
+            contextlib.suppress(Stop),
+        ):  # while a graph is recorded, it means that this cannot be done
             recorded(model, stopping(F.cross_entropy, after)[0], data)
     for after in range(6):
         with unchanged(model), pytest.raises(Stop):
@@ -156,7 +177,10 @@ def test_buffers_that_move_in_eval_mode_come_back(instrument):
 
 
 def test_a_graph_of_the_users_that_needs_a_buffer_survives():
-    model, (x, y) = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), (torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    model, (x, y) = (
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(),
+        (torch.randn(6, 4), torch.randint(0, 3, (6,))),
+    )
     loss = F.cross_entropy(model(x), y)
     HessianOperator(model, F.cross_entropy, [(x, y)]).times(torch.ones(21))
     loss.backward()

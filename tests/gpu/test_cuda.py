@@ -1,4 +1,6 @@
-"""What only a CUDA device can show: no host synchronisation, capture in a CUDA graph, half precision with a scaler, compiled CUDA graphs."""
+"""What only a CUDA device can show: no host synchronisation, capture in a CUDA graph, half precision with a scaler,
+compiled CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,14 @@ METHODS = {
     "bsam-released": partial(bsam.BSAM, start_from_min=True),
     "bsam-adaptive": partial(bsam.BSAM, rho_max=0.2, rho_min=0.2, adaptive=True),
 }
-WAITING = dict.fromkeys(("aesam", "aesam-reuse"), "whether there is a second pass is decided on the host, by a number from the device")
+WAITING = dict.fromkeys(
+    ("aesam", "aesam-reuse"), "whether there is a second pass is decided on the host, by a number from the device"
+)
 NOT_CAPTURED = {
     **WAITING,
     "looksam": "whether there is a second pass depends on the step",
     "rst": "its coin depends on the step",
-    "esam": "its coins depend on the step",
+    "esam": "its bernoulli depend on the step",
     "friendly-sam": "its mean is in new memory after every step, and a replay would read the old one for ever",
 }
 BASES = {
@@ -52,17 +56,28 @@ BASES = {
 
 def network(dtype=torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)]
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    ]
     return nn.Sequential(*layers).to(device="cuda", dtype=dtype)
 
 
 def batch(dtype=torch.float32):
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(32, 3, 16, 16, generator=generator).to("cuda", dtype), torch.randint(0, 10, (32,), generator=generator).cuda()
+    return torch.randn(32, 3, 16, 16, generator=generator).to("cuda", dtype), torch.randint(
+        0, 10, (32,), generator=generator
+    ).cuda()
 
 
 def closure_of(optimizer, model, x, y):
-    """The mean loss; one loss per sample of those asked for, where a method chooses samples (which need not be on the device of x)."""
+    """The mean loss; one loss per sample of those asked for, where a method chooses samples (which need not be on the
+    device of x).
+    """
 
     def closure(indices=slice(None)):
         chosen = [t[indices if isinstance(indices, slice) else indices.to(t.device)] for t in (x, y)]
@@ -78,7 +93,9 @@ def method(request):
 
 
 def methods_without(left_out):
-    return pytest.mark.parametrize("method", [pytest.param(METHODS[name], id=name) for name in sorted(METHODS) if name not in left_out])
+    return pytest.mark.parametrize(
+        "method", [pytest.param(METHODS[name], id=name) for name in sorted(METHODS) if name not in left_out]
+    )
 
 
 @pytest.fixture(params=sorted(BASES))
@@ -116,7 +133,9 @@ def test_no_host_synchronisation_in_a_step(method, base):
 @pytest.mark.parametrize("name", sorted(WAITING))
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_these_wait_for_the_device(name):
-    """So that they are left out above for no other reason; and such an error in the middle of a step leaves the weights as they were."""
+    """So that they are left out above for no other reason; and such an error in the middle of a step leaves the weights
+    as they were.
+    """
     model, (x, y) = network(), batch()
     optimizer = METHODS[name](BASES["sgd"](model.parameters()), model)
     optimizer.step(closure_of(optimizer, model, x, y))
@@ -173,7 +192,9 @@ def test_the_gpu_equals_the_cpu_in_double(method, base):
 
 
 def test_single_precision_agrees_with_double_on_the_cpu(method):
-    """Single precision takes other kernels than double: factors stay on the device, and products need no memory. (Adam would divide rounding by rounding.)"""
+    """Single precision takes other kernels than double: factors stay on the device, and products need no memory. (Adam
+    would divide rounding by rounding.)
+    """
     ends = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         model, (x, y) = network(torch.float64).to(device, dtype), batch(torch.float64)
@@ -216,7 +237,9 @@ def test_half_precision_with_a_scaler(method, base):
         if skipped == len(losses):
             assert all(torch.equal(a, p.detach()) for a, p in zip(start, model.parameters(), strict=True))
     assert 0 < skipped < 40
-    part = isinstance(optimizer, (bsam.ESAM, bsam.KSAM))  # who learns from a part of the batch lowers the loss of the whole less
+    part = isinstance(
+        optimizer, (bsam.ESAM, bsam.KSAM)
+    )  # who learns from a part of the batch lowers the loss of the whole less
     assert losses[-1] < losses[0] * (0.9 if part else 0.8)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     state = optimizer.state_dict()

@@ -35,7 +35,9 @@ class Doubled(nn.Module):
 
 def setting(device, *extra):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(4 * 25, 5)).double()
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(4 * 25, 5)
+    ).double()
     x, y = torch.randn(40, 2, 5, 5).double(), torch.randint(5, (40,))
     model(x)  # statistics of its own
     model, x, y = copy.deepcopy(model).to(device), x.to(device), y.to(device)
@@ -79,7 +81,9 @@ def test_sharpness_and_landscapes_equal_those_of_the_cpu():
         measured = sharpness(model, F.cross_entropy, data, random_directions=3)
         land = landscape(model, F.cross_entropy, data, points=3)
         assert land.loss[1, 1] == measured.loss
-        found.append(np.concatenate([land.loss.reshape(-1), [measured.bilateral, measured.cosine, measured.average_sharpness]]))
+        found.append(
+            np.concatenate([land.loss.reshape(-1), [measured.bilateral, measured.cosine, measured.average_sharpness]])
+        )
     np.testing.assert_allclose(*found, rtol=1e-9)
 
 
@@ -109,7 +113,9 @@ NETS = {
     "penalty": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)),
     "slogdet": lambda: Function(lambda a: torch.linalg.slogdet(a)[1]),
     "det": lambda: Function(torch.linalg.det),
-    "solve": lambda: Function(lambda a: torch.linalg.solve(a + 3 * torch.eye(4).to(a), torch.eye(4).to(a)).square().sum()),
+    "solve": lambda: Function(
+        lambda a: torch.linalg.solve(a + 3 * torch.eye(4).to(a), torch.eye(4).to(a)).square().sum()
+    ),
     "weight_norm": lambda: nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 4)),
     "lstm": lambda: Last(nn.LSTM),
     "gru": lambda: Last(nn.GRU),

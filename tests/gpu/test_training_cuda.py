@@ -1,4 +1,6 @@
-"""Whole trainings on the device: steps of one CUDA graph are the steps of plain code, wherever a training begins, stops or is watched."""
+"""Whole trainings on the device: steps of one CUDA graph are the steps of plain code, wherever a training begins, stops
+or is watched.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,26 @@ from bsam.training.config import Run
 from bsam.training.files import read_checkpoint, write_checkpoint
 from bsam.training.loop import fit
 from bsam.training.steps import Captured, Plain, side_stream
-from bsam.training.team import Team
+from bsam.training.team import DistributedContext
 from bsam.training.training import Training
 
 pytestmark = pytest.mark.gpu
 
 SAME = {"lr": 0.05, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "seed": 4}
-TOLERANCE = 5e-3  # of the way that the weights went: fused steps round otherwise, and twenty steps carry that on; 5 % of the learning rate are ten times that
-WIDE_TOLERANCE = (
-    2e-2  # where rounding is carried on further: on a CPU, weights changed by 1e-6 end 1e-3 apart with these methods; and Adam divides by next to nothing
-)
+# of the way that the weights went: fused steps round otherwise, and twenty steps carry that on; 5 % of the learning
+# rate are ten times that
+TOLERANCE = 5e-3
+# where rounding is carried on further: on a CPU, weights changed by 1e-6 end 1e-3 apart with these methods; and Adam
+# divides by next to nothing
+WIDE_TOLERANCE = 2e-2
 WIDE = ("gam", "asam", "msam")
-ARGUMENTS = {"asam": {"rho": 0.5}, "ksam": {"k": 32}, "gsam": {"rho_floor": 0.01}, "saf": {"start_epoch": 1, "epochs_back": 1}, "mesa": {"start_epoch": 1}}
+ARGUMENTS = {
+    "asam": {"rho": 0.5},
+    "ksam": {"k": 32},
+    "gsam": {"rho_floor": 0.01},
+    "saf": {"start_epoch": 1, "epochs_back": 1},
+    "mesa": {"start_epoch": 1},
+}
 FLOOR = {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.0}
 RUNS = {
     "sgd": Run("sgd", **SAME),
@@ -67,7 +77,7 @@ def device_of(name="cuda"):
 
 
 def start(run, device="cuda", state=None, task=Classification):
-    training = Training(run, task(run, device_of(device)), Team(device_of(device)))
+    training = Training(run, task(run, device_of(device)), DistributedContext(device_of(device)))
     if state is not None:
         training.load_state_dict(state)
     return training
@@ -86,7 +96,9 @@ def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
 
 
 def weights(training):
-    return torch.cat([t.detach().double().flatten().cpu() for t in training.network.state_dict().values() if t.is_floating_point()])
+    return torch.cat(
+        [t.detach().double().flatten().cpu() for t in training.network.state_dict().values() if t.is_floating_point()]
+    )
 
 
 def plain(run):
@@ -191,7 +203,11 @@ def test_the_probe_reads_what_it_reads_of_plain_steps(name, every):
     run = Run(**{**RUNS[name].settings(), "probe": every})
     captured, _, readings = train(run)
     reference, _, expected = train(plain(run))
-    assert [reading["step"] for reading in readings] == [reading["step"] for reading in expected] == list(range(0, 20, every))
+    assert (
+        [reading["step"] for reading in readings]
+        == [reading["step"] for reading in expected]
+        == list(range(0, 20, every))
+    )
     for found, wanted in zip(readings, expected, strict=True):
         assert found["extra_passes"] == wanted["extra_passes"]
         assert found["loss"] == pytest.approx(wanted["loss"], rel=5e-3)
@@ -267,9 +283,16 @@ def test_a_graph_draws_new_random_numbers_in_each_step_by_seed_and_epoch(tmp_pat
 
 
 def test_fit_trains_on_the_device_and_leaves_the_callers_state_as_it_was():
-    before = torch.cuda.get_rng_state(), torch.random.get_rng_state(), torch.backends.cudnn.benchmark, torch.cuda.current_stream()
+    before = (
+        torch.cuda.get_rng_state(),
+        torch.random.get_rng_state(),
+        torch.backends.cudnn.benchmark,
+        torch.cuda.current_stream(),
+    )
     seen = []
-    result = fit(RUNS["bsam"], at_start=lambda training, done: seen.append((training.team.device.type, training.captured, done)))
+    result = fit(
+        RUNS["bsam"], at_start=lambda training, done: seen.append((training.team.device.type, training.captured, done))
+    )
     assert seen == [("cuda", True, 0)]
     assert torch.equal(torch.cuda.get_rng_state(), before[0])
     assert torch.equal(torch.random.get_rng_state(), before[1])

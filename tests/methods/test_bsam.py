@@ -55,7 +55,13 @@ def test_two_passes_agree_with_three_to_first_order(problem):
         ends = []
         for passes in (2, 3):
             copy = problem.clone()
-            optimizer = bsam.BSAM(torch.optim.SGD(copy.model.parameters(), lr=0.1), copy.model, rho_max=radius, rho_min=radius, passes=passes)
+            optimizer = bsam.BSAM(
+                torch.optim.SGD(copy.model.parameters(), lr=0.1),
+                copy.model,
+                rho_max=radius,
+                rho_min=radius,
+                passes=passes,
+            )
             optimizer.backward(copy.loss)
             ends.append(torch.cat([p.grad.flatten() for p in copy.model.parameters()]))
         return float((ends[0] - ends[1]).norm())

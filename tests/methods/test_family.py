@@ -1,4 +1,6 @@
-"""What is particular to a method: identities between them, what they save, what they refuse, and the base optimizers that they stand on."""
+"""What is particular to a method: identities between them, what they save, what they refuse, and the base optimizers
+that they stand on.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from bsam.core.bernoulli import bernoulli
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bsam
-from bsam.core.coins import coins
 
 FAMILY = {
     "sam": bsam.SAM,
@@ -66,18 +68,29 @@ SAM = partial(bsam.SAM, rho=0.2)
 IDENTITIES = {
     "F-SAM that takes off no mean is SAM": (partial(bsam.FriendlySAM, rho=0.2, sigma=0.0), SAM),
     "GSAM without its orthogonal part is SAM": (partial(bsam.GSAM, rho=0.2, alpha=0.0), SAM),
-    "GSAM whose floor is its radius does not follow": (partial(bsam.GSAM, rho=0.2, rho_floor=0.2), partial(bsam.GSAM, rho=0.2)),
+    "GSAM whose floor is its radius does not follow": (
+        partial(bsam.GSAM, rho=0.2, rho_floor=0.2),
+        partial(bsam.GSAM, rho=0.2),
+    ),
     "Fisher SAM without Fisher information is SAM": (partial(bsam.FisherSAM, rho=0.2, eta=0.0), SAM),
     "PGN with all weight on the second gradient is SAM": (partial(bsam.PGN, rho=0.2, alpha=1.0), SAM),
     "GAM with g1 alone is SAM": (partial(bsam.GAM, rho=0.2, beta=(1, 0, 0), gamma=0.0), SAM),
     "LookSAM that always looks is SAM": (partial(bsam.LookSAM, rho=0.2, k=1), SAM),
     "ESAM with all weights and samples is SAM": (partial(bsam.ESAM, rho=0.2, beta=1.0, gamma=1.0), SAM),
     "K-SAM with all samples is SAM": (partial(bsam.KSAM, rho=0.2, k=24), SAM),
-    "AE-SAM with a threshold below all is SAM": (partial(bsam.AESAM, rho=0.2, total_steps=6, lambda_1=-1e9, lambda_2=-1e9), SAM),
+    "AE-SAM with a threshold below all is SAM": (
+        partial(bsam.AESAM, rho=0.2, total_steps=6, lambda_1=-1e9, lambda_2=-1e9),
+        SAM,
+    ),
     "RST with heads only is SAM": (partial(bsam.RST, rho=0.2, p=1.0), SAM),
-    "G-RST with heads only is PGN": (partial(bsam.RST, rho=0.2, p=1.0, gamma=0.7), partial(bsam.PGN, rho=0.2, alpha=0.7)),
+    "G-RST with heads only is PGN": (
+        partial(bsam.RST, rho=0.2, p=1.0, gamma=0.7),
+        partial(bsam.PGN, rho=0.2, alpha=0.7),
+    ),
     "AE-SAM that looks once, and reuses, is LookSAM": (
-        partial(bsam.AESAM, rho=0.2, total_steps=6, lambda_1=1e9, lambda_2=1e9, alpha=0.3),  # a first gradient is as large as the mean of those seen
+        partial(
+            bsam.AESAM, rho=0.2, total_steps=6, lambda_1=1e9, lambda_2=1e9, alpha=0.3
+        ),  # a first gradient is as large as the mean of those seen
         partial(bsam.LookSAM, rho=0.2, k=100, alpha=0.3),
     ),
 }
@@ -90,13 +103,17 @@ def test_identities(plain, identity):
     assert distance(ours, base_alone(plain)) > 1e-3
 
 
-@pytest.mark.parametrize("make", [partial(bsam.PGN, alpha=0.0), partial(bsam.RST, p=0.0), partial(bsam.GAM, rho_norm=0.0, form="paper")])
+@pytest.mark.parametrize(
+    "make", [partial(bsam.PGN, alpha=0.0), partial(bsam.RST, p=0.0), partial(bsam.GAM, rho_norm=0.0, form="paper")]
+)
 def test_these_are_the_base_optimizer(plain, make):
     assert distance(trained(plain, make), base_alone(plain)) < 1e-12
 
 
 def test_fsam_perturbs_across_the_mean_of_earlier_batches(plain):
-    """A batch whose gradient is the mean has nothing particular: with decay 0 the second step on the same weights has no direction to perturb along."""
+    """A batch whose gradient is the mean has nothing particular: with decay 0 the second step on the same weights has
+    no direction to perturb along.
+    """
     optimizer = bsam.FriendlySAM(torch.optim.SGD(plain.model.parameters(), lr=0.0), plain.model, rho=0.5, decay=0.0)
     losses = []
     for _ in range(2):
@@ -172,7 +189,11 @@ def test_asam_knows_norm_scales_by_name(problem, model):
     optimizer = bsam.ASAM(sgd(problem.model.parameters()), problem.model if model else None, eta=0.1)
     optimizer.backward(lambda: seen.append(problem.weights()) or problem.loss())
     for (name, _), w, g, moved in zip(problem.model.named_parameters(), before, gradients, seen[1], strict=True):
-        T = w.abs() + 0.1 if name in ("0.weight", "3.weight", "5.weight") or (name == "1.weight" and model) else torch.ones_like(w)
+        T = (
+            w.abs() + 0.1
+            if name in ("0.weight", "3.weight", "5.weight") or (name == "1.weight" and model)
+            else torch.ones_like(w)
+        )
         expected = T**2 * g
         if name != "0.bias":  # before batch norm it has no gradient but rounding
             assert F.cosine_similarity((moved - w).flatten(), expected.flatten(), dim=0) > 1 - 1e-12
@@ -202,7 +223,9 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize("t", range(4))
 def test_esams_first_backward_computes_the_chosen_gradients_only(plain, t):
-    """A matrix product for each chosen weight, and one for each layer that has to pass a gradient down to a chosen tensor."""
+    """A matrix product for each chosen weight, and one for each layer that has to pass a gradient down to a chosen
+    tensor.
+    """
     optimizer = bsam.ESAM(sgd(plain.model.parameters()), plain.model, beta=0.4)
     for _ in range(t):
         optimizer.step(plain.losses)
@@ -210,7 +233,10 @@ def test_esams_first_backward_computes_the_chosen_gradients_only(plain, t):
     starts = []
     with Calls() as calls:
         optimizer.backward(lambda *indices: starts.append(len(calls.seen)) or plain.losses(*indices))
-    products = [sum(func is torch.ops.aten.mm.default for func, _ in calls.seen[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    products = [
+        sum(func is torch.ops.aten.mm.default for func, _ in calls.seen[a:b])
+        for a, b in zip(starts, [*starts[1:], None], strict=True)
+    ]
     chosen = [heads < 0.4 for heads in np.random.default_rng((0, t)).random(6)]
     layers = [chosen[0:2], chosen[2:4], chosen[4:6]]
     expected = sum(weight for weight, _ in layers) + any(layers[0]) + any(layers[0] + layers[1])
@@ -235,7 +261,11 @@ def test_esams_first_backward_leaves_out_convolutions():
             optimizer.step(closure)
         w1, b1, w2, b2, _, _ = (bool(heads < 0.5) for heads in np.random.default_rng((0, t)).random(6))
         wanted = [(w1 or b1, w2, b2), (False, w1, b1)]
-        masks = [tuple(args[-1]) for func, args in calls.seen[: starts[1]] if func is torch.ops.aten.convolution_backward.default]
+        masks = [
+            tuple(args[-1])
+            for func, args in calls.seen[: starts[1]]
+            if func is torch.ops.aten.convolution_backward.default
+        ]
         assert masks == [mask for mask in wanted if any(mask)]
         kinds.add(len(masks))
     assert kinds == {0, 1, 2}
@@ -271,18 +301,18 @@ def test_coins_depend_on_the_seed_and_the_step_alone():
         torch.manual_seed(noise)
         np.random.seed(noise)
         state = torch.get_rng_state(), np.random.get_state()[1].copy()
-        draws[noise] = {(seed, t): coins(seed, t, 20, 0.5) for seed in range(5) for t in range(40)}
+        draws[noise] = {(seed, t): bernoulli(seed, t, 20, 0.5) for seed in range(5) for t in range(40)}
         assert torch.equal(torch.get_rng_state(), state[0])
         assert (np.random.get_state()[1] == state[1]).all()
     assert draws[1] == draws[2]
-    assert len({tuple(row) for row in draws[1].values()}) == 200  # another step, another seed: other coins
+    assert len({tuple(row) for row in draws[1].values()}) == 200  # another step, another seed: other bernoulli
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
 def test_the_share_of_heads_is_near_p(p):
-    over_steps = [coins(3, t, 1, p)[0] for t in range(4000)]
+    over_steps = [bernoulli(3, t, 1, p)[0] for t in range(4000)]
     assert sum(over_steps) / 4000 == pytest.approx(p, abs=0.02)
-    assert sum(coins(3, 7, 4000, p)) / 4000 == pytest.approx(p, abs=0.02)
+    assert sum(bernoulli(3, 7, 4000, p)) / 4000 == pytest.approx(p, abs=0.02)
 
 
 @pytest.mark.parametrize("make", [bsam.RST, bsam.ESAM])
@@ -301,7 +331,11 @@ REFUSED = [
         for cls in (bsam.SAM, bsam.ASAM, bsam.GSAM, bsam.FisherSAM, bsam.FriendlySAM, bsam.PGN, bsam.GAM)
         for rho in (-0.1, float("nan"))
     ),
-    *((cls, {"rho": rho}, RADIUS) for cls in (bsam.LookSAM, bsam.ESAM, bsam.KSAM, bsam.MSAM, bsam.RST) for rho in (-0.1, float("inf"), "0.1", True)),
+    *(
+        (cls, {"rho": rho}, RADIUS)
+        for cls in (bsam.LookSAM, bsam.ESAM, bsam.KSAM, bsam.MSAM, bsam.RST)
+        for rho in (-0.1, float("inf"), "0.1", True)
+    ),
     (bsam.AESAM, {"rho": -0.1, "total_steps": 9}, RADIUS),
     (bsam.ASAM, {"eta": -1.0}, "eta must be a finite number of at least 0"),
     (bsam.GSAM, {"alpha": float("nan")}, "alpha must be a finite number, got nan"),
@@ -341,11 +375,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "arguments", "said"), REFUSED, ids=lambda v: v.__name__ if isinstance(v, type) else str(v))
+@pytest.mark.parametrize(
+    ("cls", "arguments", "said"), REFUSED, ids=lambda v: v.__name__ if isinstance(v, type) else str(v)
+)
 def test_bad_arguments_are_refused_by_name_and_base_stays_usable(problem, cls, arguments, said):
     base = sgd(problem.model.parameters())
     before = copy.deepcopy(base.state_dict())
-    with pytest.raises(bsam.Refusal, match="^" + said):
+    with pytest.raises(bsam.BsamError, match="^" + said):
         cls(base, problem.model, **arguments)
     assert base.state_dict() == before
     optimizer = bsam.SAM(base, problem.model)  # and serves whoever asks rightly
@@ -380,17 +416,19 @@ def test_aesam_has_to_be_told_how_long_training_is(problem):
 def test_msam_needs_momentum(problem, make_base):
     base = make_base(problem.model.parameters())
     keys = set(base.param_groups[0])
-    with pytest.raises(bsam.Refusal, match="perturbs along the momentum of base, and base has none: use SGD with momentum"):
+    with pytest.raises(
+        bsam.BsamError, match="perturbs along the momentum of base, and base has none: use SGD with momentum"
+    ):
         bsam.MSAM(base, problem.model)
     assert set(base.param_groups[0]) == keys
 
 
 def test_msam_needs_momentum_in_every_group(problem):
     groups = [{"params": problem.model[0].parameters()}, {"params": problem.model[1:].parameters(), "momentum": 0.0}]
-    with pytest.raises(bsam.Refusal, match="base has none"):
+    with pytest.raises(bsam.BsamError, match="base has none"):
         bsam.MSAM(sgd(groups), problem.model)
     optimizer = bsam.MSAM(sgd(problem.model.parameters()), problem.model)
-    with pytest.raises(bsam.Refusal, match="base has none"):
+    with pytest.raises(bsam.BsamError, match="base has none"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "momentum": 0.0})
     assert len(optimizer.param_groups) == 1
 
@@ -406,7 +444,7 @@ def test_msam_says_when_it_does_not_find_the_momentum(problem):
 
     optimizer = bsam.MSAM(Own(problem.model.parameters()), problem.model)
     optimizer.step(problem.loss)
-    with pytest.raises(bsam.Refusal, match="neither momentum_buffer nor exp_avg in the state of Own"):
+    with pytest.raises(bsam.BsamError, match="neither momentum_buffer nor exp_avg in the state of Own"):
         optimizer.step(problem.loss)
 
 
@@ -434,12 +472,16 @@ def test_closures_that_cannot_choose_are_refused_with_the_mend(problem, name):
     before = problem.weights()
     wrong = {
         "it must use the indices it is called with": lambda indices=slice(None): problem.losses(),
-        r"takes no argument: let it take their indices, as in `def closure\(indices=slice\(None\)\)`": lambda: problem.losses(),
+        r"takes no argument: let it take their indices, as in `def closure\(indices=slice\(None\)\)`": lambda: (
+            problem.losses()
+        ),
         r"takes no argument: let it take": lambda *, indices=slice(None): problem.losses(indices),
-        r"let it return one loss per sample \(reduction='none'\)": lambda indices=slice(None): problem.losses(indices).mean(),
+        r"let it return one loss per sample \(reduction='none'\)": lambda indices=slice(None): problem.losses(
+            indices
+        ).mean(),
     }
     for said, closure in wrong.items():
-        with pytest.raises(bsam.Refusal, match=said):
+        with pytest.raises(bsam.BsamError, match=said):
             optimizer.step(closure)
         assert distance(before, problem.weights()) == 0
         assert problem.model[1].track_running_stats is True
@@ -450,9 +492,17 @@ def test_closures_that_cannot_choose_are_refused_with_the_mend(problem, name):
 # The base optimizer's own features.
 
 BASES = {
-    "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, {"nesterov": False}),
+    "nesterov": (
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+        {"nesterov": False},
+    ),
     "weight decay": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, {"weight_decay": 0.0}),
-    "amsgrad": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1, "betas": (0.5, 0.5)}, {"amsgrad": False}),
+    "amsgrad": (
+        torch.optim.AdamW,
+        {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1, "betas": (0.5, 0.5)},
+        {"amsgrad": False},
+    ),
 }
 
 
@@ -522,7 +572,10 @@ def test_every_backward_of_a_step_sees_what_the_step_before_left(plain):
     """F-SAM: the first step has no mean, whatever the number of micro-batches, and the last one's mean is kept."""
     halves = list(zip(plain.x.chunk(2), plain.y.chunk(2), strict=True))
     other = plain.clone()
-    ours, sam = (cls(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.05) for cls, p in ((bsam.FriendlySAM, plain), (bsam.SAM, other)))
+    ours, sam = (
+        cls(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.05)
+        for cls, p in ((bsam.FriendlySAM, plain), (bsam.SAM, other))
+    )
     gradient = None
     for x, y in halves:
         gradient = torch.autograd.grad(F.cross_entropy(plain.model(x), y), list(plain.model.parameters()))
@@ -551,5 +604,5 @@ def test_a_micro_batch_of_which_no_sample_was_chosen_is_passed_over(plain):
 
 
 def test_eta_without_its_metric_is_refused(problem):
-    with pytest.raises(bsam.Refusal, match="adaptive=True"):
+    with pytest.raises(bsam.BsamError, match="adaptive=True"):
         bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model, eta=0.1)

@@ -1,4 +1,6 @@
-"""Every method against a plain-loop float64 transcription of its equations, with momentum, weight decay, batch norm and a cosine schedule."""
+"""Every method against a plain-loop float64 transcription of its equations, with momentum, weight decay, batch norm and
+a cosine schedule.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def largest(values: Tensor, k: int) -> list[int]:
     return sorted(sorted(range(len(values)), key=lambda i: -float(values[i]))[:k])
 
 
-def coins(seed: int, t: int, p: float, n: int) -> list[bool]:
+def bernoulli(seed: int, t: int, p: float, n: int) -> list[bool]:
     return [float(number) < p for number in np.random.default_rng((seed, t)).random(n)]
 
 
@@ -78,7 +80,9 @@ class Step:
         model, kept = self.problem.model, slice(None) if indices is None else indices
         buffers = {name: b.clone() for name, b in model.named_buffers()} if self.evaluations else {}
         self.evaluations += 1
-        out = torch.func.functional_call(model, {**dict(zip(self.names(), w, strict=True)), **buffers}, (self.problem.x[kept],))
+        out = torch.func.functional_call(
+            model, {**dict(zip(self.names(), w, strict=True)), **buffers}, (self.problem.x[kept],)
+        )
         return F.cross_entropy(out, self.problem.y[kept], reduction="none")
 
     def at(self, e: Tensors | None) -> Tensors:
@@ -109,7 +113,18 @@ def adaptive_ball(L: Step, rho: float, g: Tensors, eta: float) -> Tensors:
     return [rho * a**2 * b / n for a, b in zip(T, g, strict=True)]
 
 
-def bsam_(L: Step, rho_max=0.05, rho_min=0.05, rho_min_floor=0.0, lr_max=None, lr_min=0.0, passes=3, start_from_min=False, adaptive=False, eta=0.01):
+def bsam_(
+    L: Step,
+    rho_max=0.05,
+    rho_min=0.05,
+    rho_min_floor=0.0,
+    lr_max=None,
+    lr_min=0.0,
+    passes=3,
+    start_from_min=False,
+    adaptive=False,
+    eta=0.01,
+):
     rho_min = following(L.lr, rho_min, rho_min_floor, lr_max, lr_min)
     g = L.grad()
     e_max, e_min = (adaptive_ball(L, rho, g, eta) if adaptive else ball(rho, g) for rho in (rho_max, rho_min))
@@ -183,7 +198,7 @@ def look_sam(L: Step, rho=0.05, k=5, alpha=0.2) -> Tensors:
 
 def esam(L: Step, rho=0.05, beta=0.6, gamma=0.5, seed=0) -> Tensors:
     before, g = L.losses_and_grad()
-    g_S = [a if kept else torch.zeros_like(a) for a, kept in zip(g, coins(seed, L.t, beta, len(g)), strict=True)]
+    g_S = [a if kept else torch.zeros_like(a) for a, kept in zip(g, bernoulli(seed, L.t, beta, len(g)), strict=True)]
     e = ball(rho / beta, g_S)
     rise = L.losses(e) - before
     return L.grad(e, largest(rise, max(1, int(gamma * len(rise)))))
@@ -217,7 +232,7 @@ def aesam(L: Step, total_steps: int, rho=0.05, decay=0.9, lambda_1=-1.0, lambda_
 
 def rst(L: Step, rho=0.05, p=0.5, gamma=1.0, seed=0) -> Tensors:
     g = L.grad()
-    (heads,) = coins(seed, L.t, p, 1)
+    (heads,) = bernoulli(seed, L.t, p, 1)
     return mix((1 - gamma, g), (gamma, L.grad(ball(rho, g)))) if heads else g
 
 
@@ -262,7 +277,9 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 
 
 def transcribed(problem, case: str, steps: int = 30) -> tuple[Tensors, list[int]]:
-    """SGD with momentum and weight decay on a method's direction: the weights and buffers at the end, and the evaluations of every step."""
+    """SGD with momentum and weight decay on a method's direction: the weights and buffers at the end, and the
+    evaluations of every step.
+    """
     _, direction, arguments = CASES[case]
     w, v, memory, evaluations = problem.weights(), [], {}, []
     for t in range(steps):

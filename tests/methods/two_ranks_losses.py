@@ -1,4 +1,5 @@
-"""One rank of a two-process run on gloo with SAF and MESA; started by test_losses.py, which compares what it saves with one process.
+"""One rank of a two-process run on gloo with SAF and MESA; started by test_losses.py, which compares what it saves with
+one process.
 
 python two_ranks_losses.py RANK FOLDER
 """
@@ -32,7 +33,10 @@ def network() -> nn.Module:
 def batches(rank: int, epoch: int, *, reshuffle: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """What a rank sees of an epoch. Without reshuffling it is the same in every epoch."""
     generator = torch.Generator().manual_seed(5)
-    x, y = torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
+    x, y = (
+        torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator),
+        torch.randint(0, 3, (SAMPLES,), generator=generator),
+    )
     dataset = Indexed(TensorDataset(x, y))
     sampler = DistributedSampler(dataset, num_replicas=2, rank=rank, shuffle=reshuffle)
     sampler.set_epoch(epoch)

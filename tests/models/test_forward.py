@@ -1,4 +1,6 @@
-"""The networks against their papers' descriptions, layer by layer with plain functions and the tensors of the state dict."""
+"""The networks against their papers' descriptions, layer by layer with plain functions and the tensors of the state
+dict.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Layers:
         return F.conv2d(x, weight, stride=stride, padding={3: 1, 1: 0}[weight.shape[-1]])
 
     def bn(self, x: Tensor, name: str) -> Tensor:
-        mean, var, weight, bias = (self.state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        mean, var, weight, bias = (
+            self.state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+        )
         return F.batch_norm(x, mean, var, weight, bias, self.training, momentum=0.1, eps=1e-5)
 
     def relu_bn(self, x: Tensor, name: str) -> Tensor:
@@ -55,7 +59,9 @@ def residual(layers: Layers, x: Tensor, stages: int, blocks: int) -> Tensor:
 
 
 def wide(layers: Layers, x: Tensor, n: int, widen: int) -> Tensor:
-    """Zagoruyko & Komodakis 2016, table 1, with the order norm, ReLU, convolution: a changed shape is projected from the activated input."""
+    """Zagoruyko & Komodakis 2016, table 1, with the order norm, ReLU, convolution: a changed shape is projected from
+    the activated input.
+    """
     x = layers.conv(x, "conv")
     for stage in range(3):
         for block in range(n):
@@ -71,7 +77,9 @@ def wide(layers: Layers, x: Tensor, n: int, widen: int) -> Tensor:
 
 
 def pyramid(layers: Layers, x: Tensor, n: int) -> Tensor:
-    """Han et al. 2017, figure 6d: one ReLU in a block, none after the sum; the shortcut is pooled 2x2 where the stride is 2, and its missing channels are 0."""
+    """Han et al. 2017, figure 6d: one ReLU in a block, none after the sum; the shortcut is pooled 2x2 where the stride
+    is 2, and its missing channels are 0.
+    """
     x = layers.bn(layers.conv(x, "conv"), "bn")
     for stage in range(3):
         for block in range(n):

@@ -44,7 +44,12 @@ def test_hyperparameters():
         assert (full(name, "cifar10")["rho"], full(name, "cifar100")["rho"]) == (0.05, 0.1)
     assert (full("asam", "cifar10")["rho"], full("asam", "cifar100")["rho"]) == (0.5, 1.0)
     assert {full("asam", data)["eta"] for data in ("cifar10", "cifar100")} == {0.01}
-    assert [full("friendly_sam", data)[name] for data in ("cifar10", "cifar100") for name in ("rho", "decay")] == [0.05, 0.9, 0.2, 0.6]
+    assert [full("friendly_sam", data)[name] for data in ("cifar10", "cifar100") for name in ("rho", "decay")] == [
+        0.05,
+        0.9,
+        0.2,
+        0.6,
+    ]
     for data in ("cifar10", "cifar100"):
         assert (full("fisher_sam", data)["rho"], full("fisher_sam", data)["eta"]) == (0.1, 0.2)
         assert (full("pgn", data)["rho"], full("pgn", data)["alpha"]) == (0.1, 0.8)
@@ -59,20 +64,33 @@ def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
     runs = RECIPES["classification"].runs("paper")
     assert len(runs) == 3 * 2 * 19
     assert {(run.model, run.data, column_of(run).name) for run in runs} == {
-        (model, data, name) for model in ("resnet18", "wide_resnet28_10", "pyramidnet110") for data in ("cifar10", "cifar100") for name in COLUMNS
+        (model, data, name)
+        for model in ("resnet18", "wide_resnet28_10", "pyramidnet110")
+        for data in ("cifar10", "cifar100")
+        for name in COLUMNS
     }
     for run in runs:
         pyramid = run.model == "pyramidnet110"
         assert (run.lr, run.weight_decay) == ((0.1, 5e-4) if pyramid else (0.05, 1e-3))
-        assert (run.epochs, run.batch, run.momentum, run.nesterov, run.schedule, run.label_smoothing) == (200, 128, 0.9, False, "cosine", 0.1)
-        assert (run.held_out, run.label_noise, run.limit_train, run.probe) == ("test", 0.0, None, None)
+        assert (run.epochs, run.batch, run.momentum, run.nesterov, run.schedule, run.label_smoothing) == (
+            200,
+            128,
+            0.9,
+            False,
+            "cosine",
+            0.1,
+        )
+        assert (run.eval_split, run.label_noise, run.limit_train, run.probe) == ("test", 0.0, None, None)
     assert runs[0] == Run("sgd", model="resnet18", **PAPER)
 
 
 def test_the_study_is_five_radii_on_both_data_sets():
     runs = RECIPES["rho-min-study"].runs("paper")
     assert {(run.data, run.arguments["rho_min"], column_of(run).name) for run in runs} == {
-        (data, rho, name) for data in ("cifar10", "cifar100") for rho in (0.01, 0.025, 0.05, 0.1, 0.25) for name in BSAMS
+        (data, rho, name)
+        for data in ("cifar10", "cifar100")
+        for rho in (0.01, 0.025, 0.05, 0.1, 0.25)
+        for name in BSAMS
     }
     assert len(runs) == 30
     assert {run.model for run in runs} == {"resnet18"}
@@ -82,14 +100,19 @@ def test_the_study_is_five_radii_on_both_data_sets():
 def test_label_noise_is_four_rates_on_both_data_sets():
     runs = RECIPES["label-noise"].runs("paper")
     assert {(run.data, run.label_noise, column_of(run).name) for run in runs} == {
-        (data, rate, name) for data in ("cifar10", "cifar100") for rate in (0.2, 0.4, 0.6, 0.8) for name in ("sgd", "sam", *BSAMS)
+        (data, rate, name)
+        for data in ("cifar10", "cifar100")
+        for rate in (0.2, 0.4, 0.6, 0.8)
+        for name in ("sgd", "sam", *BSAMS)
     }
     assert len(runs) == 40
 
 
 def test_the_curves():
     curves = RECIPES["training-curves"].runs("paper")
-    assert [(run.model, run.data, column_of(run).name) for run in curves] == [("wide_resnet28_10", "cifar100", name) for name in ("sgd", "sam", *BSAMS)]
+    assert [(run.model, run.data, column_of(run).name) for run in curves] == [
+        ("wide_resnet28_10", "cifar100", name) for name in ("sgd", "sam", *BSAMS)
+    ]
     sharpness = RECIPES["sharpness-curves"].runs("paper")
     assert [column_of(run).name for run in sharpness] == ["sam", *BSAMS]
     assert {run.probe for run in sharpness} == {100}
@@ -134,7 +157,14 @@ def test_folders_and_places_are_unique_and_seeds_come_one_after_the_other(name, 
 def test_published_numbers_stand_where_they_belong():
     for recipe in RECIPES.values():
         beside = [run for run in recipe.runs("paper") if recipe.published(run) is not None]
-        expected = {"classification": 6 * 11, "rho-min-study": 30, "label-noise": 40, "training-curves": 5, "sharpness-curves": 4, "gradient-conflict": 0}
+        expected = {
+            "classification": 6 * 11,
+            "rho-min-study": 30,
+            "label-noise": 40,
+            "training-curves": 5,
+            "sharpness-curves": 4,
+            "gradient-conflict": 0,
+        }
         assert len(beside) == expected[recipe.name]
     run = RECIPES["label-noise"].runs("paper")[4]
     assert (column_of(run).name, RECIPES["label-noise"].published(run).mean) == ("bsam-released", 93.34)
@@ -143,13 +173,22 @@ def test_published_numbers_stand_where_they_belong():
 def test_the_name_of_a_folder_is_its_settings():
     run = Run("bsam", {"rho_min": 0.1}, model="resnet18", **PAPER)
     assert folder_name(run).startswith("resnet18-cifar10-bsam-rho_min0.1-seed0-")
-    others = [replace(run, lr=0.1), replace(run, epochs=3), replace(run, arguments={"rho_min": 0.1, "rho_max": 0.1}), replace(run, label_noise=0.2)]
+    others = [
+        replace(run, lr=0.1),
+        replace(run, epochs=3),
+        replace(run, arguments={"rho_min": 0.1, "rho_max": 0.1}),
+        replace(run, label_noise=0.2),
+    ]
     assert len({folder_name(each) for each in (run, *others)}) == 5
     assert folder_name(replace(run, batch=128)) == folder_name(run)
 
 
 def test_passes():
-    assert [passes_of(Run(column.method, arguments(column, "cifar10"))) for column in COLUMNS.values() if column.method in ("sgd", "gam", "bsam")] == [
+    assert [
+        passes_of(Run(column.method, arguments(column, "cifar10")))
+        for column in COLUMNS.values()
+        if column.method in ("sgd", "gam", "bsam")
+    ] == [
         1,
         4,
         3,
@@ -159,9 +198,9 @@ def test_passes():
 
 
 def test_refusals():
-    with pytest.raises(bsam.Refusal, match="seeds"):
+    with pytest.raises(bsam.BsamError, match="seeds"):
         RECIPES["label-noise"].runs("smoke", seeds=0)
-    with pytest.raises(bsam.Refusal, match=r"scale must be one of smoke, short, paper; got 'huge'"):
+    with pytest.raises(bsam.BsamError, match=r"scale must be one of smoke, short, paper; got 'huge'"):
         RECIPES["label-noise"].runs("huge")
-    with pytest.raises(bsam.Refusal, match="no method 'asam': choose from sgd, sam, bsam, bsam-2, bsam-released"):
+    with pytest.raises(bsam.BsamError, match="no method 'asam': choose from sgd, sam, bsam, bsam-2, bsam-released"):
         only(RECIPES["label-noise"].runs("smoke"), ["asam"])

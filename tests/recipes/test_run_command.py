@@ -13,7 +13,12 @@ from bsam import cli
 from bsam.recipes.catalogue import RECIPES
 from bsam.recipes.runner import folder_name, run_all
 
-CHEAP = {"classification": ["sgd"], "rho-min-study": ["bsam-2"], "label-noise": ["sgd"], "gradient-conflict": ["bsam-2"]}
+CHEAP = {
+    "classification": ["sgd"],
+    "rho-min-study": ["bsam-2"],
+    "label-noise": ["sgd"],
+    "gradient-conflict": ["bsam-2"],
+}
 
 
 def folders(out):
@@ -48,7 +53,12 @@ def test_every_method_trains_at_the_scale_smoke(tmp_path):
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    assert cli.main(["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        cli.main(
+            ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run", "--out", str(tmp_path / "out")]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "80 runs: 0 over, 0 begun, 80 missing. Time left: unknown before the first epoch." in " ".join(text.split())
     assert text.count("missing") == 81
@@ -111,7 +121,12 @@ def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys
 
 
 def started(*arguments):
-    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(bsam.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "",
+    }
     command = [sys.executable, "-m", "bsam", "run", *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -122,7 +137,10 @@ def test_a_recipe_that_nobody_listens_to_says_what_is_kept(tmp_path):
         assert "5 runs" in process.stdout.readline()
         process.stdout.close()
         error = process.stderr.read()
-    assert error == f"bsam: the output was closed. Finished epochs are kept in {tmp_path}; the same command goes on from there.\n"
+    assert (
+        error
+        == f"bsam: the output was closed. Finished epochs are kept in {tmp_path}; the same command goes on from there.\n"
+    )
     assert process.returncode == 141
     assert not (tmp_path / "table.md").exists()
 

@@ -12,10 +12,10 @@ from safetensors.torch import save
 
 import bsam
 from bsam.recipes import runner
-from bsam.recipes.runner import Clock, State, Watcher, folder_name, run_all, state_of
+from bsam.recipes.runner import Callbacks, EtaEstimator, State, folder_name, run_all, state_of
 from bsam.training.config import Run
-from bsam.training.folder import Folder, read_metrics
-from bsam.training.lock import Taken
+from bsam.training.folder import RunDir, read_metrics
+from bsam.training.lock import RunLocked
 from bsam.training.loop import Diverged, fit
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
@@ -31,7 +31,7 @@ class FakeFit:
     def __call__(self, run, folder, each_epoch, tell, **options):
         self.asked.append(run)
         trouble = self.trouble.get(folder_name(run))
-        if isinstance(trouble, bsam.Refusal) and "another process" in str(trouble):
+        if isinstance(trouble, bsam.BsamError) and "another process" in str(trouble):
             raise self.trouble.pop(folder_name(run))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(run.settings()))
@@ -74,8 +74,8 @@ def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
 
 
 def test_any_other_refusal_ends_it(fake, tmp_path):
-    fake.trouble[folder_name(RUNS[1])] = bsam.Refusal("CIFAR-10 is read from files")
-    with pytest.raises(bsam.Refusal, match="read from files"):
+    fake.trouble[folder_name(RUNS[1])] = bsam.BsamError("CIFAR-10 is read from files")
+    with pytest.raises(bsam.BsamError, match="read from files"):
         run_all(RUNS, tmp_path)
     assert words(state_of(run, tmp_path) for run in RUNS) == ["done", "missing", "missing", "missing"]
 
@@ -93,8 +93,10 @@ def test_interrupted_it_keeps_everything(fake, tmp_path):
 
 def test_a_run_that_another_process_holds_is_tried_again_at_the_end(fake, tmp_path):
     told = []
-    fake.trouble[folder_name(RUNS[0])] = Taken(f"{tmp_path}: another process is training there. Wait for it, or choose another folder")
-    assert words(run_all(RUNS, tmp_path, Watcher(tell=told.append))) == ["done"] * 4
+    fake.trouble[folder_name(RUNS[0])] = RunLocked(
+        f"{tmp_path}: another process is training there. Wait for it, or choose another folder"
+    )
+    assert words(run_all(RUNS, tmp_path, Callbacks(tell=told.append))) == ["done"] * 4
     assert fake.asked == [*RUNS, RUNS[0]]
     assert len(told) == 1
     assert folder_name(RUNS[0]) in told[0]
@@ -105,7 +107,7 @@ def test_what_others_finished_meanwhile_is_not_run(fake, tmp_path):
         if state.run == RUNS[0]:
             FakeFit()(RUNS[1], tmp_path / folder_name(RUNS[1]), lambda *_: None, None)
 
-    run_all(RUNS, tmp_path, Watcher(ends=others))
+    run_all(RUNS, tmp_path, Callbacks(ends=others))
     assert fake.asked == [RUNS[0], *RUNS[2:]]
 
 
@@ -118,15 +120,21 @@ def test_options_reach_the_training_and_watchers_are_told(monkeypatch, tmp_path)
 
     monkeypatch.setattr(runner, "fit", note)
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))  # a second later at each look
-    watcher = Watcher(
+    callbacks = Callbacks(
         begins=lambda state, over, left: told.append((str(state), over, left)),
         epoch=lambda done, total: told.append((done, total)),
         ends=lambda state: told.append(str(state)),
     )
-    run_all(RUNS[:2], tmp_path, watcher, data_dir="there", device="cpu")
+    run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert seen == [{"data_dir": "there", "device": "cpu"}] * 2
     first = [("missing", 0, (0, 2)), (1, 2), (2, 2), "done"]
-    assert told == [*first, ("missing", 1, (4.0, 0)), (1, 2), (2, 2), "done"]  # SAM: two passes, two epochs, a second each
+    assert told == [
+        *first,
+        ("missing", 1, (4.0, 0)),
+        (1, 2),
+        (2, 2),
+        "done",
+    ]  # SAM: two passes, two epochs, a second each
 
 
 def test_real_runs_stopped_after_an_epoch_go_on_and_end_the_same(tmp_path):
@@ -162,24 +170,29 @@ def test_a_run_that_was_finished_after_all_is_not_said_to_have_diverged(tmp_path
 
 
 def test_a_real_run_whose_last_step_went_too_far(tmp_path):
-    (state,) = run_all([replace(TINY, epochs=1, batch=128, lr=1e30)], tmp_path)  # one step: the training loss before it is fine
+    (state,) = run_all(
+        [replace(TINY, epochs=1, batch=128, lr=1e30)], tmp_path
+    )  # one step: the training loss before it is fine
     assert state.diverged.startswith("the test loss is")
 
 
 def test_a_real_lock_is_passed_over(tmp_path):
     told = []
-    with Folder(tmp_path / folder_name(TINY), TINY):
-        assert words(run_all(RUNS[:2], tmp_path, Watcher(tell=told.append))) == ["missing", "done"]
+    with RunDir(tmp_path / folder_name(TINY), TINY):
+        assert words(run_all(RUNS[:2], tmp_path, Callbacks(tell=told.append))) == ["missing", "done"]
     assert len(told) == 2  # tried again at the end
     assert words(run_all(RUNS[:2], tmp_path)) == ["done", "done"]
 
 
 def test_two_processes_share_the_work(tmp_path):
     """Both end well, whoever did what."""
-    program = "import sys; from tests_runs import RUNS; from bsam.recipes.runner import run_all; run_all(RUNS, sys.argv[1])"
+    program = (
+        "import sys; from tests_runs import RUNS; from bsam.recipes.runner import run_all; run_all(RUNS, sys.argv[1])"
+    )
     (tmp_path / "tests_runs.py").write_text(
         "from dataclasses import replace\nfrom bsam.training.config import Run\n"
-        "first = Run('sgd', epochs=2, batch=64, limit_train=128, limit_test=64)\nRUNS = [replace(first, seed=s) for s in range(4)]\n"
+        "first = Run('sgd', epochs=2, batch=64, limit_train=128, limit_test=64)\nRUNS = [replace(first, seed=s) for s "
+        "in range(4)]\n"
     )
     paths = [str(Path(bsam.__file__).parents[1]), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
@@ -193,7 +206,7 @@ def test_two_processes_share_the_work(tmp_path):
 def test_a_folder_of_other_settings_is_refused(fake, tmp_path):
     run_all([TINY], tmp_path)
     (tmp_path / folder_name(TINY) / "config.json").write_text(json.dumps(replace(TINY, lr=0.3).settings()))
-    with pytest.raises(bsam.Refusal, match="other settings than its name says"):
+    with pytest.raises(bsam.BsamError, match="other settings than its name says"):
         state_of(TINY, tmp_path)
 
 
@@ -213,7 +226,7 @@ def measured(run, *seconds):
 
 def test_the_clock():
     sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
-    clock = Clock([measured(sgd, 9.0, 1.0, 1.0, 2.0)])
+    clock = EtaEstimator([measured(sgd, 9.0, 1.0, 1.0, 2.0)])
     assert clock.left(measured(sgd)) == 9 + 9 * 1.0  # the first epoch compiles
     assert clock.left(measured(sgd, 9.0, 1.0)) == 9 + 7 * 1.0  # again after a new start
     assert clock.left(measured(sam)) == 2 * (9 + 9 * 1.0)
@@ -223,7 +236,7 @@ def test_the_clock():
     assert clock.left(replace(measured(sam), diverged="nan")) == 0
     states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
     assert clock.total(states) == (9 + 1.0 + 45.0, 1)
-    assert Clock([measured(sgd, 4.0)]).left(measured(sgd)) == 40.0  # nothing but a first epoch is known
+    assert EtaEstimator([measured(sgd, 4.0)]).left(measured(sgd)) == 40.0  # nothing but a first epoch is known
 
 
 def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypatch):

@@ -21,7 +21,9 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def on_a_full_disk(tmp_path):
-    """Draws where no file gets longer than a kilobyte: that is said in a sentence, the old file is as it was, and nothing lies beside it."""
+    """Draws where no file gets longer than a kilobyte: that is said in a sentence, the old file is as it was, and
+    nothing lies beside it.
+    """
 
     def check(draw, name):
         path = tmp_path / "full" / name
@@ -30,7 +32,9 @@ def on_a_full_disk(tmp_path):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
         try:
-            with pytest.raises(bsam.Refusal, match=rf"{name} could not be written \(File too large\); what was there before is kept"):
+            with pytest.raises(
+                bsam.BsamError, match=rf"{name} could not be written \(File too large\); what was there before is kept"
+            ):
                 draw(path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

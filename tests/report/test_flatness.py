@@ -22,7 +22,7 @@ from bsam.recipes.flatness import Instruments
 from bsam.report import measurements, panels
 from bsam.report.flatness import density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from bsam.report.landscapes import landscape_info, plot_contours, plot_surfaces, write_interactive
-from bsam.report.measurements import FIGURES, Notebook, flatness_report
+from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
 from bsam.report.progress import progress
 from bsam.training.lock import LOCK
 
@@ -52,7 +52,10 @@ def reading(step, sharpness=0.1, cosine=0.5):
 
 def is_a_picture(path):
     image = imread(path)
-    return min(image.shape[:2]) > 400 and len({tuple(pixel) for pixel in image[::3, ::3].reshape(-1, image.shape[2]).round(1)}) > 10
+    return (
+        min(image.shape[:2]) > 400
+        and len({tuple(pixel) for pixel in image[::3, ::3].reshape(-1, image.shape[2]).round(1)}) > 10
+    )
 
 
 DRAWINGS = {
@@ -79,21 +82,38 @@ def test_the_format_is_the_one_that_the_name_ends_in(name, start, tmp_path):
 
 
 def test_spectrum_numbers_are_those_of_the_paper():
-    (info,) = spectrum_info({"a": Eigenvalues(np.array([4.0, 2.0, 0.0]), np.array([1e-3, 0.0, 2e-3]), np.bool_(False), 12)}, "g")
+    (info,) = spectrum_info(
+        {"a": Eigenvalues(np.array([4.0, 2.0, 0.0]), np.array([1e-3, 0.0, 2e-3]), np.bool_(False), 12)}, "g"
+    )
     assert (info.title, info.group, info.values, info.residuals) == ("a", "g", [4, 2, 0], [1e-3, 0, 2e-3])
-    assert (info.maximum, info.mean, info.variance, info.converged, info.products) == (4, 2, pytest.approx(8 / 3), False, 12)
+    assert (info.maximum, info.mean, info.variance, info.converged, info.products) == (
+        4,
+        2,
+        pytest.approx(8 / 3),
+        False,
+        12,
+    )
     assert json.loads(json.dumps(info.__dict__))["converged"] is False
 
 
 def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_own(tmp_path, drawn):
-    infos = [*spectrum_info({"a": eigenvalues(4.0), "b": eigenvalues(8.0)}, "one"), *spectrum_info({"c": eigenvalues(400.0)}, "two")]
+    infos = [
+        *spectrum_info({"a": eigenvalues(4.0), "b": eigenvalues(8.0)}, "one"),
+        *spectrum_info({"c": eigenvalues(400.0)}, "two"),
+    ]
     plot_spectrum(infos, tmp_path / "spectrum.png")
     assert is_a_picture(tmp_path / "spectrum.png")
     a, b, c = drawn[0].axes
-    edges = [[bar.get_x() for bar in ax.patches] + [ax.patches[-1].get_x() + ax.patches[-1].get_width()] for ax in (a, b, c)]
+    edges = [
+        [bar.get_x() for bar in ax.patches] + [ax.patches[-1].get_x() + ax.patches[-1].get_width()] for ax in (a, b, c)
+    ]
     assert edges[0] == edges[1]
     assert (edges[0][-1], edges[2][-1]) == (pytest.approx(8), pytest.approx(400))
-    assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [5, 5, 5]  # none falls outside, the largest neither
+    assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [
+        5,
+        5,
+        5,
+    ]  # none falls outside, the largest neither
     assert a.get_ylim() == b.get_ylim()
     texts = [ax.texts[0].get_text() for ax in (a, b, c)]
     assert texts[0].startswith("max 4, mean 2.05, variance 1.9")
@@ -110,7 +130,11 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
 
 @pytest.mark.parametrize(
     ("which", "label"),
-    [("largest", "how many of the top 5"), ("magnitude", "how many of the 5 of largest magnitude"), ("both ends", "how many of the 5 at both ends")],
+    [
+        ("largest", "how many of the top 5"),
+        ("magnitude", "how many of the 5 of largest magnitude"),
+        ("both ends", "how many of the 5 at both ends"),
+    ],
 )
 def test_a_histogram_says_which_eigenvalues_it_shows(which, label, tmp_path, drawn):
     plot_spectrum(spectrum_info({"a": eigenvalues(4.0)}, which=which), tmp_path / "spectrum.png")
@@ -119,7 +143,10 @@ def test_a_histogram_says_which_eigenvalues_it_shows(which, label, tmp_path, dra
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-1.0, -2.0], [2.0]])
 def test_odd_spectra_are_drawn(values, tmp_path, drawn):
-    plot_spectrum(spectrum_info({"a": Eigenvalues(np.array(values), np.zeros(len(values)), np.bool_(True), 3)}), tmp_path / "spectrum.png")
+    plot_spectrum(
+        spectrum_info({"a": Eigenvalues(np.array(values), np.zeros(len(values)), np.bool_(True), 3)}),
+        tmp_path / "spectrum.png",
+    )
     assert sum(bar.get_height() for bar in drawn[0].axes[0].patches) == len(values)
 
 
@@ -140,14 +167,24 @@ def test_density_has_the_moments_of_its_quadrature_and_one_width_in_a_figure(tmp
 
 
 def test_densities_of_two_groups_have_a_panel_each(tmp_path, drawn):
-    plot_density([*density_info({"a": density(2.0, 0.1)}, "one"), *density_info({"b": density(400.0, 4.0)}, "two")], tmp_path / "density.png")
+    plot_density(
+        [*density_info({"a": density(2.0, 0.1)}, "one"), *density_info({"b": density(400.0, 4.0)}, "two")],
+        tmp_path / "density.png",
+    )
     first, second = drawn[0].axes
     assert first.get_xlim()[1] < 10 < 300 < second.get_xlim()[1]
 
 
 def test_landscape_numbers():
     (info,) = landscape_info({"a": bowl(shift=2.0)}, "g")
-    assert (info.title, info.group, info.axis, info.centre, info.lowest, info.highest) == ("a", "g", [-1, -0.5, 0, 0.5, 1], 2, 2, 6)
+    assert (info.title, info.group, info.axis, info.centre, info.lowest, info.highest) == (
+        "a",
+        "g",
+        [-1, -0.5, 0, 0.5, 1],
+        2,
+        2,
+        6,
+    )
     assert info.share_near == pytest.approx(1 / 25)
     assert info.loss[0][2] == 3  # the first direction, at -1
     assert info.loss[2][0] == 5  # the second one
@@ -155,15 +192,20 @@ def test_landscape_numbers():
     lost.loss[0, 0], lost.loss[4, 4] = np.nan, np.inf
     (info,) = landscape_info({"a": lost})
     assert (info.lowest, info.highest) == (0, 4)
-    with pytest.raises(bsam.Refusal, match="landscape of flat has 1 dimension"):
+    with pytest.raises(bsam.BsamError, match="landscape of flat has 1 dimension"):
         landscape_info({"flat": Landscape((AXIS,), AXIS)})
 
 
 def test_contours_of_a_group_share_levels_and_the_first_direction_is_horizontal(tmp_path, drawn):
-    infos = [*landscape_info({"steep": bowl(10), "flat": bowl(1, first=1, second=0.5)}, "one"), *landscape_info({"other": bowl(100)}, "two")]
+    infos = [
+        *landscape_info({"steep": bowl(10), "flat": bowl(1, first=1, second=0.5)}, "one"),
+        *landscape_info({"other": bowl(100)}, "two"),
+    ]
     plot_contours(infos, tmp_path / "contours.png")
     assert is_a_picture(tmp_path / "contours.png")
-    steep, flat, other = (next(ax for ax in drawn[0].axes if ax.get_title().startswith(title)) for title in ("steep", "flat", "other"))
+    steep, flat, other = (
+        next(ax for ax in drawn[0].axes if ax.get_title().startswith(title)) for title in ("steep", "flat", "other")
+    )
     levels = [ax.collections[0].levels.tolist() for ax in (steep, flat, other)]
     assert levels[0] == levels[1]
     assert (levels[0][0], levels[0][-1]) == (0, 3)  # twice as high as the flat one goes; the steep one is cut off there
@@ -178,7 +220,9 @@ def test_contours_of_a_group_share_levels_and_the_first_direction_is_horizontal(
 
 def test_surfaces_of_a_group_share_their_scale_and_are_cut_at_its_top(tmp_path, drawn, monkeypatch):
     surfaces, genuine = [], Axes3D.plot_surface
-    monkeypatch.setattr(Axes3D, "plot_surface", lambda ax, *xyz, **options: surfaces.append(xyz) or genuine(ax, *xyz, **options))
+    monkeypatch.setattr(
+        Axes3D, "plot_surface", lambda ax, *xyz, **options: surfaces.append(xyz) or genuine(ax, *xyz, **options)
+    )
     infos = [*landscape_info({"steep": bowl(10), "flat": bowl(1)}, "one"), *landscape_info({"other": bowl(100)}, "two")]
     plot_surfaces(infos, tmp_path / "surfaces.png")
     assert is_a_picture(tmp_path / "surfaces.png")
@@ -201,7 +245,10 @@ def traces(path):
 
 
 def test_the_interactive_page_shows_one_at_first_on_a_scale_for_all_and_needs_no_internet(tmp_path):
-    infos = [*landscape_info({"steep": bowl(10, first=1, second=3), "flat": bowl(1)}, "one"), *landscape_info({"other": bowl(100)}, "two")]
+    infos = [
+        *landscape_info({"steep": bowl(10, first=1, second=3), "flat": bowl(1)}, "one"),
+        *landscape_info({"other": bowl(100)}, "two"),
+    ]
     write_interactive(infos, tmp_path / "surfaces.html")
     text = (tmp_path / "surfaces.html").read_text()
     assert len(text) > 1_000_000  # plotly.js is in it
@@ -209,7 +256,9 @@ def test_the_interactive_page_shows_one_at_first_on_a_scale_for_all_and_needs_no
     data, layout = traces(tmp_path / "surfaces.html")
     assert [trace["name"].split(":")[0] for trace in data] == ["steep", "flat", "other"]
     assert [trace.get("visible", True) for trace in data] == [True, "legendonly", True]
-    assert [(trace["scene"], trace["coloraxis"]) for trace in data] == [("scene", "coloraxis")] * 2 + [("scene2", "coloraxis2")]
+    assert [(trace["scene"], trace["coloraxis"]) for trace in data] == [("scene", "coloraxis")] * 2 + [
+        ("scene2", "coloraxis2")
+    ]
     assert layout["scene"]["zaxis"]["range"] == [0, 8] == [layout["coloraxis"]["cmin"], layout["coloraxis"]["cmax"]]
     assert layout["scene2"]["zaxis"]["range"] == [0, 400]
     assert layout["scene"]["domain"]["y"][0] == layout["scene2"]["domain"]["y"][1] == 0.5
@@ -255,7 +304,10 @@ def test_a_probe_is_columns_and_curves(tmp_path, drawn):
     assert lower.get_ylim()[0] < 0.4 < 1 < lower.get_ylim()[1]
     assert set(probe_info([])) == set(columns)
     plot_probe(probe_info([]), tmp_path / "empty.png")
-    plot_probe(probe_info([reading(0, 1.0, math.nan), reading(10, math.nan, 0.4), reading(20, 0.1, 0.7)]), tmp_path / "holes.png")
+    plot_probe(
+        probe_info([reading(0, 1.0, math.nan), reading(10, math.nan, 0.4), reading(20, 0.1, 0.7)]),
+        tmp_path / "holes.png",
+    )
     assert drawn[2].axes[1].get_ylim() == lower.get_ylim()
 
 
@@ -316,14 +368,22 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"flatness.json", *FIGURES}
     found = json.loads((tmp_path / "out" / "flatness.json").read_text(), parse_constant=pytest.fail)
     assert {"bsam", "torch", "machine", "cores", "date"} <= set(found["environment"])
-    assert found["settings"] == {"loader": "m:f", "device": "cpu", **Instruments(**CHEAP).settings(), "bsam": bsam.__version__, "torch": torch.__version__}
+    assert found["settings"] == {
+        "loader": "m:f",
+        "device": "cpu",
+        **Instruments(**CHEAP).settings(),
+        "bsam": bsam.__version__,
+        "torch": torch.__version__,
+    }
     for path, entry in zip(files, found["models"], strict=True):
         model, loss_fn, data = loader(path)
         x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
         assert entry["sharpness"]["loss"] == pytest.approx(loss_fn(model(x), y).item(), rel=1e-5)
         assert entry["landscape"]["centre"] == entry["sharpness"]["loss"] == entry["landscape"]["loss"][1][1]
         exact = hessian(model, loss_fn, x, y)
-        assert entry["eigenvalues"]["values"] == pytest.approx(torch.linalg.eigvalsh(exact).flip(0)[:2].tolist(), rel=1e-3)
+        assert entry["eigenvalues"]["values"] == pytest.approx(
+            torch.linalg.eigvalsh(exact).flip(0)[:2].tolist(), rel=1e-3
+        )
         assert entry["eigenvalues"]["maximum"] == entry["eigenvalues"]["values"][0]
         assert abs(entry["trace"]["value"] - float(exact.trace())) <= 5 * entry["trace"]["standard_error"] + 1e-4
         assert entry["parameters"] == len(exact)
@@ -333,7 +393,11 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     a, b, wide = (entry["architecture"] for entry in found["models"])
     assert a == b != wide
     out = console.file.getvalue()
-    assert [line.split()[0] for line in out.splitlines() if line.startswith((" a ", " b ", " wide "))] == ["a", "b", "wide"]
+    assert [line.split()[0] for line in out.splitlines() if line.startswith((" a ", " b ", " wide "))] == [
+        "a",
+        "b",
+        "wide",
+    ]
     assert f"{found['models'][1]['eigenvalues']['maximum']:.3g}" in out
 
 
@@ -343,7 +407,12 @@ def hessian(model, loss_fn, x, y):
 
     def value(w):
         pieces = w.split([shape.numel() for shape in shapes])
-        return loss_fn(torch.func.functional_call(model, {n: p.view(s) for n, p, s in zip(names, pieces, shapes, strict=True)}, (x,)), y)
+        return loss_fn(
+            torch.func.functional_call(
+                model, {n: p.view(s) for n, p, s in zip(names, pieces, shapes, strict=True)}, (x,)
+            ),
+            y,
+        )
 
     return torch.autograd.functional.hessian(value, flat)
 
@@ -358,7 +427,9 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
     assert [path.name for path in out.iterdir()] == ["flatness.json"]
     files[1].write_text(broken)
     measured, genuine = [], measurements.measure
-    monkeypatch.setattr(measurements, "measure", lambda model, *rest: measured.append(model[0].weight.shape[0]) or genuine(model, *rest))
+    monkeypatch.setattr(
+        measurements, "measure", lambda model, *rest: measured.append(model[0].weight.shape[0]) or genuine(model, *rest)
+    )
     console = Console(file=io.StringIO(), width=80)
     flatness_report(files, "m:f", Instruments(**CHEAP), out, "cpu", console)
     assert measured == [4, 6]  # the second and the third one
@@ -375,7 +446,11 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
     assert measured == [4]
     assert drawn == [["a"]]
     models = json.loads((out / "flatness.json").read_text())["models"]
-    assert [entry["file"] for entry in models] == [str(files[1]), str(files[2]), str(files[0])]  # its old numbers are gone
+    assert [entry["file"] for entry in models] == [
+        str(files[1]),
+        str(files[2]),
+        str(files[0]),
+    ]  # its old numbers are gone
     assert models[2]["eigenvalues"] != after["models"][0]["eigenvalues"]
 
 
@@ -385,7 +460,7 @@ def test_a_second_process_on_the_folder_is_refused_and_loses_nothing(files, tmp_
 
     def disturbed(*arguments):
         monkeypatch.setattr(measurements, "measure", genuine)
-        with pytest.raises(bsam.Refusal, match=f"{out}: another process is measuring there. Wait for it, or choose"):
+        with pytest.raises(bsam.BsamError, match=f"{out}: another process is measuring there. Wait for it, or choose"):
             flatness_report(files[1:2], "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
         return genuine(*arguments)
 
@@ -405,7 +480,9 @@ def loaded(scale=1.0, samples=12, build=network):
 
 def scaled(seed):
     """The same function as the network, in other shapes."""
-    return nn.Sequential(network(seed), nn.Linear(2, 2, bias=False).requires_grad_(False), nn.Linear(2, 2, bias=False)).apply(identity)
+    return nn.Sequential(
+        network(seed), nn.Linear(2, 2, bias=False).requires_grad_(False), nn.Linear(2, 2, bias=False)
+    ).apply(identity)
 
 
 def identity(module):
@@ -455,7 +532,9 @@ def test_landscapes_with_points_that_are_no_numbers_are_drawn_again_from_the_fil
     tables = []
     for _ in range(2):
         console = Console(file=io.StringIO(), width=80)
-        flatness_report(files[:1], "m:f", Instruments(**{**CHEAP, "points": 5, "rho": 1.0}), tmp_path / "out", "cpu", console)
+        flatness_report(
+            files[:1], "m:f", Instruments(**{**CHEAP, "points": 5, "rho": 1.0}), tmp_path / "out", "cpu", console
+        )
         tables.append(console.file.getvalue()[console.file.getvalue().index("model ") :])
     entry = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"][0]
     assert any(None in row for row in entry["landscape"]["loss"])
@@ -478,30 +557,36 @@ def test_other_settings_and_strange_folders_are_refused_untouched(files, tmp_pat
     out = tmp_path / "out"
     flatness_report(files[:1], "m:f", Instruments(**CHEAP), out, "cpu", QUIET)
     before = {path: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(bsam.Refusal, match="seed 0 there, 1 here"):
+    with pytest.raises(bsam.BsamError, match="seed 0 there, 1 here"):
         flatness_report(files, "m:f", Instruments(**CHEAP, seed=1), out, "cpu", QUIET)
-    with pytest.raises(bsam.Refusal, match="loader m:f there, m:g here"):
+    with pytest.raises(bsam.BsamError, match="loader m:f there, m:g here"):
         flatness_report(files, "m:g", Instruments(**CHEAP), out, "cpu", QUIET)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     (out / "flatness.json").write_text('{"something": "else"}')
-    with pytest.raises(bsam.Refusal, match="no file of bsam flatness"):
-        Notebook(out, {})
+    with pytest.raises(bsam.BsamError, match="no file of bsam flatness"):
+        ResultsFile(out, {})
     (out / "flatness.json").unlink()
-    with pytest.raises(bsam.Refusal, match=r"spectrum\.png, density\.png.*overwritten"):
-        Notebook(out, {})
-    with pytest.raises(bsam.Refusal, match="cannot be used"):
-        Notebook(files[0], {})
+    with pytest.raises(bsam.BsamError, match=r"spectrum\.png, density\.png.*overwritten"):
+        ResultsFile(out, {})
+    with pytest.raises(bsam.BsamError, match="cannot be used"):
+        ResultsFile(files[0], {})
 
 
 def test_a_loss_that_is_not_finite_is_refused_with_the_file(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "loader", lambda name: lambda path: (network(0), lambda out, y: out.sum() * math.nan, [(torch.ones(2, 3), torch.ones(2))]))
-    with pytest.raises(bsam.Refusal, match=r"a\.pt: the loss is nan"):
+    monkeypatch.setattr(
+        run_folder,
+        "loader",
+        lambda name: (
+            lambda path: (network(0), lambda out, y: out.sum() * math.nan, [(torch.ones(2, 3), torch.ones(2))])
+        ),
+    )
+    with pytest.raises(bsam.BsamError, match=r"a\.pt: the loss is nan"):
         flatness_report(files, "m:f", Instruments(**CHEAP), tmp_path / "out", "cpu", QUIET)
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta:x", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(device, files, tmp_path):
-    with pytest.raises(bsam.Refusal, match=f"device.*{device}"):
+    with pytest.raises(bsam.BsamError, match=f"device.*{device}"):
         flatness_report(files, "m:f", Instruments(**CHEAP), tmp_path / "out", device, QUIET)
     assert not (tmp_path / "out").exists()
 
@@ -520,6 +605,8 @@ def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, 
 def test_models_of_one_architecture_are_one_group(files, tmp_path, monkeypatch):
     seen = []
     for name in ("plot_spectrum", "plot_density", "plot_contours", "plot_surfaces", "write_interactive"):
-        monkeypatch.setattr(measurements, name, lambda infos, path: seen.append([len(group) for group in panels.grouped(infos)]))
+        monkeypatch.setattr(
+            measurements, name, lambda infos, path: seen.append([len(group) for group in panels.grouped(infos)])
+        )
     flatness_report(files, "m:f", Instruments(**CHEAP), tmp_path / "out", "cpu", QUIET)
     assert seen == [[2, 1]] * 5

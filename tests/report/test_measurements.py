@@ -11,7 +11,7 @@ import bsam
 from bsam import cli
 from bsam.recipes.flatness import Instruments
 from bsam.report import measurements
-from bsam.report.measurements import FIGURES, Notebook, flatness_report
+from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
 
 CHEAP = Instruments(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
 
@@ -21,7 +21,25 @@ def runs(tmp_path_factory):
     """A folder with two finished runs, of which one had a probe."""
     folder = tmp_path_factory.mktemp("runs")
     for name, flags in {"probed": ["--probe", "2"], "plain": []}.items():
-        assert cli.main(["train", "--method", "bsam", "--epochs", "1", "--batch", "128", "--device", "cpu", *flags, "--out", str(folder / name)]) == 0
+        assert (
+            cli.main(
+                [
+                    "train",
+                    "--method",
+                    "bsam",
+                    "--epochs",
+                    "1",
+                    "--batch",
+                    "128",
+                    "--device",
+                    "cpu",
+                    *flags,
+                    "--out",
+                    str(folder / name),
+                ]
+            )
+            == 0
+        )
     return folder
 
 
@@ -32,7 +50,9 @@ def report(folders, out):
 def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypatch):
     drawn = []
     genuine = measurements.plot_probe
-    monkeypatch.setattr(measurements, "plot_probe", lambda columns, path: (drawn.append(columns), genuine(columns, path)))
+    monkeypatch.setattr(
+        measurements, "plot_probe", lambda columns, path: (drawn.append(columns), genuine(columns, path))
+    )
     written = report([runs / "probed", runs / "plain"], tmp_path / "out")
     assert [path.name for path in written] == ["flatness.json", *FIGURES, "probe_probed.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in written}
@@ -52,7 +72,9 @@ def test_two_runs_of_one_name_have_a_figure_each(runs, tmp_path):
     twin = tmp_path / "other" / "probed"
     shutil.copytree(runs / "probed", twin)
     lines = (twin / "probe.jsonl").read_text().splitlines()
-    unknown = {name: value if name in ("step", "extra_passes") else None for name, value in json.loads(lines[1]).items()}  # what was not finite
+    unknown = {
+        name: value if name in ("step", "extra_passes") else None for name, value in json.loads(lines[1]).items()
+    }  # what was not finite
     (twin / "probe.jsonl").write_text("\n".join([lines[0], json.dumps(unknown), *lines[2:]]))
     figures = [path for path in report([runs / "probed", twin], tmp_path / "out") if path.name.startswith("probe_")]
     assert len(set(figures)) == 2
@@ -77,11 +99,11 @@ def test_a_damaged_probe_is_named_before_anything_is_measured(runs, tmp_path, mo
     monkeypatch.setattr(measurements, "measure", lambda *arguments: pytest.fail("measured"))
     for text in ("{", '{"step": 1}', "3"):
         (broken / "probe.jsonl").write_text(text)
-        with pytest.raises(bsam.Refusal, match=r"probe\.jsonl is damaged.*remove the file"):
+        with pytest.raises(bsam.BsamError, match=r"probe\.jsonl is damaged.*remove the file"):
             report([broken], tmp_path / "out")
 
 
 def test_the_figure_of_somebody_elses_probe_is_not_overwritten(tmp_path):
     (tmp_path / "probe_mine.png").write_text("mine")
-    with pytest.raises(bsam.Refusal, match=r"probe_mine\.png.*overwritten"):
-        Notebook(tmp_path, {})
+    with pytest.raises(bsam.BsamError, match=r"probe_mine\.png.*overwritten"):
+        ResultsFile(tmp_path, {})

@@ -12,7 +12,15 @@ from bsam.recipes.catalogue import RECIPES
 from bsam.recipes.columns import column_of
 from bsam.recipes.paper import Published
 from bsam.recipes.runner import State, folder_name, state_of
-from bsam.report.comparison import caption, comparison_info, comparison_markdown, comparison_tables, notes_info, ours_text, parts_info
+from bsam.report.comparison import (
+    caption,
+    comparison_info,
+    comparison_markdown,
+    comparison_tables,
+    notes_info,
+    ours_text,
+    parts_info,
+)
 from bsam.report.outcome import origin_info, runs_info, write_outcome
 from bsam.report.probe_figures import plot_conflicts, readings_info, smooth
 from bsam.report.recipe_figures import FIGURES, accuracy_lines_info, plot_accuracy_lines, training_curves_info
@@ -32,7 +40,10 @@ def accuracy_of(run):
 
 def finished(run, out=Path("out")):
     """Epochs before the last one are better: the last one is reported."""
-    epochs = [{"epoch": e + 1, "train_loss": 2.0 / (e + 1), "test_loss": 1.0 / (e + 1), "test_accuracy": 0.99, "seconds": 2.0} for e in range(run.epochs)]
+    epochs = [
+        {"epoch": e + 1, "train_loss": 2.0 / (e + 1), "test_loss": 1.0 / (e + 1), "test_accuracy": 0.99, "seconds": 2.0}
+        for e in range(run.epochs)
+    ]
     epochs[-1]["test_accuracy"] = accuracy_of(run)
     return State(run, out / folder_name(run), tuple(epochs), finished=True)
 
@@ -58,7 +69,9 @@ def test_the_table_by_hand():
     by_place = {(e.place.part, e.place.row, e.place.column): e for e in entries}
     for row in ("BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"):
         assert by_place["ResNet-18", row, "CIFAR-10"].paper == Published(96.82, 0.12)
-    assert by_place["PyramidNet-110", "ASAM", "CIFAR-100"].paper == Published(86.47, 0.09, "taken by the paper from Li et al., CVPR 2024, after 300 epochs")
+    assert by_place["PyramidNet-110", "ASAM", "CIFAR-100"].paper == Published(
+        86.47, 0.09, "taken by the paper from Li et al., CVPR 2024, after 300 epochs"
+    )
     assert by_place["WideResNet-28-10", "MSAM", "CIFAR-10"].paper is None
     part = parts_info(recipe, entries)[0]
     assert (part.title, part.header) == ("ResNet-18", ("method", "CIFAR-10", "paper", "CIFAR-100", "paper"))
@@ -77,9 +90,17 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said():
     states[1] = State(runs[1], Path("out/sam"), diverged="the training loss is nan")  # SAM, seed 0
     states[0] = State(runs[0], Path("out/sgd"))  # SGD, neither seed
     states[5] = State(runs[5], Path("out/sgd"), states[5].epochs[:7])
-    states[2], states[7] = (replace(states[i], finished=False, diverged="the training loss is nan") for i in (2, 7))  # BSAM, both
+    states[2], states[7] = (
+        replace(states[i], finished=False, diverged="the training loss is nan") for i in (2, 7)
+    )  # BSAM, both
     entries = comparison_info(recipe, states)
-    assert [ours_text(entry) for entry in entries] == ["-", "91.00 (1), 1 diverged", "diverged", "90.50 ± 0.71 (2)", "90.50 ± 0.71 (2)"]
+    assert [ours_text(entry) for entry in entries] == [
+        "-",
+        "91.00 (1), 1 diverged",
+        "diverged",
+        "90.50 ± 0.71 (2)",
+        "90.50 ± 0.71 (2)",
+    ]
     assert entries[1].ours == Spread(91.0, None, 1)
     assert [entry.missing for entry in entries] == [2, 0, 0, 0, 0]
     assert caption(entries, RUN)[-1] == "2 runs are not finished."
@@ -108,7 +129,10 @@ def test_markdown_and_terminal_say_the_same():
     recipe = RECIPES["label-noise"]
     entries = comparison_info(recipe, [finished(run) for run in recipe.runs("paper", seeds=2)])
     markdown = comparison_markdown(recipe, entries, RUN, ["Run on a machine."])
-    assert "| SGD | 88.50 ± 0.71 (2) | 85.94 | 86.50 ± 0.71 (2) | 70.25 | 84.50 ± 0.71 (2) | 48.50 | 82.50 ± 0.71 (2) | 28.91 |" in markdown
+    assert (
+        "| SGD | 88.50 ± 0.71 (2) | 85.94 | 86.50 ± 0.71 (2) | 70.25 | 84.50 ± 0.71 (2) | 48.50 | 82.50 ± 0.71 (2) | "
+        "28.91 |" in markdown
+    )
     assert markdown.endswith("Run on a machine.  \n")
     tables = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in tables}) == 1
@@ -138,7 +162,15 @@ def out(tmp_path):
             (state.folder / "environment.json").write_text(json.dumps([machine]))
             if run.probe is not None:
                 readings = [
-                    {"step": s, "max_sharpness": 2.0, "min_sharpness": 1.0, "bilateral": 3.0, "cosine": float(run.seed), "rho_min": 0.1} for s in range(4)
+                    {
+                        "step": s,
+                        "max_sharpness": 2.0,
+                        "min_sharpness": 1.0,
+                        "bilateral": 3.0,
+                        "cosine": float(run.seed),
+                        "rho_min": 0.1,
+                    }
+                    for s in range(4)
                 ]
                 (state.folder / "probe.jsonl").write_text("".join(json.dumps(r) + "\n" for r in readings))
             states.append(state_of(run, tmp_path))
@@ -152,7 +184,11 @@ def test_what_a_recipe_leaves_behind(name, out, tmp_path):
     recipe, states = out(name)
     assert all(state.finished for state in states)
     written = write_outcome(tmp_path, recipe, "smoke", states)
-    assert [path.name for path in written] == ["table.md", "results.json", *(f"{figure}.png" for figure in recipe.figures)]
+    assert [path.name for path in written] == [
+        "table.md",
+        "results.json",
+        *(f"{figure}.png" for figure in recipe.figures),
+    ]
     assert all(path.read_bytes().startswith(PNG) for path in written[2:])
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["recipe"], results["scale"], results["seeds"]) == (name, "smoke", [0, 1])
@@ -205,11 +241,15 @@ def test_the_legend_names_the_lines_of_every_panel_once(tmp_path, drawn):
 def test_a_schedule_has_its_name_and_one_colour_in_every_column(out, tmp_path, drawn):
     recipe, states = out("gradient-conflict", seeds=1)
     found = readings_info(recipe, states)
-    plot_conflicts([each for each in found if (each.part, each.row) != (found[0].part, "0.1 to 0.05")], tmp_path / "conflict.png")
+    plot_conflicts(
+        [each for each in found if (each.part, each.row) != (found[0].part, "0.1 to 0.05")], tmp_path / "conflict.png"
+    )
     upper, lower = drawn[0].axes[:3], drawn[0].axes[3:]
     schedules = [rf"$\rho^{{min}}$ {row}" for row in ("0.1, fixed", "0.1 to 0.05", "0.1 to 0")]
     assert sorted(legend_of(drawn[0])) == sorted(schedules)
-    colours = [{line.get_label(): line.get_color() for line in ax.lines if line.get_label() in schedules} for ax in upper]
+    colours = [
+        {line.get_label(): line.get_color() for line in ax.lines if line.get_label() in schedules} for ax in upper
+    ]
     assert list(map(len, colours)) == [2, 3, 3]
     assert colours[1] == colours[2] == {**colours[1], **colours[0]}
     assert [[line.get_color() for line in ax.lines] for ax in lower] == [list(each.values()) for each in colours]
@@ -218,7 +258,13 @@ def test_a_schedule_has_its_name_and_one_colour_in_every_column(out, tmp_path, d
 def test_courses_are_means_over_the_seeds(out):
     _, states = out("training-curves")
     courses = training_curves_info(states)
-    assert [course.title for course in courses] == ["SGD", "SAM", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    assert [course.title for course in courses] == [
+        "SGD",
+        "SAM",
+        "BSAM (Algorithm 1)",
+        "BSAM (2 passes)",
+        "BSAM (as released)",
+    ]
     assert courses[0].where == "WideResNet-10-1 on Digits"
     assert courses[0].train_loss == pytest.approx([2.0, 1.0, 2 / 3])
     assert courses[0].test_accuracy == pytest.approx([99.0, 99.0, 90.5])
@@ -237,7 +283,9 @@ def test_readings_are_means_over_the_seeds(out):
 def test_lines_against_rho_min_and_noise():
     study = RECIPES["rho-min-study"]
     lines = accuracy_lines_info(study, [finished(run) for run in study.runs("paper", seeds=2)])
-    assert [(line.panel, line.method) for line in lines][:3] == [("CIFAR-10, ResNet-18", name) for name in ("bsam", "bsam-2", "bsam-released")]
+    assert [(line.panel, line.method) for line in lines][:3] == [
+        ("CIFAR-10, ResNet-18", name) for name in ("bsam", "bsam-2", "bsam-released")
+    ]
     assert lines[0].x == (0.01, 0.025, 0.05, 0.1, 0.25)
     assert [number.mean for number in lines[0].paper] == [96.75, 96.78, 96.82, 96.66, 96.18]
     noise = RECIPES["label-noise"]
@@ -255,11 +303,17 @@ def test_smoothing_keeps_length_and_mean():
 def test_the_plan():
     recipe = RECIPES["training-curves"]
     runs = recipe.runs("smoke")
-    states = [finished(runs[0]), State(runs[1], Path("b"), ({"seconds": 3.0},)), *(State(run, Path("c")) for run in runs[2:])]
+    states = [
+        finished(runs[0]),
+        State(runs[1], Path("b"), ({"seconds": 3.0},)),
+        *(State(run, Path("c")) for run in runs[2:]),
+    ]
     plan = plan_info(states)
     assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
     first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
-    assert [seconds for _, _, seconds in plan] == pytest.approx([0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)])
+    assert [seconds for _, _, seconds in plan] == pytest.approx(
+        [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
+    )
     text = shown(plan_table(recipe, states), totals(states))
     assert "5 runs: 1 over, 1 begun, 3 missing. Time left: about 52 s." in text
     assert all(name_of(run) in text for run in runs)

@@ -12,32 +12,41 @@ import bsam
 from bsam.core.extras import need
 from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
-from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, contenders
+from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, candidates_of
 from bsam.report.catalogue import CATALOGUES, catalogue_table, methods_info
 from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
 from bsam.report.landscapes import plot_contours, reliefs_info
 from bsam.report.progress import progress
 from bsam.report.results import rows_info, write_results
 from bsam.report.tables import summary_info, summary_tables
-from bsam.training.result import Epoch, Relief, Result
+from bsam.training.result import Epoch, LossSurface, Result
 
 
 def made_up(seeds=3, epochs=2, loss=1.0, methods=DEFAULT):
     """Numbers that say where they come from: the hundreds are the method, the tens the noise rate, the ones the seed."""
-    plan, cells = Plan(seeds=seeds, epochs=epochs, contenders=contenders(methods)), []
+    plan, cells = Plan(seeds=seeds, epochs=epochs, candidates_of=candidates_of(methods)), []
     for n, noise in enumerate((0.0, 0.4)):
-        for m, contender in enumerate(plan.contenders):
+        for m, candidate in enumerate(plan.candidates_of):
             tuning = tuple(
                 Result(run, tuple(Epoch({"validation_accuracy": a}) for a in (0.2, 0.5 + 0.01 * i)), 1.0)
-                for i, run in enumerate(plan.tuning_runs(contender, noise))
+                for i, run in enumerate(plan.tuning_runs(candidate, noise))
             )
             results = []
             for seed, run in enumerate(plan.final_runs(tuning[-1].run)):
                 base = (100 * m + 10 * n + seed) / 1000
-                curve = tuple(Epoch({"test_accuracy": base + e / 10_000}, Sharpness(loss, base + 1, base + 2, 2 * base + 3, 0.5)) for e in range(epochs))
-                relief = None if run.relief is None else Relief((-1.0, 0.0, 1.0), ((3.0,) * 3, (base, base / 2, base), (3.0,) * 3))
-                results.append(Result(run, curve, (m + 1.0) * (1 + seed), 10 + base, relief))  # the machine slows down from seed to seed
-            cells.append(Cell(contender, noise, tuning, tuple(results)))
+                curve = tuple(
+                    Epoch({"test_accuracy": base + e / 10_000}, Sharpness(loss, base + 1, base + 2, 2 * base + 3, 0.5))
+                    for e in range(epochs)
+                )
+                relief = (
+                    None
+                    if run.relief is None
+                    else LossSurface((-1.0, 0.0, 1.0), ((3.0,) * 3, (base, base / 2, base), (3.0,) * 3))
+                )
+                results.append(
+                    Result(run, curve, (m + 1.0) * (1 + seed), 10 + base, relief)
+                )  # the machine slows down from seed to seed
+            cells.append(Cell(candidate, noise, tuning, tuple(results)))
     return plan, cells
 
 
@@ -49,7 +58,11 @@ def test_rows_are_one_per_method_noise_rate_and_seed_of_the_last_epoch():
     assert row["test_accuracy"] == pytest.approx(0.311 + 1e-4)
     assert (row["max_sharpness"], row["min_sharpness"], row["bilateral"]) == pytest.approx((1.311, 2.311, 3.622))
     assert row["top_eigenvalue"] == pytest.approx(10.311)
-    assert (row["lr"], row["weight_decay"], row["arguments"]) == (0.1, 5e-2, {"rho_max": 0.1, "rho_min": 0.1, "passes": 2})
+    assert (row["lr"], row["weight_decay"], row["arguments"]) == (
+        0.1,
+        5e-2,
+        {"rho_max": 0.1, "rho_min": 0.1, "passes": 2},
+    )
 
 
 def test_summary_is_mean_sample_deviation_and_time_against_sgd_of_the_same_seed():
@@ -68,7 +81,12 @@ def test_without_sgd_there_is_no_relative_time():
     assert {entry["relative_time"] for entry in summary} == {None}
     out = io.StringIO()
     Console(file=out, width=80).print(summary_tables(summary)[0])
-    assert next(line for line in out.getvalue().splitlines() if line.startswith("SAF")).split()[-4:] == ["-", "0.1", "λ1", "0.05"]
+    assert next(line for line in out.getvalue().splitlines() if line.startswith("SAF")).split()[-4:] == [
+        "-",
+        "0.1",
+        "λ1",
+        "0.05",
+    ]
 
 
 @pytest.mark.parametrize("methods", [DEFAULT, TITLES])
@@ -124,7 +142,9 @@ def test_curves_are_means_over_seeds_epoch_by_epoch():
     assert [s.std for s in curve.bilateral] == pytest.approx([0.002, 0.002])
 
 
-@pytest.mark.parametrize(("seeds", "epochs", "methods"), [(3, 4, DEFAULT), (1, 1, DEFAULT), (2, 3, ["saf"]), (2, 3, TITLES)])
+@pytest.mark.parametrize(
+    ("seeds", "epochs", "methods"), [(3, 4, DEFAULT), (1, 1, DEFAULT), (2, 3, ["saf"]), (2, 3, TITLES)]
+)
 def test_figure_is_drawn(tmp_path, seeds, epochs, methods):
     _, cells = made_up(seeds, epochs, methods=methods)
     plot_curves(curves_info(cells), tmp_path / "figure.png")
@@ -177,11 +197,13 @@ def test_the_list_of_methods_has_them_all():
     assert [float(row[3]) for row in methods_info()] == [method.passes for method in METHODS.values()]
 
 
-@pytest.mark.parametrize(("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")]
+)
 def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
     need(module, extra)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(bsam.Refusal, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
+    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
         need(module, extra)
 
 

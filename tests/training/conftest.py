@@ -14,13 +14,19 @@ import torch
 from bsam.data import cifar
 from bsam.data.cifar import CIFAR10, CIFAR100, Batch
 
-SMALL10 = replace(CIFAR10, train=tuple(replace(batch, records=20, sha256=None) for batch in CIFAR10.train), test=replace(CIFAR10.test, records=30, sha256=None))
+SMALL10 = replace(
+    CIFAR10,
+    train=tuple(replace(batch, records=20, sha256=None) for batch in CIFAR10.train),
+    test=replace(CIFAR10.test, records=30, sha256=None),
+)
 SMALL100 = replace(CIFAR100, train=(Batch("train", 200),), test=Batch("test", 100))
 
 
 @pytest.fixture
 def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with 100 + 30 images of CIFAR-10's shape and 200 + 100 of CIFAR-100's, as random bytes; the loader takes them for the real ones."""
+    """A folder with 100 + 30 images of CIFAR-10's shape and 200 + 100 of CIFAR-100's, as random bytes; the loader takes
+    them for the real ones.
+    """
     random, folder = np.random.default_rng(5), tmp_path / "cifar"
     for kind in (SMALL10, SMALL100):
         monkeypatch.setattr(cifar, kind.name.upper(), kind)
@@ -36,7 +42,12 @@ def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def same(a: Any, b: Any) -> bool:
     """Whether two nests of plain values and tensors agree in every bit, NaN with NaN."""
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.numpy().tobytes() == b.numpy().tobytes()
+        )
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):

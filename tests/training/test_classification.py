@@ -35,7 +35,9 @@ def smoothed(logits, y, others):
 
 
 def by_hand(image, draws, i, mean, std):
-    """One image, padded, cropped, perhaps mirrored, normalised, perhaps with a hole, as chance decided for its place in the training set."""
+    """One image, padded, cropped, perhaps mirrored, normalised, perhaps with a hole, as chance decided for its place in
+    the training set.
+    """
     (row, column), (_, step), (top, left) = (getattr(draws, name)[i].tolist() for name in ("begin", "step", "corner"))
     padded = torch.zeros(3, 40, 40)
     padded[:, 4:36, 4:36] = image / 255
@@ -48,8 +50,12 @@ def by_hand(image, draws, i, mean, std):
 
 
 def test_sgd_equals_a_plain_loop(small_cifar):
-    """The order of the samples, their augmentation, smoothing, flipped labels, the cosine, momentum, batch norm, the last epoch: all from the outside."""
-    run = Run("sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=3, batch=32, label_noise=0.2, seed=7, warmup=1 / 3)
+    """The order of the samples, their augmentation, smoothing, flipped labels, the cosine, momentum, batch norm, the
+    last epoch: all from the outside.
+    """
+    run = Run(
+        "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=3, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
+    )
     result = fit(run, data_dir=small_cifar, device="cpu")
     data = load("cifar10", small_cifar)
     noisy, _ = flip_labels(data.train.y, 0.2, 10, 7)
@@ -81,14 +87,18 @@ def test_sgd_equals_a_plain_loop(small_cifar):
             test = (data.test.x / 255 - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
             logits = model(test)
         assert found["test_loss"] == pytest.approx(F.cross_entropy(logits, data.test.y).item(), rel=1e-3)
-        assert found["test_accuracy"] == pytest.approx((logits.argmax(1) == data.test.y).float().mean().item(), abs=1.01 / 30)
+        assert found["test_accuracy"] == pytest.approx(
+            (logits.argmax(1) == data.test.y).float().mean().item(), abs=1.01 / 30
+        )
     assert (result.last.metrics["epoch"], result.score) == (3, found["test_accuracy"])
 
 
 @pytest.mark.parametrize(("data", "classes"), [("cifar10", 10), ("cifar100", 100)])
 @pytest.mark.parametrize("method", ["sgd", "saf", "mesa"])
 def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method, small_cifar):
-    """By the distribution written out; and, as log-likelihoods are linear in the targets, the targets can be read off the losses of one-hot logits."""
+    """By the distribution written out; and, as log-likelihoods are linear in the targets, the targets can be read off
+    the losses of one-hot logits.
+    """
     run = Run(method, model="resnet8", data=data, label_smoothing=0.1)
     task = Classification(run, CPU, small_cifar)
     network = task.network()
@@ -101,7 +111,9 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
     if method == "sgd":
         scale, batch = 50.0, (x[:1], y[:1], index[:1])
         eye = scale * torch.eye(classes)
-        of_class = torch.stack([task.losses(row[None], batch) for row in eye]).flatten().double()  # = log Z - scale * target
+        of_class = (
+            torch.stack([task.losses(row[None], batch) for row in eye]).flatten().double()
+        )  # = log Z - scale * target
         log_z = math.log(math.exp(scale) + classes - 1)
         targets = (log_z - of_class) / scale
         assert torch.allclose(targets.float(), spread_targets(y[:1], classes, 0.1)[0], atol=1e-6)
@@ -109,7 +121,7 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
 
 def test_more_smoothing_than_there_is_to_share_is_refused():
     assert Classification(Run("sgd", label_smoothing=0.9), CPU).classes == 10
-    with pytest.raises(bsam.Refusal, match=r"label_smoothing must be at most 0\.9"):
+    with pytest.raises(bsam.BsamError, match=r"label_smoothing must be at most 0\.9"):
         Classification(Run("sgd", label_smoothing=0.91), CPU)
 
 
@@ -143,7 +155,9 @@ def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path, even
     ((images, seen),) = task.examples()
     flipped = {tuple(x.flatten().tolist()) for x in images[seen != data.y[evenly(data.y, 200)]]}
     assert {tuple(x.flatten().tolist()) for x in data.x[wrong]} == flipped
-    assert torch.equal(seen, flip_labels(data.y[evenly(data.y, 200)], 0.3, 10, 4)[0])  # which labels are flipped is a matter of the run's own samples
+    assert torch.equal(
+        seen, flip_labels(data.y[evenly(data.y, 200)], 0.3, 10, 4)[0]
+    )  # which labels are flipped is a matter of the run's own samples
     assert not (tmp_path / "clean" / "flipped.json").exists()
 
 
@@ -160,13 +174,13 @@ def test_limits_take_from_all_classes_alike_and_refuse_more_than_there_are(evenl
     nn.init.zeros_(zeros[1].weight)
     zeros[1].bias.data = torch.eye(10)[3]
     assert task.evaluate(zeros)["test_accuracy"] == int((digits().test.y[evenly(digits().test.y, 33)] == 3).sum()) / 33
-    for wrong in ({"limit_train": 641}, {"limit_test": 758}, {"limit_test": 401, "held_out": "validation"}):
-        with pytest.raises(bsam.Refusal, match=rf"{next(iter(wrong))} must be at most (640|757|400)"):
+    for wrong in ({"limit_train": 641}, {"limit_test": 758}, {"limit_test": 401, "eval_split": "validation"}):
+        with pytest.raises(bsam.BsamError, match=rf"{next(iter(wrong))} must be at most (640|757|400)"):
             Classification(Run("sgd", **wrong), CPU)
 
 
 def test_the_last_batch_is_full_and_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(bsam.Refusal, match="batch must be at most 50, the number of training samples; got 64"):
+    with pytest.raises(bsam.BsamError, match="batch must be at most 50, the number of training samples; got 64"):
         fit(Run("sgd", epochs=1, limit_train=50, **ON_DIGITS), device="cpu")
 
 
@@ -200,27 +214,30 @@ def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(mo
 def test_held_out_set_is_the_named_one():
     network = Classification(Run("sgd"), CPU).network().eval()
     for name, examples in (("validation", digits().validation), ("test", digits().test)):
-        found = Classification(Run("sgd", held_out=name, label_noise=0.4), CPU).evaluate(network)
+        found = Classification(Run("sgd", eval_split=name, label_noise=0.4), CPU).evaluate(network)
         expected = F.cross_entropy(network(examples.x), examples.y).item()
         assert found[f"{name}_loss"] == pytest.approx(expected, rel=1e-5)
         assert list(found) == [f"{name}_loss", f"{name}_accuracy"]
 
 
 def test_what_the_data_does_not_have_is_refused(small_cifar):
-    with pytest.raises(bsam.Refusal, match="cifar10 has no validation set: set held_out to test"):
-        Classification(Run("sgd", data="cifar10", held_out="validation"), CPU, small_cifar)
-    with pytest.raises(bsam.Refusal, match="digits_net does not take images of 3x32x32, as cifar10 has them"):
+    with pytest.raises(bsam.BsamError, match="cifar10 has no validation set: set eval_split to test"):
+        Classification(Run("sgd", data="cifar10", eval_split="validation"), CPU, small_cifar)
+    with pytest.raises(bsam.BsamError, match="digits_net does not take images of 3x32x32, as cifar10 has them"):
         Classification(Run("sgd", data="cifar10", model="digits_net"), CPU, small_cifar).network()
-    with pytest.raises(bsam.Refusal, match="--data-dir"):
+    with pytest.raises(bsam.BsamError, match="--data-dir"):
         fit(Run("sgd", data="cifar10", model="resnet8"), device="cpu")
     for wrong in ({"data": "mnist"}, {"model": "resnet9"}, {"augment": "mixup"}):
-        with pytest.raises(bsam.Refusal, match=next(iter(wrong.values()))):
+        with pytest.raises(bsam.BsamError, match=next(iter(wrong.values()))):
             fit(Run("sgd", **wrong), device="cpu")
 
 
 def test_augmentation_is_the_data_sets_own_unless_another_is_asked_for(small_cifar):
     index = torch.arange(100)
-    plain, own = (Classification(Run("sgd", model="resnet8", data="cifar10", augment=name), CPU, small_cifar) for name in ("none", None))
+    plain, own = (
+        Classification(Run("sgd", model="resnet8", data="cifar10", augment=name), CPU, small_cifar)
+        for name in ("none", None)
+    )
     assert torch.equal(plain.batch(index)[0], plain.examples()[0][0])
     first = own.batch(index)[0]
     holes = (first == 0).all(1).flatten(1).sum(1)

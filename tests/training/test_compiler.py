@@ -1,4 +1,6 @@
-"""``compile``: networks through torch.compile where that works, plain ones where it does not, and a sentence either way."""
+"""``compile``: networks through torch.compile where that works, plain ones where it does not, and a sentence either
+way.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_without_a_c_compiler_the_run_goes_on_without(tmp_path):
     assert (metrics, [], how) == trained(tmp_path / "plain", replace(RUN, compile=False))
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Python 3.99 is not supported\nSorry"), OSError(30, "Read-only file system"), RuntimeError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Python 3.99 is not supported\nSorry"), OSError(30, "Read-only file system"), RuntimeError()]
+)
 def test_so_it_does_whatever_the_compiler_lacks(error, tmp_path, monkeypatch):
     def failing(what):
         raise error
@@ -95,7 +99,10 @@ def test_a_network_that_cannot_be_compiled_is_refused(part, tmp_path, backend, m
 
     monkeypatch.setattr("bsam.training.training.compiler_trouble", lambda device: None)
     backend(aot_autograd(fw_compiler=failing if part == "forward" else easy, bw_compiler=failing))
-    with pytest.raises(bsam.Refusal, match=r"^compile is set, and torch\.compile cannot take digits_net \(no such operation\): leave compile out$"):
+    with pytest.raises(
+        bsam.BsamError,
+        match=r"^compile is set, and torch\.compile cannot take digits_net \(no such operation\): leave compile out$",
+    ):
         fit(RUN, tmp_path / "run", device="cpu")
 
 

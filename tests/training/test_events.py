@@ -34,7 +34,12 @@ def single(value):
 
 
 def expected(folder):
-    return [(row["epoch"], name, single(value)) for row in read_metrics(folder) for name, value in row.items() if name != "epoch"]
+    return [
+        (row["epoch"], name, single(value))
+        for row in read_metrics(folder)
+        for name, value in row.items()
+        if name != "epoch"
+    ]
 
 
 def test_tensorboard_reads_what_was_measured(tmp_path):
@@ -65,7 +70,11 @@ def test_after_an_interruption_each_epoch_is_there_once(tmp_path, torn):
 
 
 def test_only_numbers_become_events_and_large_steps_fit(tmp_path):
-    rows = [{"epoch": 1, "loss": 0.5, "sharpness": {"loss": 1.0}}, {"epoch": 300, "loss": float("nan"), "name": "x"}, {"epoch": 70_000, "count": 3}]
+    rows = [
+        {"epoch": 1, "loss": 0.5, "sharpness": {"loss": 1.0}},
+        {"epoch": 300, "loss": float("nan"), "name": "x"},
+        {"epoch": 70_000, "count": 3},
+    ]
     events = Events(tmp_path, rows[:1])
     events.add(rows[1])
     events.add(rows[2])

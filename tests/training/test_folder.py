@@ -89,10 +89,15 @@ def test_the_folder_has_settings_numbers_machine_and_network(whole):
     assert [machine[name] for name in ("processes", "compiled", "captured")] == [1, False, False]
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert all(set(row) == {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"} for row in rows)
+    assert all(
+        set(row) == {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"} for row in rows
+    )
     readings = [json.loads(line) for line in (whole / "probe.jsonl").read_text().splitlines()]
     assert [reading["step"] for reading in readings] == [0, 2, 4, 6, 8]
-    assert all(reading["bilateral"] == pytest.approx(reading["max_sharpness"] + reading["min_sharpness"], abs=1e-6) for reading in readings)
+    assert all(
+        reading["bilateral"] == pytest.approx(reading["max_sharpness"] + reading["min_sharpness"], abs=1e-6)
+        for reading in readings
+    )
 
 
 def test_the_saved_network_gives_the_last_accuracy(whole):
@@ -159,7 +164,7 @@ def test_killed_while_the_first_files_were_written(whole, tmp_path, at, agree):
 def test_a_folder_with_another_configuration_is_refused_and_not_touched(whole, other, words):
     before = contents(whole)
     times = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    with pytest.raises(bsam.Refusal, match=rf"other settings .*{words}.*choose another folder"):
+    with pytest.raises(bsam.BsamError, match=rf"other settings .*{words}.*choose another folder"):
         train(whole, replace(RUN, **other))
     assert contents(whole) == before
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == times
@@ -177,7 +182,7 @@ def test_a_folder_with_another_configuration_is_refused_and_not_touched(whole, o
 )
 def test_a_folder_of_something_else_is_refused_and_not_touched(tmp_path, name, content, words):
     (tmp_path / name).write_text(content)
-    with pytest.raises(bsam.Refusal, match=words):
+    with pytest.raises(bsam.BsamError, match=words):
         train(tmp_path)
     assert contents(tmp_path) == {name: content.encode()}
 
@@ -185,13 +190,13 @@ def test_a_folder_of_something_else_is_refused_and_not_touched(tmp_path, name, c
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("precious")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(bsam.Refusal, match="cannot be used as a folder for a run"):
+        with pytest.raises(bsam.BsamError, match="cannot be used as a folder for a run"):
             train(path)
 
 
 def test_what_is_missing_is_said_before_the_first_epoch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(bsam.Refusal, match=r"safetensors.*pip install 'bsam\[train\]'"):
+    with pytest.raises(bsam.BsamError, match=r"safetensors.*pip install 'bsam\[train\]'"):
         train(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -207,7 +212,7 @@ def test_two_processes_do_not_train_in_one_folder(whole, tmp_path, agree):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         try:
-            with pytest.raises(bsam.Refusal, match="another process is training there"):
+            with pytest.raises(bsam.BsamError, match="another process is training there"):
                 train(run)
             assert contents(run) == before
         finally:
@@ -233,7 +238,7 @@ def test_somebody_who_came_and_went_before_the_lock_is_noticed(tmp_path, monkeyp
     """Between the look at the folder and the lock another process may have trained something else there."""
     theirs = json.dumps(replace(RUN, seed=9).settings())
     monkeypatch.setattr(fcntl, "flock", lambda *_: (tmp_path / "config.json").write_text(theirs))
-    with pytest.raises(bsam.Refusal, match="seed 9 there, 2 here"):
+    with pytest.raises(bsam.BsamError, match="seed 9 there, 2 here"):
         train(tmp_path)
 
 
@@ -260,7 +265,9 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(whole, tmp_p
     train(run, stop=2)
     damage(run / CHECKPOINT)
     train(run, tell=told.append)
-    assert told == [f"{run / CHECKPOINT} is damaged: its content is not what was written. Going on from the one before it."]
+    assert told == [
+        f"{run / CHECKPOINT} is damaged: its content is not what was written. Going on from the one before it."
+    ]
     assert agree(end(run), end(whole))
 
 
@@ -270,7 +277,9 @@ def test_two_damaged_checkpoints_are_refused_with_what_to_remove(whole, tmp_path
     for name in (CHECKPOINT, BEFORE):
         flip(run / name, 0.7)
     before = contents(run)
-    with pytest.raises(bsam.Refusal, match=rf"no checkpoint that is whole: remove {CHECKPOINT} and {BEFORE} there to start anew"):
+    with pytest.raises(
+        bsam.BsamError, match=rf"no checkpoint that is whole: remove {CHECKPOINT} and {BEFORE} there to start anew"
+    ):
         train(run, tell=told.append)
     assert len(told) == 2
     assert contents(run) == before
@@ -296,7 +305,9 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_the_one_before(whole, tmp
 
 
 def openings(monkeypatch, full=None):
-    """The files that are opened to be written, in their order; the one with the number ``full`` is on a disk without space: Linux has one."""
+    """The files that are opened to be written, in their order; the one with the number ``full`` is on a disk without
+    space: Linux has one.
+    """
     names, ordinary = [], pathlib.Path.open
 
     def counted(path, mode="r", *more, **named):
@@ -316,17 +327,24 @@ def openings(monkeypatch, full=None):
 
 
 def test_a_full_disk_is_said_and_the_same_call_goes_on_later(whole, tmp_path, agree):
-    """At every single write of a run: a clear message, a checkpoint that loads as soon as there is one, and the same end."""
+    """At every single write of a run: a clear message, a checkpoint that loads as soon as there is one, and the same
+    end.
+    """
     with pytest.MonkeyPatch.context() as patch:
         names = openings(patch)
         train(tmp_path / "counted")
-    assert len(names) == 5 + 4 * 3 + 1  # config, identity, machine, events, metrics; three epochs of state, events, metrics, probe; the network
+    assert (
+        len(names) == 5 + 4 * 3 + 1
+    )  # config, identity, machine, events, metrics; three epochs of state, events, metrics, probe; the network
     assert [name.split(".")[0] for name in names[-5:]] == ["checkpoint", "events", "metrics", "probe", "model"]
     for n in range(len(names)):
         run = tmp_path / str(n)
         with pytest.MonkeyPatch.context() as patch:
             openings(patch, full=n)
-            with pytest.raises(bsam.Refusal, match=r"written \(No space left on device\); what was there before is kept\. Free some space and call again"):
+            with pytest.raises(
+                bsam.BsamError,
+                match=r"written \(No space left on device\); what was there before is kept\. Free some space and call again",
+            ):
                 train(run)
         kept = [path for name in (CHECKPOINT, BEFORE) if (path := run / name).exists()]
         finished = sum(name.startswith(CHECKPOINT) for name in names[:n])
@@ -339,7 +357,12 @@ def test_a_full_disk_is_said_and_the_same_call_goes_on_later(whole, tmp_path, ag
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(errno.EROFS, "Make the folder writable"), (errno.EDQUOT, "Free some space"), (errno.EIO, "Once that is mended, call again")]
+    ("number", "words"),
+    [
+        (errno.EROFS, "Make the folder writable"),
+        (errno.EDQUOT, "Free some space"),
+        (errno.EIO, "Once that is mended, call again"),
+    ],
 )
 def test_other_troubles_of_a_disk_are_named(tmp_path, monkeypatch, number, words):
     write(tmp_path / "file", b"old")
@@ -348,14 +371,17 @@ def test_other_troubles_of_a_disk_are_named(tmp_path, monkeypatch, number, words
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(bsam.Refusal, match=rf"{os.strerror(number)}.*{words}"):
+    with pytest.raises(bsam.BsamError, match=rf"{os.strerror(number)}.*{words}"):
         write(tmp_path / "file", b"new")
     assert contents(tmp_path) == {"file": b"old"}
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_a_message_and_nothing_is_kept(tmp_path):
     run = replace(RUN, lr=1e30, probe=None)
-    with pytest.raises(bsam.Refusal, match=r"training loss is nan in epoch 1: a smaller lr \(now 1e\+30\) or radius may help\. No epoch was finished"):
+    with pytest.raises(
+        bsam.BsamError,
+        match=r"training loss is nan in epoch 1: a smaller lr \(now 1e\+30\) or radius may help\. No epoch was finished",
+    ):
         train(tmp_path / "run", run)
     assert not list((tmp_path / "run").glob("checkpoint*"))
     assert read_metrics(tmp_path / "run") == []
@@ -370,9 +396,14 @@ def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(whole, 
         def losses(self, outputs, batch):
             return super().losses(outputs, batch) * self.poison
 
-    Poisoned.__module__, Poisoned.__qualname__ = Classification.__module__, Classification.__qualname__  # it passes for the other one
+    Poisoned.__module__, Poisoned.__qualname__ = (
+        Classification.__module__,
+        Classification.__qualname__,
+    )  # it passes for the other one
     run = tmp_path / "run"
-    with pytest.raises(bsam.Refusal, match=rf"training loss is nan in epoch 3.*The checkpoint of epoch 2 is kept in {run}"):
+    with pytest.raises(
+        bsam.BsamError, match=rf"training loss is nan in epoch 3.*The checkpoint of epoch 2 is kept in {run}"
+    ):
         train(run, task=Poisoned)
     state = read_checkpoint(run / CHECKPOINT, CPU)
     assert [epoch["epoch"] for epoch in state["epochs"]] == [1, 2]
@@ -384,7 +415,7 @@ def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(whole, 
 def test_weights_that_the_last_step_of_an_epoch_ruined_are_not_kept(tmp_path):
     """The loss before that step is fine; the network after it is not."""
     run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, epochs=2, batch=192)
-    with pytest.raises(bsam.Refusal, match=r"test loss is (nan|inf) in epoch 1.*No epoch was finished"):
+    with pytest.raises(bsam.BsamError, match=r"test loss is (nan|inf) in epoch 1.*No epoch was finished"):
         train(tmp_path / "run", run)
     assert not list((tmp_path / "run").glob("checkpoint*"))
 
@@ -429,14 +460,14 @@ def test_a_checkpoint_says_what_it_is(whole):
 
 
 def test_reading_a_run_that_is_not_there_or_not_finished_is_refused(whole, tmp_path):
-    with pytest.raises(bsam.Refusal, match="is no folder of a run"):
+    with pytest.raises(bsam.BsamError, match="is no folder of a run"):
         read_run(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": 1}')
-    with pytest.raises(bsam.Refusal, match="is no folder of a run"):
+    with pytest.raises(bsam.BsamError, match="is no folder of a run"):
         read_run(tmp_path)
     assert read_metrics(tmp_path) == []
     train(tmp_path / "run", stop=1)
-    with pytest.raises(bsam.Refusal, match=r"no model\.safetensors: the run is not finished"):
+    with pytest.raises(bsam.BsamError, match=r"no model\.safetensors: the run is not finished"):
         read_network(tmp_path / "run", DigitsNet())
 
 
@@ -472,9 +503,9 @@ def test_damaged_metrics_are_refused_and_written_anew_from_the_checkpoint(name, 
         message = r"run/metrics\.jsonl does not hold the run's 3 epochs; .* writes it anew, from the checkpoint"
     else:
         message = r"run/metrics\.jsonl is damaged: .* writes it anew, from the checkpoint"
-        with pytest.raises(bsam.Refusal, match=message):
+        with pytest.raises(bsam.BsamError, match=message):
             read_metrics(run)
-    with pytest.raises(bsam.Refusal, match=message):
+    with pytest.raises(bsam.BsamError, match=message):
         last_metrics(run)
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     train(run)
@@ -490,12 +521,14 @@ def test_a_machine_list_that_is_no_json_costs_nothing_but_itself(whole, tmp_path
     assert agree(end(run), end(whole))
 
 
-@pytest.mark.parametrize("state", [{"epochs": [], "readings": []}, {"network": {"other": torch.ones(2)}, "epochs": [], "readings": []}])
+@pytest.mark.parametrize(
+    "state", [{"epochs": [], "readings": []}, {"network": {"other": torch.ones(2)}, "epochs": [], "readings": []}]
+)
 def test_a_whole_checkpoint_of_something_else_is_refused_in_a_sentence(tmp_path, state):
     run = tmp_path / "run"
     train(run, stop=1)
     write_checkpoint(run / CHECKPOINT, state)
-    with pytest.raises(bsam.Refusal, match=r"is not of this run: remove the folder"):
+    with pytest.raises(bsam.BsamError, match=r"is not of this run: remove the folder"):
         train(run)
 
 
@@ -505,7 +538,7 @@ def test_a_checkpoint_that_is_a_folder_counts_as_damaged(whole, tmp_path, agree)
     (run / CHECKPOINT).unlink()
     (run / CHECKPOINT).mkdir()
     told = []
-    with pytest.raises(bsam.Refusal, match="could not be written"):
+    with pytest.raises(bsam.BsamError, match="could not be written"):
         train(run, tell=told.append)
     assert "cannot be read" in told[0]
     (run / CHECKPOINT).rmdir()

@@ -7,7 +7,7 @@ from torch import nn
 
 import bsam
 from bsam.methods import METHODS
-from bsam.training.learner import Learner, equip
+from bsam.training.learner import TrainStep, build_optimizer
 
 KNOWN = {"seed": 7, "total_steps": 40, "samples": 24, "classes": 3}
 
@@ -35,7 +35,9 @@ def batch(start=8, size=8):
 
 def made(method, **arguments):
     model = Watched()
-    return equip(method, arguments, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, **KNOWN)
+    return build_optimizer(
+        method, arguments, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, **KNOWN
+    )
 
 
 @pytest.mark.parametrize("method", ["sgd", *METHODS])
@@ -115,6 +117,6 @@ def test_mesa_sees_the_inputs_and_follows_the_optimizer():
 
 
 def test_the_loss_is_one_per_sample():
-    learner = Learner(nn.Linear(4, 3), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    learner = TrainStep(nn.Linear(4, 3), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     assert learner.losses(*batch()).shape == (8,)
     assert isinstance(made("bsam").optimizer, bsam.BSAM)

@@ -7,7 +7,7 @@ import pytest
 
 import bsam
 from bsam import cli
-from bsam.training.lock import LOCK, Taken, locked
+from bsam.training.lock import LOCK, RunLocked, locked
 from bsam.training.record import Record
 
 
@@ -16,7 +16,7 @@ def test_a_folder_is_held_by_one_and_the_file_goes_with_the_lock(tmp_path):
     with locked(folder, "training"):
         assert [path.name for path in folder.iterdir()] == [LOCK]
         message = f"{folder}: another process is measuring there. Wait for it, or choose another folder"
-        with pytest.raises(Taken, match=message), locked(folder, "measuring"):
+        with pytest.raises(RunLocked, match=message), locked(folder, "measuring"):
             pass
         assert [path.name for path in folder.iterdir()] == [LOCK]
     assert not any(folder.iterdir())
@@ -35,7 +35,7 @@ def test_a_file_that_a_killed_process_left_blocks_nobody(tmp_path):
 def test_a_file_named_lock_and_one_that_is_not_empty_stay_as_they_are(tmp_path):
     for name in ("lock", LOCK):
         (tmp_path / name).write_text("precious")
-    with locked(tmp_path, "training"), pytest.raises(Taken), locked(tmp_path, "training"):
+    with locked(tmp_path, "training"), pytest.raises(RunLocked), locked(tmp_path, "training"):
         pass
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"lock": "precious", LOCK: "precious"}
 
@@ -48,7 +48,7 @@ def test_a_link_is_not_followed(name, tmp_path):
     (folder / name).symlink_to(target)
     if name == LOCK:
         message = r"folder/\.bsam-lock is a symbolic link, which is not followed: remove it"
-        with pytest.raises(bsam.Refusal, match=message), locked(folder, "training"):
+        with pytest.raises(bsam.BsamError, match=message), locked(folder, "training"):
             pass
     else:
         with locked(folder, "training"):
@@ -78,7 +78,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     message = r"\.bsam-lock cannot be locked \(No locks available\)"
-    with pytest.raises(bsam.Refusal, match=message), locked(tmp_path, "training"):
+    with pytest.raises(bsam.BsamError, match=message), locked(tmp_path, "training"):
         pass
 
 

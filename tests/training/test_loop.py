@@ -11,7 +11,7 @@ from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.flatness.sharpness import sharpness
 from bsam.models.digits_net import DigitsNet
-from bsam.recipes.demo import TITLES, contenders
+from bsam.recipes.demo import TITLES, candidates_of
 from bsam.training import training
 from bsam.training.classification import Classification
 from bsam.training.config import Run
@@ -20,7 +20,12 @@ from bsam.training.training import learner_of
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "weight_decay": 5e-4}
-METHODS = [("sgd", {}), ("sam", {"rho": 0.1}), ("bsam", {"rho_max": 0.1, "rho_min": 0.05}), ("bsam", {"rho_max": 0.1, "rho_min": 0.05, "passes": 2})]
+METHODS = [
+    ("sgd", {}),
+    ("sam", {"rho": 0.1}),
+    ("bsam", {"rho_max": 0.1, "rho_min": 0.05}),
+    ("bsam", {"rho_max": 0.1, "rho_min": 0.05, "passes": 2}),
+]
 
 
 def numbers(result):
@@ -65,19 +70,25 @@ def test_every_setting_that_training_depends_on_matters():
         "limit_test": 99,
         "precision": "bf16",
         "seed": 1,
-        "held_out": "validation",
+        "eval_split": "validation",
         "augment": "crop-flip",
         "model": "resnet8",
         "radius": 0.1,
     }
-    found = [fit(replace(first, **change), device="cpu") for change in ({}, *({name: value} for name, value in others.items()))]
+    found = [
+        fit(replace(first, **change), device="cpu")
+        for change in ({}, *({name: value} for name, value in others.items()))
+    ]
     assert len({repr(numbers(result)) for result in found}) == 1 + len(others)
     elsewhere = {"method", "task", "data", "compile", "capture", "probe", "curvature", "relief"}  # other tests' matter
     assert set(first.settings()) == {*others, *elsewhere}
 
 
 def test_methods_and_their_arguments_matter():
-    found = [numbers(fit(Run(method, arguments, epochs=1, radius=0.05, **SAME), device="cpu"))[0] for method, arguments in METHODS]
+    found = [
+        numbers(fit(Run(method, arguments, epochs=1, radius=0.05, **SAME), device="cpu"))[0]
+        for method, arguments in METHODS
+    ]
     assert len({repr(row) for row in found}) == 4
 
 
@@ -110,11 +121,17 @@ def test_step_time_is_the_mean_of_an_epochs_steps_and_the_median_of_epochs(monke
 def trained(run, monkeypatch):
     """The result, and the network behind it."""
     made = []
-    monkeypatch.setattr(training, "learner_of", lambda run, task, model, *known: made.append(model) or learner_of(run, task, model, *known))
+    monkeypatch.setattr(
+        training,
+        "learner_of",
+        lambda run, task, model, *known: made.append(model) or learner_of(run, task, model, *known),
+    )
     return fit(run, device="cpu"), made[-1]
 
 
-def test_the_top_eigenvalue_is_that_of_the_last_network_on_samples_of_all_classes_labels_as_trained_on(data, monkeypatch, evenly):
+def test_the_top_eigenvalue_is_that_of_the_last_network_on_samples_of_all_classes_labels_as_trained_on(
+    data, monkeypatch, evenly
+):
     run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True, **SAME)
     result, model = trained(run, monkeypatch)
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)
@@ -123,7 +140,10 @@ def test_the_top_eigenvalue_is_that_of_the_last_network_on_samples_of_all_classe
     names, params = zip(*model.named_parameters(), strict=True)
 
     def gradient(*weights):
-        loss = F.cross_entropy(torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.train.x[some].double(),)), noisy[some])
+        loss = F.cross_entropy(
+            torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.train.x[some].double(),)),
+            noisy[some],
+        )
         return torch.autograd.grad(loss, weights, create_graph=True)
 
     v = [torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) for p in params]
@@ -177,22 +197,35 @@ def test_rho_min_is_told_as_the_last_step_of_the_epoch_had_it():
     found = fit(Run("bsam", arguments, epochs=3, **SAME), device="cpu").epochs
     for epoch in found:
         assert epoch.metrics["rho_min"] == pytest.approx(0.02 + 0.06 * epoch.metrics["lr"] / 0.1, rel=1e-6)
-    assert [epoch.metrics["lr"] for epoch in found] == pytest.approx([0.1 * math.cos(math.pi / 2 * t / 30) ** 2 for t in (9, 19, 29)])
+    assert [epoch.metrics["lr"] for epoch in found] == pytest.approx(
+        [0.1 * math.cos(math.pi / 2 * t / 30) ** 2 for t in (9, 19, 29)]
+    )
 
 
 def test_optimizer_gets_every_setting():
     model, task = DigitsNet(), Classification(Run("sgd"), CPU)
-    run = Run("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, lr=0.3, momentum=0.7, weight_decay=0.01, nesterov=True)
+    run = Run(
+        "bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, lr=0.3, momentum=0.7, weight_decay=0.01, nesterov=True
+    )
     optimizer = learner_of(run, task, model, 100).optimizer
     assert isinstance(optimizer, bsam.BSAM)
     assert isinstance(optimizer.base, torch.optim.SGD)
     assert optimizer.passes == 2
     assert optimizer.model is model
     group = optimizer.param_groups[0]
-    assert [group[name] for name in ("lr", "momentum", "weight_decay", "rho_max", "rho_min", "nesterov")] == [0.3, 0.7, 0.01, 0.2, 0.1, True]
+    assert [group[name] for name in ("lr", "momentum", "weight_decay", "rho_max", "rho_min", "nesterov")] == [
+        0.3,
+        0.7,
+        0.01,
+        0.2,
+        0.1,
+        True,
+    ]
     assert len(group["params"]) == len(list(model.parameters()))
     for base, cls in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        found = learner_of(Run("sam", base=base, lr=0.3, momentum=0.7, weight_decay=0.01), task, model, 100).optimizer.base
+        found = learner_of(
+            Run("sam", base=base, lr=0.3, momentum=0.7, weight_decay=0.01), task, model, 100
+        ).optimizer.base
         assert type(found) is cls
         assert [found.param_groups[0][name] for name in ("lr", "betas", "weight_decay")] == [0.3, (0.7, 0.999), 0.01]
 
@@ -210,15 +243,18 @@ def test_methods_learn_what_the_run_knows(monkeypatch):
     assert aesam.optimizer.total_steps == aesam.optimizer.t == 20
     assert saf.loss.stamp.shape == (2, 640)
     assert sorted(set(saf.loss.stamp.flatten().tolist())) == [1, 2]  # every sample was noted in the last two epochs
-    changed, plain = (numbers(fit(Run(*who, epochs=3, radius=0.05, **SAME), device="cpu")) for who in (("saf", {**back, "lam": 3.0}), ("sgd",)))
+    changed, plain = (
+        numbers(fit(Run(*who, epochs=3, radius=0.05, **SAME), device="cpu"))
+        for who in (("saf", {**back, "lam": 3.0}), ("sgd",))
+    )
     assert changed[0] == plain[0]  # no second term yet
     assert changed[1] != plain[1]
 
 
 @pytest.mark.parametrize("name", TITLES)
 def test_any_method_of_the_demo_learns(name):
-    (contender,) = contenders([name])
-    run = replace(contender.candidates[-1], weight_decay=5e-4, epochs=4, seed=3)
+    (candidate,) = candidates_of([name])
+    run = replace(candidate.candidates[-1], weight_decay=5e-4, epochs=4, seed=3)
     assert fit(run, device="cpu").score > 0.8
 
 
@@ -253,18 +289,20 @@ def test_the_network_trains_in_train_mode_and_is_judged_in_eval_mode():
     assert modes == epoch * 2
 
 
-@pytest.mark.parametrize(("device", "words"), [("abacus", "device must be cpu, cuda or cuda:N, got 'abacus'"), ("mps", "got 'mps'")])
+@pytest.mark.parametrize(
+    ("device", "words"), [("abacus", "device must be cpu, cuda or cuda:N, got 'abacus'"), ("mps", "got 'mps'")]
+)
 def test_a_device_that_cannot_be_is_refused(device, words):
-    with pytest.raises(bsam.Refusal, match=words):
+    with pytest.raises(bsam.BsamError, match=words):
         fit(Run("sgd", epochs=1, **SAME), device=device)
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(bsam.Refusal, match="torch sees no GPU here"):
+    with pytest.raises(bsam.BsamError, match="torch sees no GPU here"):
         fit(Run("sgd", epochs=1, **SAME), device="cuda")
 
 
 def test_an_unknown_task_is_refused():
-    with pytest.raises(bsam.Refusal, match="task must be one of classification; got 'juggling'"):
+    with pytest.raises(bsam.BsamError, match="task must be one of classification; got 'juggling'"):
         fit(Run("sgd", task="juggling"), device="cpu")

@@ -8,11 +8,11 @@ import bsam
 from bsam.flatness.sharpness import Sharpness
 from bsam.training.config import Run
 from bsam.training.record import Record
-from bsam.training.result import Epoch, Relief, Result
+from bsam.training.result import Epoch, LossSurface, Result
 
 SETTINGS = {"seed": 0, "epochs": 2}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}, seed=1, radius=0.05)
-RELIEF = Relief((-1.0, 0.0, 1.0), ((1.0, 1 / 3, 2.0), (0.5, 0.1, 0.5), (1.0, 0.3, 2.0)))
+RELIEF = LossSurface((-1.0, 0.0, 1.0), ((1.0, 1 / 3, 2.0), (0.5, 0.1, 0.5), (1.0, 0.3, 2.0)))
 NEAR = Sharpness(1.0, 0.2, 0.1, 0.3, 1 / 3)
 EPOCHS = (Epoch({"test_accuracy": 0.1, "lr": 1 / 9}, NEAR), Epoch({"test_accuracy": 0.7}, NEAR))
 RESULT = Result(RUN, EPOCHS, 0.00123, 1 / 7, RELIEF)
@@ -39,11 +39,14 @@ def test_a_run_is_not_taken_for_one_that_measures_more(tmp_path):
 @pytest.mark.parametrize("half", ["", '{"run": {"meth'])
 def test_runs_of_an_earlier_version_are_refused_and_stay(tmp_path, half):
     """Their order of samples was drawn otherwise: their numbers are not those of equal settings now."""
-    run = {name: RUN.settings()[name] for name in ("method", "arguments", "lr", "momentum", "weight_decay", "epochs", "batch", "label_noise", "seed")}
+    run = {
+        name: RUN.settings()[name]
+        for name in ("method", "arguments", "lr", "momentum", "weight_decay", "epochs", "batch", "label_noise", "seed")
+    }
     line = {"run": run, "epochs": [{"accuracy": 0.5, "sharpness": None}], "seconds_per_step": 0.1}
     content = f"{json.dumps(SETTINGS)}\n{json.dumps(line)}\n{half}"
     (tmp_path / "runs.jsonl").write_text(content)
-    with pytest.raises(bsam.Refusal, match=r"line 2 of .* of another version.*choose another folder, or remove"):
+    with pytest.raises(bsam.BsamError, match=r"line 2 of .* of another version.*choose another folder, or remove"):
         Record(tmp_path, SETTINGS)
     assert (tmp_path / "runs.jsonl").read_text() == content
 
@@ -65,7 +68,7 @@ def test_half_a_line_is_dropped_and_the_next_one_is_whole(tmp_path):
 def test_other_settings_are_refused_and_nothing_is_touched(tmp_path):
     Record(tmp_path, SETTINGS).add(RESULT)
     before = (tmp_path / "runs.jsonl").read_bytes()
-    with pytest.raises(bsam.Refusal, match="epochs 2 there, 3 here"):
+    with pytest.raises(bsam.BsamError, match="epochs 2 there, 3 here"):
         Record(tmp_path, {"seed": 0, "epochs": 3})
     assert (tmp_path / "runs.jsonl").read_bytes() == before
     assert json.loads(before.splitlines()[0]) == SETTINGS
@@ -73,10 +76,10 @@ def test_other_settings_are_refused_and_nothing_is_touched(tmp_path):
 
 def test_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(bsam.Refusal, match=r"thesis\.tex"):
+    with pytest.raises(bsam.BsamError, match=r"thesis\.tex"):
         Record(tmp_path, SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(bsam.Refusal, match="cannot be used"):
+    with pytest.raises(bsam.BsamError, match="cannot be used"):
         Record(tmp_path / "thesis.tex", SETTINGS)
 
 
@@ -109,7 +112,7 @@ def test_damaged_lines_are_named_and_stay(line, text, words, tmp_path):
     lines[line] = lines[line].replace(*text) if isinstance(text, tuple) else text
     before = ("\n".join(lines) + "\n").encode(errors="surrogateescape")
     file.write_bytes(before)
-    with pytest.raises(bsam.Refusal, match=words):
+    with pytest.raises(bsam.BsamError, match=words):
         Record(tmp_path, SETTINGS)
     assert file.read_bytes() == before
 
@@ -126,7 +129,7 @@ def test_a_line_without_what_the_run_measured_is_named(lost, tmp_path):
     else:
         del second["relief"]["loss"][1][0]
     file.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    with pytest.raises(bsam.Refusal, match=r"line 2 of .* is damaged.*lacks what the run measured.*remove that line"):
+    with pytest.raises(bsam.BsamError, match=r"line 2 of .* is damaged.*lacks what the run measured.*remove that line"):
         Record(tmp_path, SETTINGS)
 
 
@@ -142,9 +145,11 @@ def test_on_a_full_disk_what_was_finished_stays(tmp_path):
     size, before = (tmp_path / "runs.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
     try:
-        with pytest.raises(bsam.Refusal, match=r"runs.jsonl could not be written \(File too large\); what was there before is kept"):
+        with pytest.raises(
+            bsam.BsamError, match=r"runs.jsonl could not be written \(File too large\); what was there before is kept"
+        ):
             record.add(replace(RESULT, run=Run("sgd")))
-        with pytest.raises(bsam.Refusal, match=r"runs.jsonl could not be written"):
+        with pytest.raises(bsam.BsamError, match=r"runs.jsonl could not be written"):
             Record(tmp_path / "other", {"long": "x" * 2 * size})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

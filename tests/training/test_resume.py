@@ -76,7 +76,10 @@ def test_every_method_goes_on_as_if_nothing_had_happened(method, tmp_path, agree
         assert state["optimizer"]["param_groups"][0]["steps_taken"] == 12
 
 
-@pytest.mark.parametrize("more", [{"base": "adamw", "lr": 1e-3}, {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "more",
+    [{"base": "adamw", "lr": 1e-3}, {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"}, {"precision": "bf16"}],
+)
 def test_so_do_other_settings(more, tmp_path, agree):
     run = Run("bsam", ARGUMENTS["bsam"], **{**SAME, **more}, radius=0.05, label_noise=0.2)
     a, b = left_alone(run, tmp_path / "a"), interrupted(run, tmp_path / "b")
@@ -134,7 +137,9 @@ def test_dropout_draws_anew_in_each_epoch_and_for_each_seed():
 
 
 def test_a_checkpoint_of_another_machine_does_not_say_how_steps_are_computed(tmp_path, agree):
-    """A GPU keeps the learning rate in a tensor and takes fused steps: what it wrote must not make this machine do so, nor the other way round."""
+    """A GPU keeps the learning rate in a tensor and takes fused steps: what it wrote must not make this machine do so,
+    nor the other way round.
+    """
     run = Run("bsam", ARGUMENTS["bsam"], **SAME)
     left_alone(run, tmp_path / "a")
 
@@ -152,7 +157,9 @@ def test_a_checkpoint_of_another_machine_does_not_say_how_steps_are_computed(tmp
 
 
 def test_a_killed_process_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    """SIGKILL at three random moments of a process of its own, and the same again each time: the bar of benchmarks/kill_and_resume.py, in small."""
+    """SIGKILL at three random moments of a process of its own, and the same again each time: the bar of
+    benchmarks/kill_and_resume.py, in small.
+    """
     script = Path(bsam.__file__).parents[2] / "benchmarks" / "kill_and_resume.py"
     spec = importlib.util.spec_from_file_location("kill_and_resume", script)
     module = importlib.util.module_from_spec(spec)

@@ -31,11 +31,23 @@ def torchrun(folder, how):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(port),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
     log = folder / f"{how}.log"
     with log.open("w") as file:
-        process = subprocess.Popen([*command, str(SCRIPT), str(folder), how], stdout=file, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            [*command, str(SCRIPT), str(folder), how], stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         process.wait(timeout=100)
     finally:
@@ -46,7 +58,9 @@ def torchrun(folder, how):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """A training that broke off after its first epoch, and went on; and others that did not break off: the folder, and what both ranks noted."""
+    """A training that broke off after its first epoch, and went on; and others that did not break off: the folder, and
+    what both ranks noted.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     status, out = torchrun(folder, "stop")
     assert status != 0
@@ -66,11 +80,17 @@ def test_two_processes_end_where_one_does(name, ranks, tmp_path):
     for key, value in one["network"].items():
         assert torch.allclose(value, two["network"][key], rtol=1e-5, atol=1e-5), key
     start = cases.Without(cases.RUNS[name], torch.device("cpu")).network().state_dict()
-    assert all((value - start[key]).abs().max() > 1e-2 for key, value in one["network"].items())  # there was something to get wrong
+    assert all(
+        (value - start[key]).abs().max() > 1e-2 for key, value in one["network"].items()
+    )  # there was something to get wrong
     for a, b in zip(one["epochs"], two["epochs"], strict=True):
         assert list(a) == list(b)
-        assert {name for name in a if a[name] is None} == {name for name in b if b[name] is None}  # rho_min, where there is none
-        assert {**b, "seconds": 0, "rho_min": b["rho_min"] or 0} == pytest.approx({**a, "seconds": 0, "rho_min": a["rho_min"] or 0}, rel=1e-4)
+        assert {name for name in a if a[name] is None} == {
+            name for name in b if b[name] is None
+        }  # rho_min, where there is none
+        assert {**b, "seconds": 0, "rho_min": b["rho_min"] or 0} == pytest.approx(
+            {**a, "seconds": 0, "rho_min": a["rho_min"] or 0}, rel=1e-4
+        )
     assert notes[0][name] == notes[1][name] == pytest.approx([epoch["train_loss"] for epoch in one["epochs"]], rel=1e-5)
 
 
@@ -78,9 +98,15 @@ def test_only_the_first_process_writes_and_tells(ranks):
     """The other one would have raised on the first file that it opened to write."""
     folder, notes = ranks
     assert [note["told"] for note in notes] == [[2, 1, 2, 1, 2], []]
-    assert len(json.loads((folder / "bsam" / "environment.json").read_text())) == 2  # one for each start, not for each process
+    assert (
+        len(json.loads((folder / "bsam" / "environment.json").read_text())) == 2
+    )  # one for each start, not for each process
     assert len(json.loads((folder / "sgd" / "environment.json").read_text())) == 1
-    assert [json.loads(line)["step"] for line in (folder / "bsam" / "probe.jsonl").read_text().splitlines()] == [0, 3, 6]
+    assert [json.loads(line)["step"] for line in (folder / "bsam" / "probe.jsonl").read_text().splitlines()] == [
+        0,
+        3,
+        6,
+    ]
     for name in cases.RUNS:
         assert len(list((folder / name / "tensorboard").iterdir())) == 1
         assert (folder / name / "model.safetensors").exists()
@@ -88,9 +114,15 @@ def test_only_the_first_process_writes_and_tells(ranks):
 
 def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
     for note in ranks[1]:
-        assert note["saf"] == "saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
+        assert (
+            note["saf"]
+            == "saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
+        )
         assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
-        assert note["odd k"] == "k must be a multiple of the 2 processes, each of which takes the hardest samples of its share; got 33"
+        assert (
+            note["odd k"]
+            == "k must be a multiple of the 2 processes, each of which takes the hardest samples of its share; got 33"
+        )
         for name, remembered in (("friendly_sam", "gradient_mean"), ("looksam", "g_v"), ("aesam", "g_v")):
             assert note[name].startswith(f"{name} remembers something between steps ({remembered}")
             assert note[name].endswith("leave m_sharpness out, or take a method that remembers nothing")
@@ -125,5 +157,5 @@ def test_each_process_works_on_its_half_of_every_batch(ranks):
 def test_a_size_without_a_rank_is_refused(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(bsam.Refusal, match="WORLD_SIZE is set, but not as torchrun sets it"), team("cpu"):
+    with pytest.raises(bsam.BsamError, match="WORLD_SIZE is set, but not as torchrun sets it"), team("cpu"):
         pass

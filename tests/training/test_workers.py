@@ -13,7 +13,7 @@ def test_results_equal_those_of_this_process_and_an_error_arrives_here():
     found = {}
     with Workers(1) as workers:
         workers.fit_all(runs, lambda result: found.__setitem__(result.run.seed, result))
-        with pytest.raises(bsam.Refusal, match="rho must be a finite number"):
+        with pytest.raises(bsam.BsamError, match="rho must be a finite number"):
             workers.fit_all([Run("sam", {"rho": -1.0}, **SAME)], lambda result: None)
     for run in runs:
         here = fit(run, device="cpu")

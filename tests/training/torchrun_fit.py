@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bsam.core.refusal import Refusal
+from bsam import BsamError
 from bsam.training.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
@@ -24,7 +24,11 @@ RUNS = {
     "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, **SAME),
 }
 SHORT = {**SAME, "epochs": 1}
-SIZED = {"ksam": Run("ksam", {"k": 16}, **SHORT), "by default": Run("ksam", **{**SHORT, "batch": 128}), "alone": Run("sam", {"m_sharpness": True}, **SHORT)}
+SIZED = {
+    "ksam": Run("ksam", {"k": 16}, **SHORT),
+    "by default": Run("ksam", **{**SHORT, "batch": 128}),
+    "alone": Run("sam", {"m_sharpness": True}, **SHORT),
+}
 REFUSED = {
     "saf": Run("saf", **SAME),
     "odd": Run("sgd", **{**SAME, "batch": 63}),
@@ -38,7 +42,9 @@ SEEN: list[list[int]] = []  # the places of the samples of each batch in this pr
 
 
 class Without(Classification):
-    """Digits by a network without batch norm, where every sample stands for itself: with it, each process would use the statistics of its own part."""
+    """Digits by a network without batch norm, where every sample stands for itself: with it, each process would use the
+    statistics of its own part.
+    """
 
     def network(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -88,7 +94,7 @@ def main(folder: pathlib.Path, stop: bool) -> None:
     for name, run in REFUSED.items():
         try:
             fit(run, folder / "refused" / name, device="cpu", task=Without)
-        except Refusal as refusal:
+        except BsamError as refusal:
             notes[name] = str(refusal)
     pathlib.Path.open = ordinary  # type: ignore[method-assign]
     (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told, "seen": seen}))

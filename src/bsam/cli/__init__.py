@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from .. import __version__
-from ..core.refusal import Refusal
+from ..core.errors import BsamError
 from . import catalogue, demo, flatness, run, train
 from .signals import Terminated
 
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = argparse.Namespace()
     try:
         _obey(argv, arguments)
-    except Refusal as refusal:
-        _complain(str(refusal))
+    except BsamError as error:
+        _complain(str(error))
         return REFUSED
     except KeyboardInterrupt as end:
         how, status = ("terminated", TERMINATED) if isinstance(end, Terminated) else ("interrupted", INTERRUPTED)
@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _obey(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
-    """Fill in the arguments and run their command. A pipe that was closed at the other end is a BrokenPipeError, whoever wrote into it last."""
+    """Fill in the arguments and run their command. A pipe that was closed at the other end is a BrokenPipeError,
+    whoever wrote into it last.
+    """
     parser = _parser()
     try:
         parser.parse_args(argv, arguments)
@@ -72,11 +74,17 @@ def _obey(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
 
 def _kept(arguments: argparse.Namespace) -> str:
     """What an early end leaves behind, in a sentence; nothing of a command that keeps nothing."""
-    return f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there." if "kept" in arguments else ""
+    return (
+        f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there."
+        if "kept" in arguments
+        else ""
+    )
 
 
 def _complain(sentence: str) -> None:
-    """On the error stream, if it can be written to; of the processes that torchrun started on a machine, the first one speaks."""
+    """On the error stream, if it can be written to; of the processes that torchrun started on a machine, the first one
+    speaks.
+    """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         try:
             print(f"bsam: {sentence}", file=sys.stderr, flush=True)
@@ -93,13 +101,17 @@ def _takes_a_line(stream: TextIO) -> bool:
 
 
 def _let_go(stream: TextIO) -> None:
-    """What is left in a stream that takes nothing goes nowhere: the interpreter, which writes it out at its end, would complain."""
+    """What is left in a stream that takes nothing goes nowhere: the interpreter, which writes it out at its end, would
+    complain.
+    """
     with contextlib.suppress(OSError):  # there may be no file behind it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bsam", description="Train into flat minima: BSAM (Bilateral Sharpness-Aware Minimization) and its family.")
+    parser = argparse.ArgumentParser(
+        prog="bsam", description="Train into flat minima: BSAM (Bilateral Sharpness-Aware Minimization) and its family."
+    )
     parser.add_argument("--version", action="version", version=f"bsam {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     for command in COMMANDS:

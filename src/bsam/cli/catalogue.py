@@ -11,10 +11,16 @@ from ..report.catalogue import CATALOGUES, catalogue_table
 
 def add(commands: Any) -> None:
     """Add the commands."""
-    command = commands.add_parser("list", help=f"what there is: {', '.join(CATALOGUES)}", description="List what there is, all of it or one kind.")
-    command.add_argument("which", nargs="?", help=f"one of {', '.join(CATALOGUES)}; all of them if left out", metavar="KIND")
+    command = commands.add_parser(
+        "list", help=f"what there is: {', '.join(CATALOGUES)}", description="List what there is, all of it or one kind."
+    )
+    command.add_argument(
+        "which", nargs="?", help=f"one of {', '.join(CATALOGUES)}; all of them if left out", metavar="KIND"
+    )
     command.set_defaults(run=_list)
-    command = commands.add_parser("methods", help="every method: what it costs, what it needs, what it is for", description="List the methods.")
+    command = commands.add_parser(
+        "methods", help="every method: what it costs, what it needs, what it is for", description="List the methods."
+    )
     command.set_defaults(run=_list, which="methods")
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..recipes.demo import DEFAULT, SHARPNESS_RADIUS, TITLES, Plan, contenders, demo
+from ..recipes.demo import DEFAULT, SHARPNESS_RADIUS, TITLES, Plan, candidates_of, demo
 
 
 def add(commands: Any) -> None:
@@ -15,14 +15,20 @@ def add(commands: Any) -> None:
         "demo",
         help="SGD, SAM and BSAM, or any other methods, on handwritten digits, in about a minute",
         description="Tune and train some methods on scikit-learn's digits, with clean labels and with 40 % of them flipped. "
-        "Writes results.json (one row per method, noise rate and seed), about.json (how they came about), figure.png and landscape.png. "
-        "Interrupted, it goes on where it stopped when called again. Called with other methods on the same folder, it trains those that are missing, "
+        "Writes results.json (one row per method, noise rate and seed), about.json (how they came about), figure.png "
+        "and landscape.png. "
+        "Interrupted, it goes on where it stopped when called again. Called with other methods on the same folder, it "
+        "trains those that are missing, "
         "and writes the files anew, with the methods asked for last.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the results", metavar="FOLDER")
-    command.add_argument("--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(TITLES)}", metavar="NAME")
-    command.add_argument("--seed", type=int, default=Plan.seed, help="the first seed; the same seed gives the same numbers", metavar="N")
+    command.add_argument(
+        "--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(TITLES)}", metavar="NAME"
+    )
+    command.add_argument(
+        "--seed", type=int, default=Plan.seed, help="the first seed; the same seed gives the same numbers", metavar="N"
+    )
     command.add_argument("--seeds", type=int, default=Plan.seeds, help="how many seeds", metavar="N")
     command.add_argument("--epochs", type=int, default=Plan.epochs, help="epochs of every run", metavar="N")
     command.set_defaults(run=_demo, kept="runs")
@@ -45,14 +51,14 @@ def _demo(arguments: argparse.Namespace) -> None:
     from ..training.loop import CURVATURE_SAMPLES
     from ..training.record import Record
 
-    plan = Plan(arguments.seed, arguments.seeds, arguments.epochs, contenders(arguments.methods))
+    plan = Plan(arguments.seed, arguments.seeds, arguments.epochs, candidates_of(arguments.methods))
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
     console = Console()
     tuning, training = plan.total
     with locked(arguments.out, "training"):
         record = Record(arguments.out, {**plan.settings(), **versions})
         console.print(
-            f"{', '.join(contender.title for contender in plan.contenders)} on digits, {plan.epochs} epochs a run:\n"
+            f"{', '.join(candidate.title for candidate in plan.candidates_of)} on digits, {plan.epochs} epochs a run:\n"
             f"{tuning} runs choose learning rate, weight decay and radii on a validation set,\n"
             f"{training} runs over {plan.seeds} seed(s) give the numbers."
         )

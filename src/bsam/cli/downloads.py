@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..core.errors import BsamValueError
 from ..core.extras import need
-from ..core.refusal import Refusal
 from ..data import dataset_entry, download
 
 
@@ -14,9 +14,9 @@ def download_to(name: str, folder: Path | None) -> None:
     """Get a data set into a folder, unless it is there, in whichever layout; one that comes with a package is refused."""
     entry = dataset_entry(name)
     if not entry.sources:
-        raise Refusal(f"{name} comes with scikit-learn: leave --download out")
+        raise BsamValueError(f"{name} comes with scikit-learn: leave --download out")
     if folder is None:
-        raise Refusal("say with --data-dir in which folder to put what is downloaded")
+        raise BsamValueError("say with --data-dir in which folder to put what is downloaded")
     if entry.is_in(folder):
         return
     need("rich", "train")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..core.errors import BsamValueError
 from ..core.extras import need
-from ..core.refusal import Refusal
 from ..recipes.catalogue import MOST_SEEDS, RECIPES, only, recipe_of
 from ..recipes.runner import run_all, state_of
 from ..recipes.scales import SCALES, scale_of
@@ -25,20 +25,49 @@ def add(commands: Any) -> None:
         "run",
         help="an experiment of the paper: all its runs, its table beside the published numbers, its figures",
         description=f"Run what is missing of an experiment. Recipes: {'; '.join(f'{name} ({recipe.title})' for name, recipe in RECIPES.items())}. "
-        f"Scales: {scales}. Each run has a folder of its own below --out, as `bsam train` writes it: finished ones are not run again, interrupted ones go on, "
-        "and several processes may work on one --out. In the end, table.md, results.json and figures are written there.",
+        f"Scales: {scales}. Each run has a folder of its own below --out, as `bsam train` writes it: finished ones "
+        "are not run again, interrupted ones go on, "
+        "and several processes may work on one --out. In the end, table.md, results.json and figures are written "
+        "there.",
     )
     command.add_argument("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
-    command.add_argument("--scale", default="smoke", help=f"how much: {', '.join(SCALES)} (default: smoke)", metavar="SCALE")
+    command.add_argument(
+        "--scale", default="smoke", help=f"how much: {', '.join(SCALES)} (default: smoke)", metavar="SCALE"
+    )
     how_many = f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)"
     command.add_argument("--seeds", type=int, default=1, help=how_many, metavar="N")
-    command.add_argument("--only", nargs="+", default=[], help="run these methods only; the table has all that is there", metavar="METHOD")
-    command.add_argument("--data-dir", type=Path, help="folder with the files of CIFAR; the scale smoke needs none", metavar="FOLDER")
-    command.add_argument("--download", action="store_true", help="get the data sets from their authors into --data-dir first, unless they are there")
-    command.add_argument("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
-    command.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)", metavar="NAME")
-    command.add_argument("--dry-run", action="store_true", help="print the plan: every run, how far it is, how long it will take; train nothing")
-    command.add_argument("--report", action="store_true", help="write table and figures of what is finished; train nothing")
+    command.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        help="run these methods only; the table has all that is there",
+        metavar="METHOD",
+    )
+    command.add_argument(
+        "--data-dir", type=Path, help="folder with the files of CIFAR; the scale smoke needs none", metavar="FOLDER"
+    )
+    command.add_argument(
+        "--download",
+        action="store_true",
+        help="get the data sets from their authors into --data-dir first, unless they are there",
+    )
+    command.add_argument(
+        "--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER"
+    )
+    command.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)",
+        metavar="NAME",
+    )
+    command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan: every run, how far it is, how long it will take; train nothing",
+    )
+    command.add_argument(
+        "--report", action="store_true", help="write table and figures of what is finished; train nothing"
+    )
     command.set_defaults(run=_run_recipe, kept="epochs")
 
 
@@ -52,7 +81,10 @@ def _run_recipe(arguments: argparse.Namespace) -> None:
     from ..report.recipe_progress import plan_table, totals, watching
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise Refusal("`bsam run` trains one run at a time, on one device: instead of torchrun, start it several times on one --out, each with a --device")
+        raise BsamValueError(
+            "`bsam run` trains one run at a time, on one device: instead of torchrun, start it several times on one "
+            "--out, each with a --device"
+        )
     recipe = recipe_of(arguments.recipe)
     runs = recipe.runs(arguments.scale, arguments.seeds)
     chosen = only(runs, arguments.only) if arguments.only else runs

@@ -11,15 +11,21 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
 from ..data.augment import AUGMENTATIONS
 from ..training.config import Run
 from ..training.loop import TASKS
 
 _REGISTRIES = {  # what a flag's help says in place of "a name of" them
-    **{registry: f"a name of `bsam list {which}`" for registry, which in (("METHODS", "methods"), ("MODELS", "models"), ("DATASETS", "data"))},
-    **{registry: f"one of {', '.join(names)}" for registry, names in (("AUGMENTATIONS", AUGMENTATIONS), ("TASKS", TASKS))},
+    **{
+        registry: f"a name of `bsam list {which}`"
+        for registry, which in (("METHODS", "methods"), ("MODELS", "models"), ("DATASETS", "data"))
+    },
+    **{
+        registry: f"one of {', '.join(names)}"
+        for registry, names in (("AUGMENTATIONS", AUGMENTATIONS), ("TASKS", TASKS))
+    },
 }
 _MODELS = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values())
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -31,19 +37,34 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
     for field in fields(Run):
         if field.name == "arguments":
             command.add_argument(
-                "--set", nargs="+", action="extend", default=[], help="arguments of the method, as rho_max=0.1 passes=2 beta=[1,1,1]", metavar="NAME=VALUE"
+                "--set",
+                nargs="+",
+                action="extend",
+                default=[],
+                help="arguments of the method, as rho_max=0.1 passes=2 beta=[1,1,1]",
+                metavar="NAME=VALUE",
             )
             continue
         text = (helps[field.name] + _default(field)).replace("%", "%%")
         command.add_argument(
-            f"--{field.name.replace('_', '-')}", required=field.default is MISSING, default=argparse.SUPPRESS, help=text, **_kind(hints[field.name])
+            f"--{field.name.replace('_', '-')}",
+            required=field.default is MISSING,
+            default=argparse.SUPPRESS,
+            help=text,
+            **_kind(hints[field.name]),
         )
 
 
 def run_of(arguments: argparse.Namespace) -> Run:
     """The run that was asked for; the model is the data set's own, unless another was named."""
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
-    return Run(**{"model": dataset_entry(given.get("data", Run.data)).model, **given, "arguments": method_arguments(arguments.set)})
+    return Run(
+        **{
+            "model": dataset_entry(given.get("data", Run.data)).model,
+            **given,
+            "arguments": method_arguments(arguments.set),
+        }
+    )
 
 
 def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:
@@ -57,9 +78,9 @@ def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, sign, text = pair.partition("=")
         if not name or not sign:
-            raise Refusal(f"--set takes NAME=VALUE, as rho_max=0.1; got {pair!r}")
+            raise BsamValueError(f"--set takes NAME=VALUE, as rho_max=0.1; got {pair!r}")
         if name in found:
-            raise Refusal(f"--set has {name} twice: say it once")
+            raise BsamValueError(f"--set has {name} twice: say it once")
         try:
             found[name] = json.loads(text)
         except json.JSONDecodeError:

@@ -15,7 +15,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """In here SIGTERM raises :class:`Terminated`. Only the main thread of a process may say so; in others nothing changes.
+    """In here SIGTERM raises :class:`Terminated`. Only the main thread of a process may say so; in others nothing
+    changes.
 
     Example:
         >>> with contextlib.suppress(Terminated), terminable():

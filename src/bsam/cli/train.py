@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..core.refusal import Refusal
-from ..report.epochs import Narrator, epoch_numbers
+from ..core.errors import BsamError, BsamRuntimeError
+from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..training.config import Run
 from ..training.files import fits, read_json
 from ..training.folder import ANEW, NETWORK, last_metrics, read_run, read_weights
 from ..training.lock import LOCK
 from ..training.loop import fit
-from ..training.result import Relief
+from ..training.result import LossSurface
 from ..training.team import team
 from .downloads import download_to
 from .run_flags import add_run_flags, run_of
@@ -30,14 +30,29 @@ def add(commands: Any) -> None:
         "train",
         help="train one network, by any method, into a folder that can be gone on from",
         description="Train one network. The folder gets config.json (the settings), metrics.jsonl (a line per epoch), tensorboard/, environment.json, "
-        "checkpoints and, at the end, model.safetensors. Interrupted, by Ctrl-C, SIGTERM or worse, the same command goes on after the last finished epoch, and "
-        "ends as it would have ended. Started by torchrun, the processes share each batch. In what follows, None is a flag that is not given.",
+        "checkpoints and, at the end, model.safetensors. Interrupted, by Ctrl-C, SIGTERM or worse, the same command "
+        "goes on after the last finished epoch, and "
+        "ends as it would have ended. Started by torchrun, the processes share each batch. In what follows, None is a "
+        "flag that is not given.",
     )
     add_run_flags(command)
-    command.add_argument("--data-dir", type=Path, help="folder with the files of the data set; digits needs none", metavar="FOLDER")
-    command.add_argument("--download", action="store_true", help="get the data set from its authors into --data-dir first, unless it is there")
-    command.add_argument("--out", type=Path, help="folder of the run (default: runs/METHOD-ARGUMENTS-MODEL-DATA-sSEED)", metavar="FOLDER")
-    command.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)", metavar="NAME")
+    command.add_argument(
+        "--data-dir", type=Path, help="folder with the files of the data set; digits needs none", metavar="FOLDER"
+    )
+    command.add_argument(
+        "--download",
+        action="store_true",
+        help="get the data set from its authors into --data-dir first, unless it is there",
+    )
+    command.add_argument(
+        "--out", type=Path, help="folder of the run (default: runs/METHOD-ARGUMENTS-MODEL-DATA-sSEED)", metavar="FOLDER"
+    )
+    command.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)",
+        metavar="NAME",
+    )
     command.set_defaults(run=_train, kept="epochs")
 
 
@@ -54,8 +69,16 @@ def _train(arguments: argparse.Namespace) -> None:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     download_to(run.data, arguments.data_dir)
                 processes.wait()
-            narrator = Narrator(run, folder, say)
-            fit(run, folder, data_dir=arguments.data_dir, device=device, at_start=narrator.start, each_epoch=narrator.epoch, tell=say)
+            narrator = ConsoleLogger(run, folder, say)
+            fit(
+                run,
+                folder,
+                data_dir=arguments.data_dir,
+                device=device,
+                at_start=narrator.start,
+                each_epoch=narrator.epoch,
+                tell=say,
+            )
         if processes.writes:
             _conclude(run, folder)
 
@@ -81,8 +104,8 @@ def is_finished(folder: Path, run: Run, say: Callable[[str], None]) -> bool:
         last_metrics(folder)
         read_weights(folder)
         _top_eigenvalue(folder)
-    except Refusal as refusal:
-        say(f"{refusal}. Going on with the run.")
+    except BsamError as error:
+        say(f"{error}. Going on with the run.")
         return False
     return True
 
@@ -93,8 +116,8 @@ def _top_eigenvalue(folder: Path) -> float | None:
     if not file.exists():
         return None
     found = read_json(file, dict, ANEW)
-    if not fits({"relief": None, **found}, {"top_eigenvalue": float | None, "relief": Relief | None}):
-        raise Refusal(f"{file} is damaged: it does not hold an eigenvalue and a landscape; {ANEW}")
+    if not fits({"relief": None, **found}, {"top_eigenvalue": float | None, "relief": LossSurface | None}):
+        raise BsamRuntimeError(f"{file} is damaged: it does not hold an eigenvalue and a landscape; {ANEW}")
     return found["top_eigenvalue"]
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from .refusal import Refusal
+from .errors import BsamTypeError, BsamValueError
 
 
 def check_radius(name: str, value: object) -> None:
     """Refuse a radius that is no finite, non-negative number."""
     if not is_number(value) or value < 0:  # type: ignore[operator]
-        raise Refusal(f"{name} must be a finite number that is not negative, got {value!r}")
+        raise BsamValueError(f"{name} must be a finite number that is not negative, got {value!r}")
 
 
 def check_number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
@@ -25,7 +25,7 @@ def check_number(name: str, value: object, low: float = -math.inf, high: float =
     if not is_number(value) or not low <= value <= high:  # type: ignore[operator]
         bounds = {(True, True): "", (False, True): f" of at least {low}", (True, False): f" of at most {high}"}
         between = bounds.get((low == -math.inf, high == math.inf), f" between {low} and {high}")
-        raise Refusal(f"{name} must be a finite number{between}, got {value!r}")
+        raise BsamValueError(f"{name} must be a finite number{between}, got {value!r}")
     return value  # type: ignore[return-value]
 
 
@@ -40,19 +40,23 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
     count = operator.index(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if count is None or not low <= count <= high:
         bounds = f"of at least {low}" if high == math.inf else f"between {low} and {high}"
-        raise Refusal(f"{name} must be a whole number {bounds}, got {value!r}")
+        raise BsamValueError(f"{name} must be a whole number {bounds}, got {value!r}")
     return count
 
 
 def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
     """Refuse what is not ``n`` places in a training set of ``samples``."""
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != (n,):
-        raise Refusal(
-            f"{name} must hold one whole number for each of the {n} samples, got {index.dtype} of the shape {tuple(index.shape)}: "
+        raise BsamValueError(
+            f"{name} must hold one whole number for each of the {n} samples, got {index.dtype} of the shape "
+            f"{tuple(index.shape)}: "
             "pass the third value of bsam.data.indexed.Indexed"
         )
     if n and not (int(index.min()) >= 0 and int(index.max()) < samples):
-        raise Refusal(f"{name} must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: does samples= count the whole training set?")
+        raise BsamValueError(
+            f"{name} must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: does samples= "
+            "count the whole training set?"
+        )
 
 
 def is_number(value: object) -> bool:
@@ -67,32 +71,50 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
     """Refuse a radius that nobody reads, and a setting that the base optimizer has under the same name."""
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
-        raise Refusal(f"base has a setting {clash[0]} of its own, so {clash[0]} cannot be this method's: take another base")
+        raise BsamValueError(
+            f"base has a setting {clash[0]} of its own, so {clash[0]} cannot be this method's: take another base"
+        )
     for name in ("lr_max", "lr_min"):
         if name in group and name not in defaults and f"sharpness_{name}" in settings:
-            raise Refusal(f"a parameter group has {name}, which nobody reads: there it is called sharpness_{name}")
+            raise BsamValueError(
+                f"a parameter group has {name}, which nobody reads: there it is called sharpness_{name}"
+            )
     unread = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
     if unread:
         known = ", ".join(name for name in settings if name.startswith("rho"))
-        raise Refusal(f"a parameter group has a radius {unread[0]} that this method does not know; it knows {known or 'none'}")
+        raise BsamValueError(
+            f"a parameter group has a radius {unread[0]} that this method does not know; it knows {known or 'none'}"
+        )
 
 
 def check_base(base: object) -> None:
     """Refuse a base that cannot take a step on a prepared gradient."""
     if isinstance(base, type) and issubclass(base, Optimizer):
-        raise Refusal(f"base must be an optimizer that is already built, got the class {base.__name__}: pass {base.__name__}(model.parameters(), ...)")
+        raise BsamTypeError(
+            f"base must be an optimizer that is already built, got the class {base.__name__}: pass "
+            f"{base.__name__}(model.parameters(), ...)"
+        )
     if not isinstance(base, Optimizer):
-        raise Refusal(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
+        raise BsamTypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
     if isinstance(base, LBFGS):
-        raise Refusal("base must take its step from p.grad alone, and LBFGS calls the closure again by itself: use SGD, AdamW or the like")
+        raise BsamValueError(
+            "base must take its step from p.grad alone, and LBFGS calls the closure again by itself: use SGD, AdamW "
+            "or the like"
+        )
     if any("steps_taken" in group for group in base.param_groups):
-        raise Refusal(
-            "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, and load checkpoints into the wrapper"
+        raise BsamValueError(
+            "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, "
+            "and load checkpoints into the wrapper"
         )
     if any(group.get("differentiable") for group in base.param_groups):
-        raise Refusal("base has differentiable=True, and a sharpness-aware step cannot be differentiated: leave it out")
+        raise BsamValueError(
+            "base has differentiable=True, and a sharpness-aware step cannot be differentiated: leave it out"
+        )
     if any(group.get("maximize") for group in base.param_groups):
-        raise Refusal("base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise the negated loss")
+        raise BsamValueError(
+            "base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise "
+            "the negated loss"
+        )
 
 
 def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
@@ -106,15 +128,16 @@ def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
     modules = tuple(model) if isinstance(model, (list, tuple)) else (model,)
     if not modules or not all(isinstance(module, nn.Module) for module in modules):
         got = ", ".join(type(module).__name__ for module in modules) or "no module at all"
-        raise Refusal(
+        raise BsamTypeError(
             "model must be the torch.nn.Module that the closure calls, or None if it has no batch norm, "
             f"or a list of all modules that the closure calls with the trained one first; got {got}"
         )
     known = {p for group in base.param_groups for p in group["params"]}
     unknown = [name for name, p in modules[0].named_parameters() if p.requires_grad and p not in known]
     if unknown:
-        raise Refusal(
-            f"model has {len(unknown)} trainable parameter(s) that base does not know ({', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}): "
+        raise BsamValueError(
+            f"model has {len(unknown)} trainable parameter(s) that base does not know "
+            f"({', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}): "
             "give them to base, or freeze them with requires_grad_(False)"
         )
     return modules

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .checks import check_count, check_number
-from .refusal import Refusal
+from .errors import BsamValueError
 
 
 class Distillation(nn.Module):
-    r"""Cross-entropy, and from ``start_epoch`` on :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
+    r"""Cross-entropy, and from ``start_epoch`` on
+    :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
 
     A method writes :meth:`recall`. In eval mode it is the cross-entropy alone.
     """
@@ -21,9 +22,12 @@ class Distillation(nn.Module):
     def __init__(self, *, lam: float, tau: float, start_epoch: int, label_smoothing: float, reduction: str) -> None:
         super().__init__()
         if reduction not in ("mean", "none"):
-            raise Refusal(f'reduction must be "mean" or "none", got {reduction!r}')
+            raise BsamValueError(f'reduction must be "mean" or "none", got {reduction!r}')
         self.lam, self.tau = check_number("lam", lam, low=0), check_number("tau", tau, low=1e-6)
-        self.label_smoothing, self.reduction = check_number("label_smoothing", label_smoothing, low=0, high=1), reduction
+        self.label_smoothing, self.reduction = (
+            check_number("label_smoothing", label_smoothing, low=0, high=1),
+            reduction,
+        )
         self.start_epoch, self.epoch = check_count("start_epoch", start_epoch, low=0), 0
 
     @abstractmethod
@@ -36,7 +40,9 @@ class Distillation(nn.Module):
 
     def loss(self, logits: Tensor, target: Tensor, sample: Tensor) -> Tensor:
         """Both terms; ``sample`` is what :meth:`recall` knows a sample by."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # or the divergence of near logits would drown in the rounding of half precision
+        logits = logits.to(
+            torch.promote_types(logits.dtype, torch.float32)
+        )  # or the divergence of near logits would drown in the rounding of half precision
         losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=self.label_smoothing)
         if self.training and self.epoch >= self.start_epoch:
             past, known = (t.to(logits.device) for t in self.recall(sample))

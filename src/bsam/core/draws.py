@@ -30,7 +30,7 @@ class Draws:
         self._clones: dict[int, list[torch.Generator]] = {}  # by device index, one for each later pass
 
     def begin(self) -> None:
-        """A step begins: forget what one that was cut short has left."""
+        """A step begins: forget what one that was layout short has left."""
         self._pass, self._before, self._after, self._captured = 0, [], [], []
 
     def begin_pass(self, devices: Iterable[torch.device]) -> None:

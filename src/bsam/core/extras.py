@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from .refusal import Refusal
+from .errors import BsamRuntimeError
 
 
 def need(module: str, extra: str) -> None:
     """Refuse, early and with the mend, what cannot be done without a package that is not there."""
     if find_spec(module) is None:
-        raise Refusal(f"this needs {module}, which is not installed: pip install 'bsam[{extra}]'")
+        raise BsamRuntimeError(f"this needs {module}, which is not installed: pip install 'bsam[{extra}]'")

@@ -25,9 +25,25 @@ def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
     """``y += c * x``."""
     if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
-    elif y[0].is_cuda and y[0].dtype != torch.float64 and all(a.stride() == b.stride() for a, b in zip(y, x, strict=True)):
-        # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and needs no memory for the product.
-        torch._fused_sgd_(y, x, [], lr=c.float(), maximize=True, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False)
+    elif (
+        y[0].is_cuda
+        and y[0].dtype != torch.float64
+        and all(a.stride() == b.stride() for a, b in zip(y, x, strict=True))
+    ):
+        # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and
+        # needs no memory for the product.
+        torch._fused_sgd_(
+            y,
+            x,
+            [],
+            lr=c.float(),
+            maximize=True,
+            weight_decay=0.0,
+            momentum=0.0,
+            dampening=0.0,
+            nesterov=False,
+            is_first_step=False,
+        )
     else:
         torch._foreach_add_(y, torch._foreach_mul(x, c))
 
@@ -53,6 +69,8 @@ def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The inner product of each pair of tensors."""
-    if all(a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in zip(x, y, strict=True)):
+    if all(
+        a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in zip(x, y, strict=True)
+    ):
         return [torch.dot(a.view(-1), b.view(-1)) for a, b in zip(x, y, strict=True)]  # without memory for the products
     return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .refusal import Refusal
+from .errors import BsamRuntimeError
 
 _OUTSIDE = (
-    "the closure returned a loss that was computed outside this pass, in part or as a whole, and so not at the perturbed "
-    "weights. Every pass must compute the whole loss anew: move the forward pass into the closure, or detach parts of it"
+    "the closure returned a loss that was computed outside this pass, in part or as a whole, and so not at the "
+    "perturbed "
+    "weights. Every pass must compute the whole loss anew: move the forward pass into the closure, or detach parts of "
+    "it"
 )
 
 
@@ -43,10 +45,10 @@ class Graphs:
         if root is None:
             return
         if moved and not self._nodes and root._sequence_nr() < self._since:
-            raise Refusal(_OUTSIDE)
+            raise BsamRuntimeError(_OUTSIDE)
         nodes = list(_behind(root)) if self._whole else [root]
         if moved and any(self._reaches_parameters(node) for node in nodes if node in self._nodes):
-            raise Refusal(_OUTSIDE)
+            raise BsamRuntimeError(_OUTSIDE)
         self._new += nodes
 
     def _reaches_parameters(self, node: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from .refusal import Refusal
+from .errors import BsamTypeError, BsamValueError
 
 
 class Joint(Optimizer):
@@ -35,14 +35,16 @@ class Joint(Optimizer):
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
         if not isinstance(members, (list, tuple)) or not members:
-            raise Refusal(f"members must be a list of optimizers, got {members!r}")
+            raise BsamTypeError(f"members must be a list of optimizers, got {members!r}")
         for member in members:
             if not isinstance(member, Optimizer) or isinstance(member, LBFGS):
-                raise Refusal(f"members must be optimizers that need no closure, got {type(member).__name__}")
+                raise BsamTypeError(f"members must be optimizers that need no closure, got {type(member).__name__}")
         params = [p for member in members for group in member.param_groups for p in group["params"]]
         if len(set(params)) < len(params):
             shared = next(p for i, p in enumerate(params) if p in set(params[:i]))
-            raise Refusal(f"a parameter of the shape {tuple(shared.shape)} belongs to two members: give it to one")
+            raise BsamValueError(
+                f"a parameter of the shape {tuple(shared.shape)} belongs to two members: give it to one"
+            )
         defaults = {name: value for member in reversed(members) for name, value in member.defaults.items()}
         # not Optimizer.__init__, which would make groups of its own
         self.__setstate__({"members": tuple(members), "defaults": defaults})
@@ -69,7 +71,9 @@ class Joint(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: which member would it belong to?"""
-        raise Refusal("Joint does not know whose a new group is: add it to one of the members before Joint is built")
+        raise BsamValueError(
+            "Joint does not know whose a new group is: add it to one of the members before Joint is built"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The members' state as one.
@@ -97,7 +101,7 @@ class Joint(Optimizer):
         groups, state = list(state_dict["param_groups"]), state_dict["state"]
         sizes, saved = ([len(group["params"]) for group in each] for each in (self.param_groups, groups))
         if sizes != saved:
-            raise Refusal(
+            raise BsamValueError(
                 f"this state dict has parameter groups of {saved} parameters, and the members' groups have {sizes}: "
                 "build the members as they were when it was saved"
             )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .parts import sharding
+from .layout import sharding
 from .ranks import find_ddp
 
 

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from .checks import check_base, check_modules, check_names
 from .draws import Draws
-from .memory import Memory
+from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from .layout import local
+from .method_state import MethodState
 from .modules import Modules
 from .objective import Closure, NoLoss, Objective
-from .parts import local
 from .ranks import Ranks
-from .refusal import Refusal
 from .schedule import LR_SEEN, LR_START, note_lr
 from .turn import NOT_READY, Turn
 from .vector import TINY, Vector
@@ -26,7 +26,7 @@ from .weights import Weights
 from .wrapper import METHOD, OWN, Wrapper
 
 
-class Watcher(Protocol):
+class PassObserver(Protocol):
     """Somebody who wants to see what the passes of some steps saw."""
 
     def due(self, step: int) -> bool:
@@ -37,15 +37,18 @@ class Watcher(Protocol):
 
 
 class SharpnessAware(Wrapper):
-    """A method that mixes gradients taken around ``w`` into one direction, which the base optimizer takes as its gradient.
+    """A method that mixes gradients taken around ``w`` into one direction, which the base optimizer takes as its
+    gradient.
 
-    A method writes :meth:`direction` and hands its settings to this constructor; they become values of the parameter groups, and a group may bring
-    its own. ``param_groups`` and ``state`` are the base optimizer's: schedulers, clipping and ``GradScaler`` find what they always find.
+    A method writes :meth:`direction` and hands its settings to this constructor; they become values of the parameter
+    groups, and a group may bring its own. ``param_groups`` and ``state`` are the base optimizer's: schedulers, clipping
+    and ``GradScaler`` find what they always find.
 
     Args:
         base: the optimizer that takes the step, built on the parameters.
-        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: how batch norm is reached. None says that it has none.
-            Where the closure runs other modules, too (the discriminator, when a generator is trained), a list of all of
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: how batch norm is reached. None
+            says that it has none. Where the closure runs other modules, too (the discriminator, when a generator is
+            trained), a list of all of
             them, the trained one first: batch norm of all of them moves once a step, and gradients of parameters that
             ``base`` does not know stay as they were.
         settings: the method's group values by name; those called ``rho...`` are radii.
@@ -76,14 +79,16 @@ class SharpnessAware(Wrapper):
         check_base(base)
         modules = check_modules(model, base)
         if not isinstance(same_draws, bool):
-            raise Refusal(f"same_draws must be True or False, got {same_draws!r}")
+            raise BsamValueError(f"same_draws must be True or False, got {same_draws!r}")
         settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0, METHOD: self.method()}
         if self.follows:
             settings |= {LR_START: None, LR_SEEN: None}
         settings[OWN] = (*settings, OWN, *self.vectors)
         for group in base.param_groups:
             check_names(group, settings, base.defaults)
-        groups = [self.completed({**settings, **group}) for group in base.param_groups]  # refuses before anything is written
+        groups = [
+            self.completed({**settings, **group}) for group in base.param_groups
+        ]  # refuses before anything is written
         self.__setstate__(
             {
                 "base": base,
@@ -93,7 +98,7 @@ class SharpnessAware(Wrapper):
                 "same_draws": same_draws,
                 "defaults": {**base.defaults, **settings},
                 "settings": settings,
-                "_memory": Memory(self.vectors, self.numbers),
+                "_memory": MethodState(self.vectors, self.numbers),
             }
         )
         for group, completed in zip(base.param_groups, groups, strict=True):
@@ -116,10 +121,12 @@ class SharpnessAware(Wrapper):
 
     def vector(self, tensors: Iterable[Tensor]) -> Vector:
         """One tensor for each of :attr:`params`, as a vector that refers to them."""
-        return Vector(tensors, self._weights.cut)
+        return Vector(tensors, self._weights.layout)
 
     def start_from(self, offset: Vector) -> None:
-        """Let the base optimizer start this step from ``w + offset`` (from the mean of the offsets, if ``backward`` is called several times)."""
+        """Let the base optimizer start this step from ``w + offset`` (from the mean of the offsets, if ``backward`` is
+        called several times).
+        """
         self._turn.offset = offset
 
     def keep(self, name: str, value: Vector | float) -> None:
@@ -135,7 +142,9 @@ class SharpnessAware(Wrapper):
         return self.param_groups[0][name] if name in self.numbers else self._memory.vector(name, self._weights)
 
     def shared(self, number: float) -> float:
-        """A number that decides what a rank does next, the same on all ranks of DDP: their mean, where gradients were not averaged (``no_sync``)."""
+        """A number that decides what a rank does next, the same on all ranks of DDP: their mean, where gradients were
+        not averaged (``no_sync``).
+        """
         return self._ranks.mean(number)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
@@ -147,38 +156,48 @@ class SharpnessAware(Wrapper):
     def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Tensor:
         """Add this method's direction to ``p.grad``, where ``loss.backward()`` would add the gradient.
 
-        Whatever the closure raises, the weights, the batch-norm flags and ``p.grad`` are then as they were before the call.
+        Whatever the closure raises, the weights, the batch-norm flags and ``p.grad`` are then as they were before the
+        call.
         Every pass must compute the loss anew: one that was computed outside the closure is refused.
 
         Args:
-            closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or yields one loss per micro-batch.
-            scaler: the ``torch.amp.GradScaler`` in use; the direction is left scaled, for ``unscale_`` and ``scaler.step``. A closure that runs ``backward``
-                itself then scales the loss itself, as ever: ``scaler.scale(loss).backward()``.
+            closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or
+                yields one loss per micro-batch.
+            scaler: the ``torch.amp.GradScaler`` in use; the direction is left scaled, for ``unscale_`` and
+                ``scaler.step``. A closure that runs ``backward`` itself then scales the loss itself, as ever:
+                ``scaler.scale(loss).backward()``.
 
         Returns:
             The loss at ``w``, detached.
         """
         if not callable(closure):
-            raise Refusal(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
+            raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
         if self._turn.phase == "busy":
-            raise Refusal("backward was called from inside the closure: a closure computes the loss, at most calls loss.backward(), and returns it")
+            raise BsamRuntimeError(
+                "backward was called from inside the closure: a closure computes the loss, at most calls "
+                "loss.backward(), and returns it"
+            )
         if any(group[METHOD] != self.method() for group in self.param_groups):
-            raise Refusal(
+            raise BsamRuntimeError(
                 f"base has the state of {self.param_groups[0][METHOD]}, loaded into it behind {self.method()}: "
                 "load it by optimizer.load_state_dict, which gives base its part"
             )
-        self._weights.survey(self.param_groups)
+        self._weights.refresh(self.param_groups)
         params = self._weights.params
         if not params:
-            raise Refusal("no parameter of base requires a gradient: unfreeze at least one")
+            raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one")
         held = [p.grad for p in params]
         if all(g is None for g in held):
             self._reset()  # whoever cleared p.grad, what was prepared is gone with it
-        if self._turn.offsets and self._turn.offsets[0].cut != self._weights.cut:
-            raise Refusal("parameters were added, frozen or moved since the last backward: call zero_grad() before this one")
+        if self._turn.offsets and self._turn.offsets[0].layout != self._weights.layout:
+            raise BsamRuntimeError(
+                "parameters were added, frozen or moved since the last backward: call zero_grad() before this one"
+            )
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
         modules = Modules(() if self.model is None else (self.model, *self.others), known)
-        L = Objective(closure, self._weights, modules, self._ranks, self._draws, scaler, search=self.t & (self.t - 1) == 0)
+        L = Objective(
+            closure, self._weights, modules, self._ranks, self._draws, scaler, search=self.t & (self.t - 1) == 0
+        )
         try:
             self._turn.phase, self._turn.offset = "busy", None
             self._memory.begin()
@@ -192,10 +211,12 @@ class SharpnessAware(Wrapper):
                     watcher.watch(self, L)
             L.close()
             if not any(L.reached):
-                raise Refusal("the loss reaches no parameter of base: does the closure call the model that base was built on?")
+                raise BsamRuntimeError(
+                    "the loss reaches no parameter of base: does the closure call the model that base was built on?"
+                )
             offset = self._turn.offset
             if offset is not None:
-                offset = Vector(offset.tensors(), self._weights.cut)  # before d overwrites what it is made of
+                offset = Vector(offset.tensors(), self._weights.layout)  # before d overwrites what it is made of
             self._fill(d, held, L.reached)
             if offset is not None:
                 self._turn.offsets.append(offset)
@@ -208,7 +229,7 @@ class SharpnessAware(Wrapper):
             try:
                 L.close()
             finally:
-                L.close()  # a second Ctrl-C must not cut the way back short
+                L.close()  # a second Ctrl-C must not layout the way back short
                 for p, g in zip(params, held, strict=True):
                     p.grad = g
             raise
@@ -216,18 +237,19 @@ class SharpnessAware(Wrapper):
 
     def _fill(self, d: Vector, held: list[Tensor | None], reached: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
-        params, parts = self._weights.params, d.collapse()
-        reached, entries = self._ranks.agreed(reached), self._weights.cut.join(parts)
+        params, parts = self._weights.params, d.materialize_()
+        reached, entries = self._ranks.agreed(reached), self._weights.layout.join(parts)
         both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
         self._ranks.settle([h for _, h in both], entries)
         if both:
             torch._foreach_add_([t for t, _ in both], [h for _, h in both])
-        for p, t, h, was_reached in zip(params, self._weights.cut.join(parts, params), held, reached, strict=True):
+        for p, t, h, was_reached in zip(params, self._weights.layout.join(parts, params), held, reached, strict=True):
             if was_reached or h is not None:
                 p.grad = t
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
-        """Clear, :meth:`backward`, and the base optimizer's step. Without a closure: the base optimizer's step on what :meth:`backward` prepared.
+        """Clear, :meth:`backward`, and the base optimizer's step. Without a closure: the base optimizer's step on what
+        :meth:`backward` prepared.
 
         A closure that does nothing and returns None, such as the one that Lightning passes where the user gives none,
         counts as no closure.
@@ -239,7 +261,7 @@ class SharpnessAware(Wrapper):
         if closure is not None and self._turn.phase != "busy":
             loss = self._prepare(closure)
         if self._turn.phase != "ready":
-            raise Refusal(NOT_READY[self._turn.phase])
+            raise BsamRuntimeError(NOT_READY[self._turn.phase])
         try:
             start = self._turn.start(self._ranks)
             if start is not None:
@@ -262,7 +284,7 @@ class SharpnessAware(Wrapper):
         if self._turn.phase != "ready":
             self.zero_grad()
             return self.backward(closure)
-        turn, owing, pending = replace(self._turn), self._ranks.owing, self._memory.pending
+        turn, needs_sync, pending = replace(self._turn), self._ranks.needs_sync, self._memory.pending
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
         self.zero_grad()
         try:
@@ -271,7 +293,7 @@ class SharpnessAware(Wrapper):
             for p, g in grads:
                 p.grad = g
             self._turn.__dict__.update(turn.__dict__)
-            self._ranks.owing, self._memory.pending = owing, pending
+            self._ranks.needs_sync, self._memory.pending = needs_sync, pending
             return None
 
     def _count(self) -> None:
@@ -301,7 +323,7 @@ class SharpnessAware(Wrapper):
             with torch.cuda.graph(graph):
                 loss = optimizer.step(closure)
         """
-        return self._draws.clones(self._weights.cut.devices)
+        return self._draws.clones(self._weights.layout.devices)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad``, and with it what :meth:`backward` prepared."""
@@ -314,13 +336,15 @@ class SharpnessAware(Wrapper):
         return {k: v for k, v in self.__dict__.items() if k not in passing and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # makes the hooks, too; Optimizer.__init__ would make groups, and those are the base's
+        super().__setstate__(
+            state
+        )  # makes the hooks, too; Optimizer.__init__ would make groups, and those are the base's
         self._weights, self._turn = Weights(), Turn()
         self._ranks, self._draws = Ranks(self.model, self.m_sharpness), Draws(self.same_draws)
-        self.watchers: list[Watcher] = []
+        self.watchers: list[PassObserver] = []
         self._reset()
 
     def _reset(self) -> None:
         self._turn.clear()
         self._memory.forget()
-        self._ranks.owing = False
+        self._ranks.needs_sync = False

@@ -14,29 +14,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .refusal import Refusal
+from .errors import BsamRuntimeError
 
 
 class Ranks:
     """The data-parallel side of a model.
 
-    DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the whole batch. With
-    ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is averaged, once.
+    DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the
+    whole batch. With ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is
+    averaged, once.
 
     Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when
-    the closure calls it, or runs inside of its forward, as Lightning's ``training_step`` does: there the reducer does not
-    follow, so that gradients are averaged here.
+    the closure calls it, or runs inside of its forward, as Lightning's ``training_step`` does: there the reducer does
+    not follow, so that gradients are averaged here.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
         self.m_sharpness = m_sharpness
-        self.owing = False  # p.grad holds directions that were left on their rank, under the user's no_sync
+        self.needs_sync = False  # p.grad holds directions that were left on their rank, under the user's no_sync
         self.inside = False  # whether this backward runs inside of the wrapper's forward
         self._given = find_ddp(model)
         self._found: weakref.ref[Any] | None = None  # weakly: a model may be wrapped again
         self._may_be_wrapped = self._warned = False
         if m_sharpness and self.ddp is None:
-            raise Refusal(
+            raise BsamRuntimeError(
                 "m_sharpness=True needs model to be the DistributedDataParallel wrapper, or to contain it: "
                 "without one there are no ranks that could perturb on their own"
             )
@@ -60,13 +61,15 @@ class Ranks:
         if self._may_be_wrapped and self.ddp is None and not self._warned:
             self._warned = True
             warnings.warn(
-                f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no DistributedDataParallel or "
-                "FSDP wrapper of the parameters, so that each rank steps by its own gradients. If there is a wrapper, pass "
+                f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no "
+                "DistributedDataParallel or "
+                "FSDP wrapper of the parameters, so that each rank steps by its own gradients. If there is a wrapper, "
+                "pass "
                 "it as model",
                 stacklevel=3,
             )
 
-    def quiet(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
+    def no_sync_context(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """What a pass runs under: no reduction if ranks perturb on their own, or the reducer cannot follow (``alone``).
 
         While no DDP wrapper is known and there may be one, it looks out for the one that the closure calls.
@@ -77,7 +80,10 @@ class Ranks:
 
     def _without_reducer(self) -> contextlib.AbstractContextManager[Any]:
         if self.ddp.static_graph:
-            raise Refusal("this needs a pass without the reducer, which DistributedDataParallel(static_graph=True) cannot do: build it without static_graph")
+            raise BsamRuntimeError(
+                "this needs a pass without the reducer, which DistributedDataParallel(static_graph=True) cannot do: "
+                "build it without static_graph"
+            )
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
@@ -105,15 +111,21 @@ class Ranks:
             yield
 
     def mean(self, number: float) -> float:
-        """The mean over ranks under the user's ``no_sync``, where each has a number of its own; else the number: it is the same on all, or meant not to be."""
+        """The mean over ranks under the user's ``no_sync``, where each has a number of its own; else the number: it is
+        the same on all, or meant not to be.
+        """
         if self.in_step:
             return number
-        value = torch.tensor(number, dtype=torch.float64 if self.ddp.device_type == "cpu" else torch.float32, device=self.ddp.device)
+        value = torch.tensor(
+            number, dtype=torch.float64 if self.ddp.device_type == "cpu" else torch.float32, device=self.ddp.device
+        )
         dist.all_reduce(value, group=self.ddp.process_group)
         return float(value) / self.ddp.process_group.size()
 
     def mean_losses(self, losses: list[float], mesh: Any) -> list[float]:
-        """Losses, averaged over the ranks that the gradients are averaged over: those of ``mesh`` under FSDP, of DDP where it reduces this pass."""
+        """Losses, averaged over the ranks that the gradients are averaged over: those of ``mesh`` under FSDP, of DDP
+        where it reduces this pass.
+        """
         if mesh is not None:
             groups, device = mesh.get_all_groups(), mesh.device_type
         elif self.reduces:
@@ -128,7 +140,9 @@ class Ranks:
 
     @property
     def reduces(self) -> bool:
-        """Whether DDP averages the gradients of each pass: not where ranks perturb on their own, nor under the user's ``no_sync``."""
+        """Whether DDP averages the gradients of each pass: not where ranks perturb on their own, nor under the user's
+        ``no_sync``.
+        """
         return self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync
 
     @property
@@ -150,14 +164,16 @@ class Ranks:
         return [bool(flag) for flag in flags.tolist()]
 
     def settle(self, held: list[Tensor], direction: list[Tensor]) -> None:
-        """Average what is not yet the same on all ranks: ``held`` from earlier calls under ``no_sync``, and a direction of this rank alone."""
+        """Average what is not yet the same on all ranks: ``held`` from earlier calls under ``no_sync``, and a direction
+        of this rank alone.
+        """
         if self.ddp is None:
             return
         if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will settle
-            self.owing = True
+            self.needs_sync = True
             return
-        self.averaged((held if self.owing else []) + (direction if self.m_sharpness else []))
-        self.owing = False
+        self.averaged((held if self.needs_sync else []) + (direction if self.m_sharpness else []))
+        self.needs_sync = False
 
     def averaged(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors, averaged over the ranks of DDP in place."""
@@ -172,9 +188,15 @@ class Ranks:
         return tensors
 
     def borrows(self, device: torch.device) -> bool:
-        """Whether the next backward pass writes into the memory of this one's gradients, as the CUDA graphs of ``torch.compile`` do."""
+        """Whether the next backward pass writes into the memory of this one's gradients, as the CUDA graphs of
+        ``torch.compile`` do.
+        """
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
-        return device.type == "cuda" and trees is not None and trees.get_manager(device.index, create_if_none_exists=False) is not None
+        return (
+            device.type == "cuda"
+            and trees is not None
+            and trees.get_manager(device.index, create_if_none_exists=False) is not None
+        )
 
 
 def several_ranks() -> bool:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .checks import check_radius, is_number
+from .errors import BsamValueError
 from .foreach import Scalar
-from .refusal import Refusal
 
 # Keys of the parameter groups, under names that no base optimizer has (schedule-free ones have an lr_max of their own).
 LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None
@@ -24,9 +24,9 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
     if group[floor] is not None:
         check_radius(floor, group[floor])
         if group[floor] > group[radius]:
-            raise Refusal(f"{floor} must not be above {radius}, got {group[floor]} and {group[radius]}")
+            raise BsamValueError(f"{floor} must not be above {radius}, got {group[floor]} and {group[radius]}")
     if not is_number(lr_min) or lr_min < 0:
-        raise Refusal(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
+        raise BsamValueError(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
     if "lr" in group:
         lr = group["lr"]
         group = {**group, LR_START: float(group.get("initial_lr", lr))}
@@ -36,14 +36,16 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
             if lr_max == lr_min == 0:  # built with a learning rate of 0, that a scheduler may raise
                 return group
     elif group[floor] not in (None, group[radius]):
-        raise Refusal(
+        raise BsamValueError(
             f"{radius} follows the learning rate, and base has no lr in its parameter groups: "
             f"pass {floor}={group[radius]}, which keeps {radius} fixed, or take another base"
         )
     elif lr_max is None:
         return group
     if not is_number(lr_max) or lr_max <= lr_min:
-        raise Refusal(f"lr_max must be a finite number above lr_min; got lr_max={lr_max!r} and lr_min={lr_min!r}")
+        raise BsamValueError(
+            f"lr_max must be a finite number above lr_min; got lr_max={lr_max!r} and lr_min={lr_min!r}"
+        )
     return group
 
 

@@ -32,7 +32,7 @@ class Turn:
         if not self.offsets:
             return None
         mean = sum(self.offsets[1:], self.offsets[0]) / len(self.offsets)
-        return Vector(ranks.averaged(mean.tensors()), mean.cut) if self.apart else mean
+        return Vector(ranks.averaged(mean.tensors()), mean.layout) if self.apart else mean
 
     def clear(self) -> None:
         """Nothing is prepared any more."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parts import Cut, Parts
+from .layout import Buckets, Layout
 from .vector import Vector
 
 
@@ -20,25 +20,25 @@ class Weights:
 
     def __init__(self) -> None:
         self.params: list[Tensor] = []
-        self.cut = Cut([])
+        self.layout = Layout([])
         self.sharded = False
         self._signature: list[Any] = []
-        self._parts: Parts = []
-        self._backup: Parts = []
+        self._parts: Buckets = []
+        self._backup: Buckets = []
         self._saved = 0  # parts whose backup holds w
-        self._room: list[Parts] = []
+        self._room: list[Buckets] = []
 
-    def survey(self, param_groups: Sequence[dict[str, Any]]) -> None:
+    def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Look at the parameters as they are now: groups come, parameters are frozen, moved and cast between steps."""
         owned = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in owned]
         signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]
         if signature != self._signature:
-            self.cut = Cut(self.params, [i for i, _ in owned])
+            self.layout = Layout(self.params, [i for i, _ in owned])
             self._backup, self._room = self._new_parts(), []
             self._signature = signature
-            self.sharded = any(part.sharding is not None for part in self.cut.parts)
-        self._parts = self.cut.split(self.params)
+            self.sharded = any(part.sharding is not None for part in self.layout.parts)
+        self._parts = self.layout.split(self.params)
         self._saved = 0
 
     @property
@@ -49,16 +49,16 @@ class Weights:
     @property
     def mesh(self) -> Any:
         """The ranks that the parameters are spread over; None if they are not."""
-        return next((part.sharding[0] for part in self.cut.parts if part.sharding is not None), None)
+        return next((part.sharding[0] for part in self.layout.parts if part.sharding is not None), None)
 
-    def room(self, n: int) -> Parts:
-        """Memory for the ``n``-th gradient of a step, kept between steps."""
+    def room(self, n: int) -> Buckets:
+        """MethodState for the ``n``-th gradient of a step, kept between steps."""
         while len(self._room) <= n:
             self._room.append(self._new_parts())
         return self._room[n]
 
-    def _new_parts(self) -> Parts:
-        return self.cut.split([torch.empty_like(p, requires_grad=False) for p in self.params])
+    def _new_parts(self) -> Buckets:
+        return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()
     def move(self, to: Vector) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .checks import check_names, check_radius
 from .foreach import Scalar
-from .memory import Memory, of_base
+from .method_state import MethodState, of_base
 from .schedule import completed_schedule, scheduled
 from .vector import Coefficient, PerGroup
 
@@ -32,7 +32,7 @@ class Wrapper(Optimizer):
 
     base: Optimizer
     settings: dict[str, Any]
-    _memory: Memory
+    _memory: MethodState
 
     @abstractmethod
     def _reset(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError, BsamValueError
 from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, has_cifar
 from .digits import digits
 from .download import Progress, Source, fetch
@@ -29,7 +29,8 @@ class DatasetEntry:
         needs_folder: whether it is read from files.
         augmentation: of :data:`bsam.data.augment.AUGMENTATIONS`, the one to train with unless another is asked for.
         model: of :data:`bsam.models.MODELS`, the one to train unless another is asked for.
-        is_in: whether its files are where they would be read from, given a folder; always so where it comes with a package.
+        is_in: whether its files are where they would be read from, given a folder; always so where it comes with a
+            package.
         sources: where its files come from.
     """
 
@@ -48,7 +49,10 @@ class DatasetEntry:
     def load(self, folder: Path | None = None) -> Dataset:
         """The data set, from a folder where it needs one."""
         if self.needs_folder and folder is None:
-            raise Refusal(f"{self.title} is read from files: say in which folder they are (--data-dir), or where to --download them to")
+            raise BsamRuntimeError(
+                f"{self.title} is read from files: say in which folder they are (--data-dir), or where to --download "
+                "them to"
+            )
         return self.read(folder or Path())
 
 
@@ -56,9 +60,45 @@ DATASETS: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
         DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none", "digits_net", lambda _: True),
-        DatasetEntry("cifar10", "CIFAR-10", cifar10, 10, 3, 32, True, "crop-flip-cutout", "resnet18", partial(has_cifar, CIFAR10), (CIFAR10.source,)),
-        DatasetEntry("cifar100", "CIFAR-100", cifar100, 100, 3, 32, True, "crop-flip-cutout", "resnet18", partial(has_cifar, CIFAR100), (CIFAR100.source,)),
-        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist, 10, 1, 28, True, "crop-flip", "resnet18", has_fashion_mnist, SOURCES),
+        DatasetEntry(
+            "cifar10",
+            "CIFAR-10",
+            cifar10,
+            10,
+            3,
+            32,
+            True,
+            "crop-flip-cutout",
+            "resnet18",
+            partial(has_cifar, CIFAR10),
+            (CIFAR10.source,),
+        ),
+        DatasetEntry(
+            "cifar100",
+            "CIFAR-100",
+            cifar100,
+            100,
+            3,
+            32,
+            True,
+            "crop-flip-cutout",
+            "resnet18",
+            partial(has_cifar, CIFAR100),
+            (CIFAR100.source,),
+        ),
+        DatasetEntry(
+            "fashion_mnist",
+            "Fashion-MNIST",
+            fashion_mnist,
+            10,
+            1,
+            28,
+            True,
+            "crop-flip",
+            "resnet18",
+            has_fashion_mnist,
+            SOURCES,
+        ),
     )
 }
 
@@ -76,13 +116,15 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
         >>> load("cifar10")
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: CIFAR-10 is read from files: say in which folder they are (--data-dir), or where to --download them to
+        bsam.core.errors.BsamRuntimeError: CIFAR-10 is read from files: say in which folder they are (--data-dir), or
+        where to --download them to
     """
     return dataset_entry(name).load(None if folder is None else Path(folder))
 
 
 def download(name: str, folder: str | Path, progress: Progress | None = None) -> None:
-    """Get the files of a data set from its authors' site, unless :func:`load` finds them all already, in any layout; files that are there stay.
+    """Get the files of a data set from its authors' site, unless :func:`load` finds them all already, in any layout;
+    files that are there stay.
 
     Args:
         name: of :data:`DATASETS`.
@@ -99,5 +141,5 @@ def download(name: str, folder: str | Path, progress: Progress | None = None) ->
 def dataset_entry(name: str) -> DatasetEntry:
     """What :data:`DATASETS` says of a name; one that it does not have is refused."""
     if name not in DATASETS:
-        raise Refusal(f"data must be one of {', '.join(DATASETS)}; got {name!r}")
+        raise BsamValueError(f"data must be one of {', '.join(DATASETS)}; got {name!r}")
     return DATASETS[name]

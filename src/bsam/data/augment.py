@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from .examples import Dataset
 
 _STREAM = 0xA46  # keeps these numbers apart from others that are drawn from (seed, epoch)
@@ -17,11 +17,13 @@ _STREAM = 0xA46  # keeps these numbers apart from others that are drawn from (se
 
 @dataclass(frozen=True)
 class Draws:
-    """What chance decides about each training image in one epoch: a function of the seed and the epoch, whatever the order of the images.
+    """What chance decides about each training image in one epoch: a function of the seed and the epoch, whatever the
+    order of the images.
 
     Args:
-        table: one row per image: in the padded image the row and the column where the crop begins, the steps that it then takes down and across (1, or -1 where
-            left and right change places), and the top left corner of the hole, which lies outside of the image where there is no hole.
+        table: one row per image: in the padded image the row and the column where the crop begins, the steps that it
+            then takes down and across (1, or -1 where left and right change places), and the top left corner of the
+            hole, which lies outside of the image where there is no hole.
 
     Example:
         >>> draws = Draws.of(1000, seed=0, epoch=3)
@@ -32,7 +34,16 @@ class Draws:
     table: Tensor
 
     @staticmethod
-    def of(n: int, seed: int, epoch: int, pad: int = 4, side: int = 32, flip: bool = True, cutout: int = 16, cutout_p: float = 0.5) -> Draws:
+    def of(
+        n: int,
+        seed: int,
+        epoch: int,
+        pad: int = 4,
+        side: int = 32,
+        flip: bool = True,
+        cutout: int = 16,
+        cutout_p: float = 0.5,
+    ) -> Draws:
         """Draw for ``n`` images.
 
         Args:
@@ -46,7 +57,7 @@ class Draws:
             cutout_p: share of the images that get one.
         """
         if min(seed, epoch) < 0:
-            raise Refusal(f"seed and epoch must not be negative, got {seed!r} and {epoch!r}")
+            raise BsamValueError(f"seed and epoch must not be negative, got {seed!r} and {epoch!r}")
         random = np.random.default_rng((seed, epoch, _STREAM))
         begin = random.integers(0, 2 * pad + 1, (n, 2))
         mirrored = random.integers(0, 2, n) * flip
@@ -84,10 +95,12 @@ class Draws:
 
 @dataclass(frozen=True)
 class Augment:
-    """Zeros around the image and a random crop; a flip; bytes to normalised numbers; and a hole of zeros (Cutout) in the result.
+    """Zeros around the image and a random crop; a flip; bytes to normalised numbers; and a hole of zeros (Cutout) in
+    the result.
 
-    Each image of the batch is treated by its own row of the draws, as by the usual pipeline that takes one image at a time. No value comes back to the host
-    and no shape depends on one, so that it can be captured in a CUDA graph, after a first call outside.
+    Each image of the batch is treated by its own row of the draws, as by the usual pipeline that takes one image at a
+    time. No value comes back to the host and no shape depends on one, so that it can be captured in a CUDA graph, after
+    a first call outside.
 
     Args:
         pad: pixels of zeros around the image before it is cropped to its old size; 0 crops nothing.
@@ -113,9 +126,9 @@ class Augment:
 
     def __post_init__(self) -> None:
         if min(self.pad, self.cutout) < 0:
-            raise Refusal(f"pad and cutout must not be negative, got {self.pad!r} and {self.cutout!r}")
+            raise BsamValueError(f"pad and cutout must not be negative, got {self.pad!r} and {self.cutout!r}")
         if not 0 <= self.cutout_p <= 1:
-            raise Refusal(f"cutout_p must lie between 0 and 1, got {self.cutout_p!r}")
+            raise BsamValueError(f"cutout_p must lie between 0 and 1, got {self.cutout_p!r}")
 
     def draws(self, n: int, seed: int, epoch: int, side: int) -> Draws:
         """The draws for ``n`` images of ``side`` x ``side`` pixels."""
@@ -132,7 +145,7 @@ class Augment:
             float32 in the channels_last layout.
         """
         if len(draws) != len(x):
-            raise Refusal(f"{len(x)} images need as many draws, got {len(draws)}")
+            raise BsamValueError(f"{len(x)} images need as many draws, got {len(draws)}")
         pixels = torch.arange(x.shape[-1], device=x.device)
         if self.pad or self.flip:
             x = self._cropped(x, draws, pixels)
@@ -166,9 +179,14 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         tensor([2., 2.])
     """
     if {len(mean), len(std)} - {1, x.shape[1]}:
-        raise Refusal(f"images of {x.shape[1]} channels need as many means and standard deviations, got {mean!r} and {std!r}")
+        raise BsamValueError(
+            f"images of {x.shape[1]} channels need as many means and standard deviations, got {mean!r} and {std!r}"
+        )
     unit = 1.0 if x.is_floating_point() else 255.0
-    shift, scale = _constants(tuple(unit * m for m in mean), x.device), _constants(tuple(1 / (unit * s) for s in std), x.device)
+    shift, scale = (
+        _constants(tuple(unit * m for m in mean), x.device),
+        _constants(tuple(1 / (unit * s) for s in std), x.device),
+    )
     return (x.contiguous(memory_format=torch.channels_last) - shift).mul_(scale)
 
 
@@ -176,7 +194,9 @@ _ON_DEVICE: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One number per channel, brought to the device once: a copy from the host would make every batch wait, and cannot be captured."""
+    """One number per channel, brought to the device once: a copy from the host would make every batch wait, and cannot
+    be captured.
+    """
     if (values, device) not in _ON_DEVICE:
         with torch.inference_mode(False):
             _ON_DEVICE[values, device] = torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
@@ -197,8 +217,8 @@ def augmentation(name: str, data: Dataset) -> Augment:
         >>> augmentation("flip-crop", None)
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: augmentation must be one of none, crop-flip, crop-flip-cutout; got 'flip-crop'
+        bsam.core.errors.BsamValueError: augmentation must be one of none, crop-flip, crop-flip-cutout; got 'flip-crop'
     """
     if name not in AUGMENTATIONS:
-        raise Refusal(f"augmentation must be one of {', '.join(AUGMENTATIONS)}; got {name!r}")
+        raise BsamValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}; got {name!r}")
     return replace(AUGMENTATIONS[name], mean=data.mean, std=data.std)

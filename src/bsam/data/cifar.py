@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from .download import Source
 from .examples import Dataset, Examples
 from .pickled import read_pickle
@@ -31,7 +31,8 @@ class Batch:
         records: how many images.
         sha256: of its content as a binary file; None compares nothing.
         md5: of the pickle that the authors published; None compares nothing.
-        any_order: SHA-256 over the sorted SHA-256 of its records, each the class and the pixels, without coarse labels; None compares nothing.
+        any_order: SHA-256 over the sorted SHA-256 of its records, each the class and the pixels, without coarse labels;
+            None compares nothing.
     """
 
     name: str
@@ -94,7 +95,9 @@ CIFAR10 = Cifar(
     test=Batch("test_batch", 10_000, sha256="8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    source=Source(_SITE + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, "cifar-10-batches-bin"),
+    source=Source(
+        _SITE + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, "cifar-10-batches-bin"
+    ),
 )
 CIFAR100 = Cifar(
     "cifar100",
@@ -104,11 +107,25 @@ CIFAR100 = Cifar(
     key="fine_labels",
     binary="cifar-100-binary",
     python="cifar-100-python",
-    train=(Batch("train", 50_000, md5="16019d7e3df5f24257cddd939b257f8d", any_order="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573"),),
-    test=Batch("test", 10_000, md5="f0ef6b0ae62326f3e7ffdfab6717acfc", any_order="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65"),
+    train=(
+        Batch(
+            "train",
+            50_000,
+            md5="16019d7e3df5f24257cddd939b257f8d",
+            any_order="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573",
+        ),
+    ),
+    test=Batch(
+        "test",
+        10_000,
+        md5="f0ef6b0ae62326f3e7ffdfab6717acfc",
+        any_order="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65",
+    ),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
-    source=Source(_SITE + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"),
+    source=Source(
+        _SITE + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"
+    ),
 )
 
 
@@ -124,7 +141,8 @@ def cifar10(folder: str | Path) -> Dataset:
         >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: no CIFAR-10 in /nowhere: it should hold cifar-10-batches-bin/data_batch_1.bin ... or cifar-10-batches-py/data_batch_1 ...
+        bsam.core.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: it should hold cifar-10-batches-bin/data_batch_1.bin
+        ... or cifar-10-batches-py/data_batch_1 ...
     """
     return read_cifar(CIFAR10, folder)
 
@@ -132,8 +150,9 @@ def cifar10(folder: str | Path) -> Dataset:
 def cifar100(folder: str | Path) -> Dataset:
     """CIFAR-100: 50,000 images to train on and 10,000 to test on, in a hundred classes (the fine labels).
 
-    Pixels and labels are held to a SHA-256 of the published ones, whichever layout they come in, and the pickles to their published MD5 as well. Binary files
-    may have been written from other sources, in another order and without coarse labels (255).
+    Pixels and labels are held to a SHA-256 of the published ones, whichever layout they come in, and the pickles to
+    their published MD5 as well. Binary files may have been written from other sources, in another order and without
+    coarse labels (255).
 
     Args:
         folder: where ``cifar-100-binary`` or ``cifar-100-python`` is, or one of the two itself.
@@ -151,9 +170,14 @@ def read_cifar(kind: Cifar, folder: str | Path) -> Dataset:
         counts, share = np.bincount(y, minlength=kind.classes), len(y) // kind.classes
         if (counts != share).any():
             odd = int((counts != share).argmax())
-            raise Refusal(f"{place}: class {odd} has {counts[odd]} images in {', '.join(batch.name for batch in batches)}; in {kind.title} it has {share}")
+            raise BsamRuntimeError(
+                f"{place}: class {odd} has {counts[odd]} images in {', '.join(batch.name for batch in batches)}; in "
+                f"{kind.title} it has {share}"
+            )
         parts.append(Examples(torch.from_numpy(x.reshape(-1, 3, SIDE, SIDE)), torch.from_numpy(y.astype(np.int64))))
-    return Dataset(kind.name, kind.classes, train=parts[0], validation=None, test=parts[1], mean=kind.mean, std=kind.std)
+    return Dataset(
+        kind.name, kind.classes, train=parts[0], validation=None, test=parts[1], mean=kind.mean, std=kind.std
+    )
 
 
 def has_cifar(kind: Cifar, folder: Path) -> bool:
@@ -176,12 +200,15 @@ def _find(kind: Cifar, folder: Path) -> tuple[Path, bool]:
         if not missing:
             return place, is_binary
         if len(missing) <= len(kind.train):
-            partly = partly or f"{place} has only some files of {kind.title}: {', '.join(missing)} missing; {_anew(kind)}"
+            partly = (
+                partly or f"{place} has only some files of {kind.title}: {', '.join(missing)} missing; {_anew(kind)}"
+            )
     if partly:
-        raise Refusal(partly)
+        raise BsamRuntimeError(partly)
     first = kind.train[0].name
-    raise Refusal(
-        f"no {kind.title} in {folder}: it should hold {kind.binary}/{first}.bin and the other binary files or {kind.python}/{first} and the other pickles; "
+    raise BsamRuntimeError(
+        f"no {kind.title} in {folder}: it should hold {kind.binary}/{first}.bin and the other binary files or "
+        f"{kind.python}/{first} and the other pickles; "
         f"--download gets it, or unpack {kind.source.url} there"
     )
 
@@ -195,8 +222,9 @@ def _binary(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
     size = batch.records * (header + PIXELS)
     content = _content(path, size)
     if len(content) != size:
-        raise Refusal(
-            f"{path} must have {size:,} bytes, {batch.records:,} records of {header + PIXELS}, and has {'more' if len(content) > size else f'{len(content):,}'}"
+        raise BsamValueError(
+            f"{path} must have {size:,} bytes, {batch.records:,} records of {header + PIXELS}, and has "
+            f"{'more' if len(content) > size else f'{len(content):,}'}"
         )
     records = np.frombuffer(content, np.uint8).reshape(batch.records, header + PIXELS)
     if kind.coarse:
@@ -209,20 +237,26 @@ def _binary(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
 
 
 def _python(kind: Cifar, batch: Batch, place: Path) -> tuple[Bytes, Bytes]:
-    path, most = place / batch.name, batch.records * (2 * PIXELS + _SPARE)  # bytes may be written as text, most of them in two
+    path, most = (
+        place / batch.name,
+        batch.records * (2 * PIXELS + _SPARE),
+    )  # bytes may be written as text, most of them in two
     content = _content(path, most)
     if len(content) > most:
-        raise Refusal(f"{path} has more than {most:,} bytes: too long for {batch.records:,} images")
+        raise BsamRuntimeError(f"{path} has more than {most:,} bytes: too long for {batch.records:,} images")
     _compare(content, "md5", batch.md5, path, kind)
     try:
         found = read_pickle(content)
-    except Refusal as refused:
-        raise Refusal(f"{path} was refused: {refused}; {_anew(kind)}") from refused
+    except BsamError as refused:
+        raise BsamRuntimeError(f"{path} was refused: {refused}; {_anew(kind)}") from refused
     x, labels = found.get("data"), found.get(kind.key)
     if not isinstance(x, np.ndarray) or x.shape != (batch.records, PIXELS):
-        raise Refusal(f"{path}: 'data' must be an array of {batch.records} x {PIXELS} bytes, found {x.shape if isinstance(x, np.ndarray) else 'no array'}")
+        raise BsamValueError(
+            f"{path}: 'data' must be an array of {batch.records} x {PIXELS} bytes, found "
+            f"{x.shape if isinstance(x, np.ndarray) else 'no array'}"
+        )
     if not isinstance(labels, list) or len(labels) != batch.records or any(type(label) is not int for label in labels):
-        raise Refusal(f"{path}: {kind.key!r} must be a list of {batch.records} whole numbers")
+        raise BsamTypeError(f"{path}: {kind.key!r} must be a list of {batch.records} whole numbers")
     _check_range(labels, range(kind.classes), "label", path)
     y = np.array(labels, np.uint8)
     records = np.concatenate([y[:, None], x], axis=1)
@@ -237,18 +271,23 @@ def _content(path: Path, most: int) -> bytes:
         with path.open("rb") as file:
             return file.read(most + 1)
     except OSError as problem:
-        raise Refusal(f"{path} cannot be read: {problem.strerror}") from problem
+        raise BsamRuntimeError(f"{path} cannot be read: {problem.strerror}") from problem
 
 
 def _check_range(labels: list[int], allowed: Collection[int], what: str, path: Path) -> None:
     for record, label in enumerate(labels):
         if label not in allowed:
-            raise Refusal(f"{path}: record {record} has the {what} {label}, which is out of range: the file is damaged or of another data set")
+            raise BsamRuntimeError(
+                f"{path}: record {record} has the {what} {label}, which is out of range: the file is damaged or of "
+                "another data set"
+            )
 
 
 def _compare(content: bytes, algorithm: str, expected: str | None, path: Path, kind: Cifar) -> None:
     if expected is not None and hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() != expected:
-        raise Refusal(f"{path} is not the one of {kind.title} that was published: its {algorithm.upper()} differs; {_anew(kind)}")
+        raise BsamRuntimeError(
+            f"{path} is not the one of {kind.title} that was published: its {algorithm.upper()} differs; {_anew(kind)}"
+        )
 
 
 def _compare_records(records: Bytes, batch: Batch, path: Path, kind: Cifar) -> None:
@@ -257,4 +296,7 @@ def _compare_records(records: Bytes, batch: Batch, path: Path, kind: Cifar) -> N
         return
     digests = sorted(hashlib.sha256(record, usedforsecurity=False).digest() for record in records)
     if hashlib.sha256(b"".join(digests), usedforsecurity=False).hexdigest() != batch.any_order:
-        raise Refusal(f"{path} is not the one of {kind.title} that was published: some of its labels or pixels differ; {_anew(kind)}")
+        raise BsamRuntimeError(
+            f"{path} is not the one of {kind.title} that was published: some of its labels or pixels differ; "
+            f"{_anew(kind)}"
+        )

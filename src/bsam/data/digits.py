@@ -22,7 +22,8 @@ class Digits(Dataset):
 
 
 def digits(seed: int = 0) -> Digits:
-    """The 1797 images of 8 x 8 pixels, in 640 to train on, 400 to choose settings on and 757 to test on; each class has its share in all three.
+    """The 1797 images of 8 x 8 pixels, in 640 to train on, 400 to choose settings on and 757 to test on; each class has
+    its share in all three.
 
     Pixels are shifted and scaled by the mean and the standard deviation of the training images.
 
@@ -42,9 +43,14 @@ def digits(seed: int = 0) -> Digits:
 
     images, labels = load_digits(return_X_y=True)
     rest, test = train_test_split(np.arange(len(labels)), test_size=TEST, stratify=labels, random_state=seed)
-    train, validation = train_test_split(rest, train_size=TRAIN, test_size=VALIDATION, stratify=labels[rest], random_state=seed)
+    train, validation = train_test_split(
+        rest, train_size=TRAIN, test_size=VALIDATION, stratify=labels[rest], random_state=seed
+    )
     x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
     seen = x[train]
     x = (x - seen.mean()) / seen.std()
-    sets = {name: Examples(x[part], y[part]) for name, part in (("train", train), ("validation", validation), ("test", test))}
+    sets = {
+        name: Examples(x[part], y[part])
+        for name, part in (("train", train), ("validation", validation), ("test", test))
+    }
     return Digits("digits", 10, **sets, mean=(0.0,), std=(1.0,))

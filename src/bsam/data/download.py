@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamError, BsamRuntimeError
 
 _CHUNK = 1 << 20
 _PATIENCE = 60  # seconds without a byte
@@ -32,7 +32,8 @@ class Source:
         url: where it is.
         md5: its checksum, as its authors publish it.
         size: in bytes.
-        makes: what lies in the folder afterwards: the directory that is in the archive, or the file itself where it is none.
+        makes: what lies in the folder afterwards: the directory that is in the archive, or the file itself where it is
+            none.
     """
 
     url: str
@@ -49,8 +50,8 @@ class Source:
 def fetch(source: Source, folder: Path, progress: Progress | None = None) -> Path:
     """Get a file, and what is in it, into a folder; what is there already stays as it is.
 
-    The checksum is compared before anything is unpacked. Of an archive only plain files directly in the directory that it is known for are taken. The result
-    appears under its name when it is whole, and not before.
+    The checksum is compared before anything is unpacked. Of an archive only plain files directly in the directory that
+    it is known for are taken. The result appears under its name when it is whole, and not before.
 
     Args:
         source: what.
@@ -81,7 +82,9 @@ def fetch(source: Source, folder: Path, progress: Progress | None = None) -> Pat
                 if not target.exists():  # else another process was faster, with the same content
                     raise
     except OSError as problem:
-        raise Refusal(f"{target} could not be written: {problem.strerror or problem}; choose another folder or make room") from problem
+        raise BsamRuntimeError(
+            f"{target} could not be written: {problem.strerror or problem}; choose another folder or make room"
+        ) from problem
     return target
 
 
@@ -97,7 +100,9 @@ def _receive(source: Source, arrived: Path, target: Path, progress: Progress | N
                 try:
                     chunk = response.read(_CHUNK)
                 except (OSError, http.client.HTTPException) as problem:
-                    raise _unreachable(source, target, f"it stopped after {count:,} of {source.size:,} bytes: {problem}") from problem
+                    raise _unreachable(
+                        source, target, f"it stopped after {count:,} of {source.size:,} bytes: {problem}"
+                    ) from problem
                 if not chunk:
                     break
                 file.write(chunk)
@@ -108,13 +113,17 @@ def _receive(source: Source, arrived: Path, target: Path, progress: Progress | N
     if count < source.size:
         raise _unreachable(source, target, f"it stopped after {count:,} of {source.size:,} bytes")
     if count > source.size or digest.hexdigest() != source.md5:
-        raise Refusal(f"{source.url} is not the file that its authors published: its MD5 is {digest.hexdigest()}, not {source.md5}; nothing of it was kept")
+        raise BsamRuntimeError(
+            f"{source.url} is not the file that its authors published: its MD5 is {digest.hexdigest()}, not "
+            f"{source.md5}; nothing of it was kept"
+        )
 
 
-def _unreachable(source: Source, target: Path, reason: str) -> Refusal:
+def _unreachable(source: Source, target: Path, reason: str) -> BsamError:
     verb = "unpack" if source.is_archive else "put"
-    return Refusal(
-        f"{source.url} could not be had ({reason}): try again, or get it on a machine with internet and {verb} it in {target.parent}, so that {target} is there"
+    return BsamRuntimeError(
+        f"{source.url} could not be had ({reason}): try again, or get it on a machine with internet and {verb} it in "
+        f"{target.parent}, so that {target} is there"
     )
 
 
@@ -131,7 +140,7 @@ def _unpack(archive: Path, room: Path, source: Source) -> Path:
                 with content, (ready / parts[1]).open("wb") as file:
                     shutil.copyfileobj(content, file)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as broken:
-        raise Refusal(f"{source.url} cannot be unpacked: {broken}") from broken
+        raise BsamRuntimeError(f"{source.url} cannot be unpacked: {broken}") from broken
     if not any(ready.iterdir()):
-        raise Refusal(f"{source.url} holds no {source.makes}")
+        raise BsamRuntimeError(f"{source.url} holds no {source.makes}")
     return ready

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,16 @@ class Examples:
         return Examples(self.x[chosen], self.y[chosen])
 
     def places(self, n: int) -> Tensor:
-        """Where ``n`` of them are, in their order, as evenly from all classes as can be: the first of each class, then the second of each, and so on."""
+        """Where ``n`` of them are, in their order, as evenly from all classes as can be: the first of each class, then
+        the second of each, and so on.
+        """
         if not 1 <= n <= len(self):
-            raise Refusal(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
+            raise BsamValueError(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
         by_class = self.y.sort(stable=True)
         rank = torch.empty_like(by_class.indices)
-        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - torch.searchsorted(by_class.values, by_class.values)
+        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - torch.searchsorted(
+            by_class.values, by_class.values
+        )
         return rank.argsort(stable=True)[:n].sort().values
 
     def to(self, device: torch.device | str) -> Examples:

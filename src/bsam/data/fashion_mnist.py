@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 from .download import Source
 from .examples import Dataset, Examples
 
@@ -32,14 +32,15 @@ def fashion_mnist(folder: str | Path) -> Dataset:
     """Fashion-MNIST: 60,000 grey images of 28 x 28 pixels to train on and 10,000 to test on, in ten classes.
 
     Args:
-        folder: where the four files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte`` are,
-            each as it is or with ``.gz``.
+        folder: where the four files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``,
+            ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte`` are, each as it is or with ``.gz``.
 
     Example:
         >>> fashion_mnist("/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: no Fashion-MNIST in /nowhere: train-images-idx3-ubyte or train-images-idx3-ubyte.gz is missing; ...
+        bsam.core.errors.BsamRuntimeError: no Fashion-MNIST in /nowhere: train-images-idx3-ubyte or
+        train-images-idx3-ubyte.gz is missing; ...
     """
     return read_fashion_mnist(folder, TRAIN, TEST)
 
@@ -53,9 +54,14 @@ def read_fashion_mnist(folder: str | Path, train: int, test: int) -> Dataset:
         y = _read(labels, (n,))
         if (y >= CLASSES).any():
             record = int((y >= CLASSES).argmax())
-            raise Refusal(f"{labels}: record {record} has the label {y[record]}, which is out of range: the file is damaged or of another data set")
+            raise BsamRuntimeError(
+                f"{labels}: record {record} has the label {y[record]}, which is out of range: the file is damaged or "
+                "of another data set"
+            )
         sets.append(Examples(torch.from_numpy(x.reshape(n, 1, SIDE, SIDE)), torch.from_numpy(y.astype(np.int64))))
-    return Dataset("fashion_mnist", CLASSES, train=sets[0], validation=None, test=sets[1], mean=(0.2860,), std=(0.3530,))
+    return Dataset(
+        "fashion_mnist", CLASSES, train=sets[0], validation=None, test=sets[1], mean=(0.2860,), std=(0.3530,)
+    )
 
 
 def has_fashion_mnist(folder: Path) -> bool:
@@ -64,13 +70,18 @@ def has_fashion_mnist(folder: Path) -> bool:
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    return [file for place in _PLACES for file in (folder / place / name, folder / place / f"{name}.gz") if file.is_file()]
+    return [
+        file for place in _PLACES for file in (folder / place / name, folder / place / f"{name}.gz") if file.is_file()
+    ]
 
 
 def _find(folder: Path, name: str) -> Path:
     for file in _files(folder, name):
         return file
-    raise Refusal(f"no Fashion-MNIST in {folder}: {name} or {name}.gz is missing; --download gets it, or put {_SITE}{name}.gz there")
+    raise BsamRuntimeError(
+        f"no Fashion-MNIST in {folder}: {name} or {name}.gz is missing; --download gets it, or put {_SITE}{name}.gz "
+        "there"
+    )
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -81,9 +92,15 @@ def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = bytearray(file.read(size + 1))
     except (OSError, EOFError, zlib.error) as problem:
-        raise Refusal(f"{path} cannot be read: {problem}; get it once more") from problem
+        raise BsamRuntimeError(f"{path} cannot be read: {problem}; get it once more") from problem
     if content[: len(header)] != header:
-        raise Refusal(f"{path} is no idx file of {' x '.join(map(str, shape))} bytes: it begins with {content[: len(header)].hex()}, not with {header.hex()}")
+        raise BsamRuntimeError(
+            f"{path} is no idx file of {' x '.join(map(str, shape))} bytes: it begins with "
+            f"{content[: len(header)].hex()}, not with {header.hex()}"
+        )
     if len(content) != size:
-        raise Refusal(f"{path} must hold {size:,} bytes and holds {'more' if len(content) > size else f'{len(content):,}'}; get it once more")
+        raise BsamRuntimeError(
+            f"{path} must hold {size:,} bytes and holds {'more' if len(content) > size else f'{len(content):,}'}; get "
+            "it once more"
+        )
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamTypeError
 
 
 class Indexed(Dataset[Any]):
@@ -34,5 +34,7 @@ class Indexed(Dataset[Any]):
         index = range(len(self))[index]  # a negative one counts from the end, and one too far raises
         sample = self.dataset[index]
         if not isinstance(sample, (tuple, list)):
-            raise Refusal(f"Indexed adds the index to samples that are tuples (x, y); this dataset gives {type(sample).__name__}")
+            raise BsamTypeError(
+                f"Indexed adds the index to samples that are tuples (x, y); this dataset gives {type(sample).__name__}"
+            )
         return (*sample, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 
 
 def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -27,12 +27,14 @@ def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[
         (True, 4)
     """
     if not 0 <= share <= 1:
-        raise Refusal(f"share must lie between 0 and 1, got {share!r}")
+        raise BsamValueError(f"share must lie between 0 and 1, got {share!r}")
     if classes < 2:
-        raise Refusal(f"classes must be 2 or more, or there is no other class to flip to; got {classes!r}")
+        raise BsamValueError(f"classes must be 2 or more, or there is no other class to flip to; got {classes!r}")
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))].sort().values
-    away = torch.randint(1, classes, (len(places),), generator=generator)  # 1 .. classes - 1 further: never back to itself
+    away = torch.randint(
+        1, classes, (len(places),), generator=generator
+    )  # 1 .. classes - 1 further: never back to itself
     noisy = labels.clone()
     noisy[places] = (labels[places] + away.to(labels)) % classes
     return noisy, places

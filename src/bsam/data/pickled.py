@@ -11,16 +11,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamError, BsamRuntimeError
 
 # their argument is the value itself; a string of Python 2 comes as latin-1 text
 _NUMBERS = {"BININT", "BININT1", "BININT2", "LONG1"}
-_STRINGS = {"BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
+_STRINGS = {
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
+}
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict,
 }  # fmt: skip
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_MOST_INSTRUCTIONS = 1_000_000  # about 2 s; the largest file, the 50,000 images of CIFAR-100, takes a quarter of them, or a half as Python 3 may write it
+# about 2 s; the largest file, the 50,000 images of CIFAR-100, takes a quarter of them, or a half as Python 3 may write
+# it
+_MOST_INSTRUCTIONS = 1_000_000
 _LONGEST_KEY = 100
 
 
@@ -62,10 +73,13 @@ class _Array:
 
 
 def read_pickle(content: bytes) -> dict[str, Any]:
-    """The dictionary in a pickle, of nothing but dictionaries, lists, tuples, bytes, text, numbers and ``uint8`` arrays.
+    """The dictionary in a pickle, of nothing but dictionaries, lists, tuples, bytes, text, numbers and ``uint8``
+    arrays.
 
-    This is no ``Unpickler``: a small machine of its own follows the instructions, knows only those that such files contain, and stops at every other one.
-    The five globals of numpy arrays stand for plain records here, and only the arguments that numpy writes are taken; no global is ever imported or called.
+    This is no ``Unpickler``: a small machine of its own follows the instructions, knows only those that such files
+        contain, and stops at every other one.
+    The five globals of numpy arrays stand for plain records here, and only the arguments that numpy writes are taken;
+    no global is ever imported or called.
     Time and memory are bounded: by a million instructions, and by as many bytes made of text as the file has.
 
     Args:
@@ -82,24 +96,32 @@ def read_pickle(content: bytes) -> dict[str, Any]:
         >>> read_pickle(pickle.dumps({"labels": print}))
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: a pickle that asks for builtins print: only arrays of bytes, lists, numbers and text belong here
+        bsam.core.errors.BsamRuntimeError: a pickle that asks for builtins print: only arrays of bytes, lists, numbers
+        and text belong here
     """
     file = BytesIO(content)
     machine = _Machine(len(content))
     try:
         for count, (operation, argument, _) in enumerate(pickletools.genops(file), start=1):
             if count > _MOST_INSTRUCTIONS:
-                raise Refusal(f"a pickle of more than {_MOST_INSTRUCTIONS:,} instructions, which no file of this kind needs")
+                raise BsamRuntimeError(
+                    f"a pickle of more than {_MOST_INSTRUCTIONS:,} instructions, which no file of this kind needs"
+                )
             machine.do(operation.name, argument)
         found = machine.stack.pop()
-    except Refusal:
+    except BsamError:
         raise
-    except (ValueError, LookupError, TypeError, Warning) as broken:  # pickletools warns of odd escapes, and a warning may be an error
-        raise Refusal(f"a broken pickle ({type(broken).__name__})") from broken
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        Warning,
+    ) as broken:  # pickletools warns of odd escapes, and a warning may be an error
+        raise BsamRuntimeError(f"a broken pickle ({type(broken).__name__})") from broken
     if machine.stack or file.read(1):
-        raise Refusal("a pickle with something left over after its end")
+        raise BsamRuntimeError("a pickle with something left over after its end")
     if type(found) is not dict:
-        raise Refusal("a pickle that holds no dictionary")
+        raise BsamRuntimeError("a pickle that holds no dictionary")
     return {key: value.array() if isinstance(value, _Array) else value for key, value in found.items()}
 
 
@@ -151,7 +173,7 @@ class _Machine:
             state = stack.pop()
             self.build(stack[-1], state)
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise Refusal(f"a pickle with the instruction {name}, which no file of this kind contains")
+            raise BsamRuntimeError(f"a pickle with the instruction {name}, which no file of this kind contains")
 
     def since_mark(self) -> list[Any]:
         items: list[Any] = []
@@ -161,12 +183,12 @@ class _Machine:
 
     def extend(self, items: list[Any]) -> None:
         if type(self.stack[-1]) is not list:
-            raise Refusal("a pickle that appends to something other than a list")
+            raise BsamRuntimeError("a pickle that appends to something other than a list")
         self.stack[-1].extend(items)
 
     def update(self, items: list[Any]) -> None:
         if type(self.stack[-1]) is not dict:
-            raise Refusal("a pickle that sets items of something other than a dictionary")
+            raise BsamRuntimeError("a pickle that sets items of something other than a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             self.stack[-1][_text(key)] = value
 
@@ -178,34 +200,40 @@ class _Machine:
                 return _Bytes8()
             case _Name("encode"), (str() as text, "latin1" | "latin-1"):
                 return self.encode(text)
-        raise Refusal("a pickle that makes something other than an array of bytes (uint8)")
+        raise BsamRuntimeError("a pickle that makes something other than an array of bytes (uint8)")
 
     def build(self, made: Any, state: Any) -> None:
         match made, state:
-            case _Array(shape=(0,)), (1, tuple(shape), _Bytes8(), 0 | 1 as by_columns, str() | bytes() as content) if _is_shape(shape):
+            case _Array(shape=(0,)), (1, tuple(shape), _Bytes8(), 0 | 1 as by_columns, str() | bytes() as content) if (
+                _is_shape(shape)
+            ):
                 content = content if isinstance(content, bytes) else self.encode(content)
                 size = 1
                 for length in shape:
                     size *= length
                 if size != len(content):
-                    raise Refusal(f"a pickle with an array of {len(content)} bytes that says it holds {size}")
+                    raise BsamRuntimeError(f"a pickle with an array of {len(content)} bytes that says it holds {size}")
                 made.shape, made.content, made.by_columns = shape, content, bool(by_columns)
             case _Bytes8(), (3, "|" | b"|", None, None, None, -1, -1, 0):
                 pass
             case _:
-                raise Refusal("a pickle with an array that is not one of bytes (uint8)")
+                raise BsamRuntimeError("a pickle with an array that is not one of bytes (uint8)")
 
     def encode(self, text: str) -> bytes:
-        """A text of the memo can be asked for again and again: all together may not be longer than the file, where each text stands once."""
+        """A text of the memo can be asked for again and again: all together may not be longer than the file, where each
+        text stands once.
+        """
         self.room -= len(text)
         if self.room < 0:
-            raise Refusal("a pickle that makes more bytes than it has itself")
+            raise BsamRuntimeError("a pickle that makes more bytes than it has itself")
         return text.encode("latin-1")
 
 
 def _look_up(name: str) -> _Name:
     if name not in _GLOBALS:
-        raise Refusal(f"a pickle that asks for {name[:80]}: only arrays of bytes, lists, numbers and text belong here")
+        raise BsamRuntimeError(
+            f"a pickle that asks for {name[:80]}: only arrays of bytes, lists, numbers and text belong here"
+        )
     return _GLOBALS[name]
 
 
@@ -215,7 +243,10 @@ def _is_shape(shape: tuple[Any, ...]) -> bool:
 
 def _text(key: Any) -> str:
     if not isinstance(key, (str, bytes)):
-        raise Refusal("a pickle with keys or names that are not text")
+        raise BsamRuntimeError("a pickle with keys or names that are not text")
     if len(key) > _LONGEST_KEY:
-        raise Refusal(f"a pickle with a key or a name of {len(key):,} characters; {_LONGEST_KEY} are enough for every file of this kind")
+        raise BsamRuntimeError(
+            f"a pickle with a key or a name of {len(key):,} characters; {_LONGEST_KEY} are enough for every file of "
+            "this kind"
+        )
     return key.decode("latin-1") if isinstance(key, bytes) else key

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamTypeError, BsamValueError
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
     """Inputs and targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise Refusal(f"each batch of data must be a pair (inputs, targets), and one is a {what}: pass [(x, y), ...] or a DataLoader")
+        raise BsamValueError(
+            f"each batch of data must be a pair (inputs, targets), and one is a {what}: pass [(x, y), ...] or a "
+            "DataLoader"
+        )
     x, y = batch
     return x, y
 
@@ -33,19 +36,24 @@ def size_of(x: Any, y: Any) -> int:
         return sizes.pop()
     if isinstance(y, (list, tuple)):
         return len(y)
-    raise Refusal("a batch of data does not say how many samples it has: give its inputs or its targets as tensors with a row for each sample")
+    raise BsamValueError(
+        "a batch of data does not say how many samples it has: give its inputs or its targets as tensors with a row "
+        "for each sample"
+    )
 
 
 def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
     """A batch of tensors in pieces of at most ``size`` samples, each with its number of samples."""
     for name, value in (("inputs", x), ("targets", y)):
         if not isinstance(value, Tensor):
-            raise Refusal(
-                f"micro_batch splits tensors, and the {name} of a batch are a {type(value).__name__}: leave it out, and make the batches of data smaller"
+            raise BsamTypeError(
+                f"micro_batch splits tensors, and the {name} of a batch are a {type(value).__name__}: leave it out, "
+                "and make the batches of data smaller"
             )
     if x.shape[:1] != y.shape[:1] or x.dim() == 0:
-        raise Refusal(
-            f"micro_batch splits inputs and targets alike, and a batch has inputs of the shape {tuple(x.shape)} and targets "
+        raise BsamValueError(
+            f"micro_batch splits inputs and targets alike, and a batch has inputs of the shape {tuple(x.shape)} and "
+            "targets "
             f"of the shape {tuple(y.shape)}: give both a row for each sample, or leave it out"
         )
     return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
@@ -56,7 +64,10 @@ def joined(batches: Sequence[tuple[Any, int]]) -> tuple[Any, int] | None:
     if not all(by_sample(part, n) for parts, n in batches for part in parts):
         return None
     leaves, structures = zip(*(tree_flatten(parts) for parts, _ in batches), strict=True)
-    kinds = {tuple(t.shape[1:] if has_rows(t, n) else repr(t) for t in own) for own, (_, n) in zip(leaves, batches, strict=True)}
+    kinds = {
+        tuple(t.shape[1:] if has_rows(t, n) else repr(t) for t in own)
+        for own, (_, n) in zip(leaves, batches, strict=True)
+    }
     if len(kinds) > 1 or any(structure != structures[0] for structure in structures):
         return None
     n = batches[0][1]

@@ -16,8 +16,8 @@ SAME = 1e-9  # relative: far above the rounding of float64, far below what one s
 def checksum(x: Any, y: Any, n: int) -> Tensor:
     """Sums over the ``n`` samples of a batch: of ``r``, ``s`` and ``r * s``, and below them of their absolute values.
 
-    ``r`` and ``s`` are weighted sums of the numbers of a sample's inputs and targets. The weights depend on the place in
-    the sample, so that a flipped image counts as another one. The order of the samples does not matter.
+    ``r`` and ``s`` are weighted sums of the numbers of a sample's inputs and targets. The weights depend on the place
+    in the sample, so that a flipped image counts as another one. The order of the samples does not matter.
 
     Example:
         >>> x, y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])

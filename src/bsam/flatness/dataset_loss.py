@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from ..core.weights import Weights
 from .batches import halves, has_rows, joined, pair, size_of, split
@@ -35,15 +35,17 @@ class DatasetLoss:
 
     Args:
         model: the network; its trainable parameters are the variables.
-        loss_fn: the mean loss of a batch. Where there are several batches, a loss that is not a mean over samples (a sum,
-            ``ignore_index``, class weights) is refused: the result would depend on how the data is cut into batches.
-        data: the batches ``(x, y)``; iterated anew for every evaluation, so no generator. Data that gives other samples in a
-            later pass is refused.
+        loss_fn: the mean loss of a batch. Where there are several batches, a loss that is not a mean over samples (a
+            sum, ``ignore_index``, class weights) is refused: the result would depend on how the data is cut into
+            batches.
+        data: the batches ``(x, y)``; iterated anew for every evaluation, so no generator. Data that gives other samples
+            in a later pass is refused.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: it uses those of each batch, and updates
             nothing. Dropout is off in both. A tracked instance norm is treated alike.
-        batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, such as the number of labels that
-            are not ignored; batches of weight 0 are left out. None: the number of samples, and the loss is checked.
+        batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, such as the number of labels
+            that are not ignored; batches of weight 0 are left out. None: the number of samples, and the loss is
+            checked.
     """
 
     def __init__(
@@ -56,32 +58,48 @@ class DatasetLoss:
         batch_weight: BatchWeight | None = None,
     ) -> None:
         if mode not in ("eval", "train"):
-            raise Refusal(f'mode must be "eval" (running statistics of batch norm) or "train" (those of the batch), got {mode!r}')
+            raise BsamValueError(
+                f'mode must be "eval" (running statistics of batch norm) or "train" (those of the batch), got {mode!r}'
+            )
         if batch_weight is not None and not callable(batch_weight):
-            raise Refusal(f"batch_weight must be a function of inputs and targets, got {type(batch_weight).__name__}")
+            raise BsamTypeError(
+                f"batch_weight must be a function of inputs and targets, got {type(batch_weight).__name__}"
+            )
         if isinstance(data, Iterator):
-            raise Refusal("data is iterated more than once, and this is an iterator: pass a list or a DataLoader")
+            raise BsamRuntimeError(
+                "data is iterated more than once, and this is an iterator: pass a list or a DataLoader"
+            )
         if micro_batch is not None and mode == "train":
-            raise Refusal('micro_batch would change the batches whose statistics mode="train" uses: leave one of them out, or make the batches of data smaller')
-        if micro_batch is not None and any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules()):
-            raise Refusal(
+            raise BsamValueError(
+                'micro_batch would change the batches whose statistics mode="train" uses: leave one of them out, or '
+                "make the batches of data smaller"
+            )
+        if micro_batch is not None and any(
+            isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules()
+        ):
+            raise BsamRuntimeError(
                 "micro_batch would change the batches whose statistics a batch norm without running statistics uses: "
                 "leave it out, and make the batches of data smaller"
             )
         self.model, self.loss_fn, self.data, self.mode, self.batch_weight = model, loss_fn, data, mode, batch_weight
         self.micro_batch = None if micro_batch is None else check_count("micro_batch", micro_batch)
         self.weights = Weights()
-        self.weights.survey([{"params": list(model.parameters())}])
+        self.weights.refresh([{"params": list(model.parameters())}])
         if not self.weights.params:
-            raise Refusal("model has no trainable parameter: there is nothing to differentiate by. Are they all frozen?")
+            raise BsamRuntimeError(
+                "model has no trainable parameter: there is nothing to differentiate by. Are they all frozen?"
+            )
         self.samples: int | None = None  # of the first pass
         self.checked = batch_weight is not None  # whether the loss is a mean over samples
         self.foreign: list[Tensor] = []  # parameters that the loss must not depend on
-        self._first_pass: tuple[Tensor, bool] | None = None  # its checksums, and whether other passes can be compared with it
+        self._first_pass: tuple[Tensor, bool] | None = (
+            None  # its checksums, and whether other passes can be compared with it
+        )
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Set the mode asked for; afterwards weights, flags, buffers and random numbers are as before, also if this raises.
+        """Set the mode asked for; afterwards weights, flags, buffers and random numbers are as before, also if this
+        raises.
 
         Compiled parts run eagerly, and recurrent networks without cuDNN: neither has a second derivative, nor cuDNN's
         recurrent networks a first one in eval mode.
@@ -126,11 +144,19 @@ class DatasetLoss:
             return
         frozen = [name for name, p in named if not p.requires_grad and any(p is own for own in params)]
         if frozen:
-            raise Refusal(f"parameters were frozen after this was built for them: {', '.join(frozen)}. Build it anew, or unfreeze them")
-        raise Refusal("the model has other trainable parameters than when this was built (a layer was replaced, added or unfrozen): build it anew")
+            raise BsamRuntimeError(
+                f"parameters were frozen after this was built for them: {', '.join(frozen)}. Build it anew, or "
+                "unfreeze them"
+            )
+        raise BsamRuntimeError(
+            "the model has other trainable parameters than when this was built (a layer was replaced, added or "
+            "unfrozen): build it anew"
+        )
 
     def pieces(self) -> Iterator[Piece]:
-        """Inputs, targets and weight of each (micro-)batch that has a sample. Each pass must give the samples of the first."""
+        """Inputs, targets and weight of each (micro-)batch that has a sample. Each pass must give the samples of the
+        first.
+        """
         count, sums, shapes = 0, list[Tensor](), set[Any]()
         for batch in self.data:
             x, y = pair(batch)
@@ -145,9 +171,9 @@ class DatasetLoss:
                 if weight > 0:
                     yield *piece[:2], weight
         if count == 0 and self.samples is None:
-            raise Refusal("data is empty: there is no loss to measure")
+            raise BsamRuntimeError("data is empty: there is no loss to measure")
         if self.samples not in (None, count):
-            raise Refusal(
+            raise BsamRuntimeError(
                 f"data gave {self.samples} samples in the first pass and {count or 'nothing'} in a later one: "
                 "pass a list or a DataLoader that gives the same each time"
             )
@@ -165,15 +191,17 @@ class DatasetLoss:
     def _compare(self, sums: Tensor, alike: bool) -> None:
         """Refuse a pass that is not like the first one. Batches must be the same in train mode, samples in eval mode.
 
-        Where the shapes of samples differ, padding may depend on who is in a batch, and only the batches can be compared.
+        Where the shapes of samples differ, padding may depend on who is in a batch, and only the batches can be
+        compared.
         """
         batches = self.mode == "train"
         sums, comparable = (sums, True) if batches else (sums.sum(0), alike)
         if self._first_pass is None:
             self._first_pass = sums, comparable
         elif comparable and self._first_pass[1] and not agree(sums, self._first_pass[0]):
-            raise Refusal(
-                f"data gives other {'batches' if batches else 'samples'} in each pass: take shuffle=False, drop_last=False "
+            raise BsamRuntimeError(
+                f"data gives other {'batches' if batches else 'samples'} in each pass: take shuffle=False, "
+                "drop_last=False "
                 "and no random augmentation. Or does the model change its inputs in place?"
             )
 
@@ -182,13 +210,17 @@ class DatasetLoss:
         loss = self.loss_fn(out, y)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             shape = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"the type {type(loss).__name__}"
-            raise Refusal(f"loss_fn must return the mean loss of a batch, a 0-dim tensor; it gave {shape}")
+            raise BsamRuntimeError(f"loss_fn must return the mean loss of a batch, a 0-dim tensor; it gave {shape}")
         if loss.is_complex():
-            raise Refusal("loss_fn returned a complex number: a loss is real. Take its real part or its absolute value")
+            raise BsamRuntimeError(
+                "loss_fn returned a complex number: a loss is real. Take its real part or its absolute value"
+            )
         return loss
 
     def batches(self, pieces: Iterable[Piece] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], float]]:
-        """The loss of each (micro-)batch, its outputs and targets, and its weight. ``pieces`` replaces a pass over the data."""
+        """The loss of each (micro-)batch, its outputs and targets, and its weight. ``pieces`` replaces a pass over the
+        data.
+        """
         check, before = pieces is None and not self.checked, None
         for x, y, weight in self.pieces() if pieces is None else pieces:
             out = self.model(x)
@@ -204,8 +236,8 @@ class DatasetLoss:
     def _check_mean(self, *batches: tuple[Any, Any, Any, int]) -> None:
         """Refuse a loss that is not a mean over samples, seen from two batches together and apart.
 
-        Batches whose outputs cannot be joined are halved; where outputs are not by sample, their inputs are. What allows
-        neither is not checked.
+        Batches whose outputs cannot be joined are halved; where outputs are not by sample, their inputs are. What
+        allows neither is not checked.
         """
         outputs = [((out, y), n) for _, out, y, n in batches]
         rows = all(has_rows(t, n) for _, out, _, n in batches for t in tree_leaves(out))
@@ -215,7 +247,10 @@ class DatasetLoss:
             cases = [(batch, halves(batch)) for batch in outputs]
         elif not rows and self.mode == "eval":
             inputs = [halves(((x, y), n)) for x, _, y, n in batches]
-            cases = [(whole, [((self.model(x), y), n) for (x, y), n in parts]) for whole, parts in zip(outputs, inputs, strict=True)]
+            cases = [
+                (whole, [((self.model(x), y), n) for (x, y), n in parts])
+                for whole, parts in zip(outputs, inputs, strict=True)
+            ]
         for (whole, n), parts in cases:
             if not parts:
                 continue
@@ -230,9 +265,11 @@ class DatasetLoss:
             allowed = size * (ROUNDING * eps if rows else eps**0.5)  # the model's own rounding, if it runs again
             close = math.isclose(apart, float(together), abs_tol=allowed)
             if not close and not (math.isnan(apart) and math.isnan(float(together))):
-                raise Refusal(
-                    f"loss_fn is not a mean over samples: {n} samples have the loss {float(together):.6g}, and {apart:.6g} on "
-                    "average over two parts (reduction='sum'? class weights? ignore_index?). The result would depend on the "
+                raise BsamRuntimeError(
+                    f"loss_fn is not a mean over samples: {n} samples have the loss {float(together):.6g}, and "
+                    f"{apart:.6g} on "
+                    "average over two parts (reduction='sum'? class weights? ignore_index?). The result would depend "
+                    "on the "
                     "batches: take a mean, or one batch, or give batch_weight, such as lambda x, y: (y != -100).sum()"
                 )
 
@@ -244,8 +281,9 @@ class DatasetLoss:
         if loss.requires_grad:
             found = torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True)
         if all(g is None for g in found):
-            raise Refusal(
-                "loss_fn(model(x), y) reaches no trainable parameter of the model: is it computed from the model's outputs? "
+            raise BsamRuntimeError(
+                "loss_fn(model(x), y) reaches no trainable parameter of the model: is it computed from the model's "
+                "outputs? "
                 "Was it detached, or computed under torch.no_grad or torch.inference_mode?"
             )
         return found
@@ -271,7 +309,7 @@ class DatasetLoss:
                 if g is not None:
                     s.add_(g, alpha=weight)
             losses.append((float(loss.detach()), weight))
-        return _mean(losses), Vector(sums, self.weights.cut) / sum(weight for _, weight in losses)
+        return _mean(losses), Vector(sums, self.weights.layout) / sum(weight for _, weight in losses)
 
 
 @torch.no_grad()
@@ -287,9 +325,9 @@ def _number(weight: Any) -> float:
     try:
         number = float(weight)
     except (TypeError, ValueError) as error:
-        raise Refusal(f"batch_weight must return one number, got {type(weight).__name__}") from error
+        raise BsamTypeError(f"batch_weight must return one number, got {type(weight).__name__}") from error
     if not (number >= 0 and math.isfinite(number)):
-        raise Refusal(f"batch_weight must return a finite number that is not negative, got {number!r}")
+        raise BsamValueError(f"batch_weight must return a finite number that is not negative, got {number!r}")
     return number
 
 
@@ -301,5 +339,5 @@ def _mean(losses: Sequence[tuple[float, float]]) -> float:
     """Of losses of batches, each with its weight; of one batch its loss to the last bit, which ``loss * n / n`` is not."""
     total = sum(weight for _, weight in losses)
     if total == 0:
-        raise Refusal("batch_weight is 0 for every batch: there is no loss to measure")
+        raise BsamRuntimeError("batch_weight is 0 for every batch: there is no loss to measure")
     return sum(loss * (weight / total) for loss, weight in losses)

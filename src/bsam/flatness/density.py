@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.checks import check_count, check_number
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError, BsamValueError
 from .hessian import HessianOperator
 from .lanczos import Krylov
 from .products import Array, Progress, seeded
@@ -16,7 +16,9 @@ from .products import Array, Progress, seeded
 
 @dataclass(frozen=True)
 class Density:
-    """The density of the eigenvalues on a grid; ``nodes`` and ``weights`` are the quadrature that was smoothed by a Gaussian of width ``sigma``."""
+    """The density of the eigenvalues on a grid; ``nodes`` and ``weights`` are the quadrature that was smoothed by a
+    Gaussian of width ``sigma``.
+    """
 
     grid: Array
     density: Array
@@ -39,8 +41,9 @@ def spectral_density(
 ) -> Density:
     r"""The density of the eigenvalues, by stochastic Lanczos quadrature.
 
-    Each probe is a random vector from which Lanczos runs, fully reorthogonalised; the Ritz values are nodes, the squares of the first components of their
-    vectors weights. The density integrates to 1 and is an average over probes, smoothed by a Gaussian.
+    Each probe is a random vector from which Lanczos runs, fully reorthogonalised; the Ritz values are nodes, the
+    squares of the first components of their vectors weights. The density integrates to 1 and is an average over probes,
+    smoothed by a Gaussian.
 
     Args:
         H: the operator.
@@ -60,12 +63,13 @@ def spectral_density(
         >>> round(float(np.sum(found.density) * (found.grid[1] - found.grid[0])), 3)
         1.0
 
-    Reference: Ghorbani, Krishnan, Xiao, "An Investigation into Neural Net Optimization via Hessian Eigenvalue Density", ICML 2019.
+    Reference: Ghorbani, Krishnan, Xiao, "An Investigation into Neural Net Optimization via Hessian Eigenvalue Density",
+        ICML 2019.
     """
     steps, probes = min(check_count("steps", steps), H.size), check_count("probes", probes)
     check_count("points", points, low=2)
     if sigma is not None and check_number("sigma", sigma, low=0) == 0:
-        raise Refusal("sigma must be above 0: the Gaussian needs a width")
+        raise BsamValueError("sigma must be above 0: the Gaussian needs a width")
     generator, before = seeded(seed), H.products
     nodes, weights = [], []
     krylov = Krylov(H, steps, generator)
@@ -81,10 +85,15 @@ def spectral_density(
             nodes.append(theta.numpy())
             weights.append(S[0].numpy() ** 2 / probes)
     x, w = np.concatenate(nodes), np.concatenate(weights)
-    width = 0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12) if sigma is None else sigma  # wide enough for a grid of distinct numbers
+    width = (
+        0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12) if sigma is None else sigma
+    )  # wide enough for a grid of distinct numbers
     grid = np.linspace(x.min() - 6 * width, x.max() + 6 * width, points)
     if width < grid[1] - grid[0]:
-        raise Refusal(f"a Gaussian of the width sigma={width:.3g} falls between the {points} points of the grid: raise points or sigma")
+        raise BsamRuntimeError(
+            f"a Gaussian of the width sigma={width:.3g} falls between the {points} points of the grid: raise points "
+            "or sigma"
+        )
     return Density(grid, smoothed(grid, x, w, width), x, w, width, H.products - before, recording.note)
 
 

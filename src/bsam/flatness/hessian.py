@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction, Piece
 from .linearized import Product
@@ -27,28 +27,31 @@ NEGLIGIBLE = 1e-2  # of a product: a parameter whose part is smaller than this i
 
 
 class HessianOperator:
-    r"""``H @ v``, with :math:`H = \nabla^2 L(w)` and L the mean loss over all samples of ``data``, whatever the batch sizes.
+    r"""``H @ v``, with :math:`H = \nabla^2 L(w)` and L the mean loss over all samples of ``data``, whatever the batch
+    sizes.
 
-    A product differentiates the gradient along ``v``, batch by batch; no entry of ``H`` is ever stored. The model is not
-    changed: not its weights, nor its buffers, nor which of its modules train, nor ``p.grad``. Inside of :meth:`linearized`
+    A product differentiates the gradient along ``v``, batch by batch; no entry of ``H`` is ever stored. The model is
+    not
+    changed: not its weights, nor its buffers, nor which of its modules train, nor ``p.grad``. Inside of
+        :meth:`linearized`
     products cost about half.
 
     Args:
         model: the network; its trainable parameters are the variables.
-        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. Where there are several batches, a loss that is not a
-            mean over samples is refused, since the result would depend on the batches.
+        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. Where there are several batches, a loss that is
+            not a mean over samples is refused, since the result would depend on the batches.
         data: the batches ``(x, y)``, iterated once per product, so no generator.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
-        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without updating them.
-            Dropout is off in both.
-        dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they are.
-            Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts.
-        differentiation: of the gradient: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"`` (reverse
-            over reverse). The first product in forward mode is compared with one in reverse mode: some operations of torch
-            have wrong forward derivatives or none, and reverse mode is used then. The attribute of this name says which one
-            is in use. None: forward on a GPU, reverse elsewhere.
-        batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, for losses that are not means over
-            samples; None: the number of samples.
+        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without updating
+            them. Dropout is off in both.
+        dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they
+            are. Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts.
+        differentiation: of the gradient: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"``
+            (reverse over reverse). The first product in forward mode is compared with one in reverse mode: some
+            operations of torch have wrong forward derivatives or none, and reverse mode is used then. The attribute of
+            this name says which one is in use. None: forward on a GPU, reverse elsewhere.
+        batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, for losses that are not means
+            over samples; None: the number of samples.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -71,7 +74,7 @@ class HessianOperator:
         batch_weight: BatchWeight | None = None,
     ) -> None:
         if differentiation not in (None, "forward", "reverse"):
-            raise Refusal(f'differentiation must be "forward", "reverse" or None, got {differentiation!r}')
+            raise BsamValueError(f'differentiation must be "forward", "reverse" or None, got {differentiation!r}')
         model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs have no second derivative
         original = list(model.parameters()) if dtype is not None else []
         if dtype is not None:
@@ -83,7 +86,10 @@ class HessianOperator:
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
         if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
-            raise Refusal("the trainable parameters must be real tensors of one dtype on one device, unsharded: their Hessian is one matrix")
+            raise BsamValueError(
+                "the trainable parameters must be real tensors of one dtype on one device, unsharded: their Hessian "
+                "is one matrix"
+            )
         ((self.device, self.dtype),) = kinds
         self.size = sum(p.numel() for p in self.params)
         self.products = 0  # so far
@@ -105,12 +111,12 @@ class HessianOperator:
         """A vector as one tensor of one dimension."""
         tensors = v.tensors()
         if [t.shape for t in tensors] != [p.shape for p in self.params]:
-            raise Refusal("v must have one tensor for each trainable parameter of the model, of the same shape")
+            raise BsamValueError("v must have one tensor for each trainable parameter of the model, of the same shape")
         return torch.cat([t.reshape(-1) for t in tensors]).to(device=self.device, dtype=self.dtype)
 
     def vector(self, flat: Tensor) -> Vector:
         """The inverse of :meth:`flat`; refers to its memory."""
-        return Vector(self._views(flat), self.loss.weights.cut)
+        return Vector(self._views(flat), self.loss.weights.layout)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         pieces = flat.split([p.numel() for p in self.params])
@@ -169,9 +175,12 @@ class HessianOperator:
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
         tolerance = torch.finfo(dtype).eps ** 0.4
         pairs = [
-            (torch.zeros_like(p) if a is None else a, torch.zeros_like(p) if b is None else b) for a, b, p in zip(found, expected, self.params, strict=True)
+            (torch.zeros_like(p) if a is None else a, torch.zeros_like(p) if b is None else b)
+            for a, b, p in zip(found, expected, self.params, strict=True)
         ]
-        errors, sizes = (torch.stack([t.norm() for t in ts]) for ts in ([a - b for a, b in pairs], [b for _, b in pairs]))
+        errors, sizes = (
+            torch.stack([t.norm() for t in ts]) for ts in ([a - b for a, b in pairs], [b for _, b in pairs])
+        )
         return bool((errors <= tolerance * (sizes + NEGLIGIBLE * sizes.norm())).all())
 
     @contextlib.contextmanager
@@ -193,14 +202,19 @@ class HessianOperator:
                         s.add_(t, alpha=weight)
                 total += weight
         if total == 0:
-            raise Refusal("batch_weight is 0 for every batch: there is no loss to differentiate")
+            raise BsamRuntimeError("batch_weight is 0 for every batch: there is no loss to differentiate")
         return out.div_(total)
 
     def _plain(self, v: list[Tensor], pieces: Iterable[Piece] | None = None) -> Generator[tuple[Product, float]]:
-        return (self._forward_over_reverse if self.differentiation == "forward" else self._reverse_over_reverse)(v, pieces)
+        return (self._forward_over_reverse if self.differentiation == "forward" else self._reverse_over_reverse)(
+            v, pieces
+        )
 
-    def _forward_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece] | None = None) -> Generator[tuple[Product, float]]:
-        """The derivative of the gradient along ``v``, carried along with it: three multiplications for each of the gradient's.
+    def _forward_over_reverse(
+        self, v: list[Tensor], pieces: Iterable[Piece] | None = None
+    ) -> Generator[tuple[Product, float]]:
+        """The derivative of the gradient along ``v``, carried along with it: three multiplications for each of the
+        gradient's.
 
         The tangents are given to the parameters themselves, so that whatever refers to them is differentiated.
         """
@@ -218,7 +232,9 @@ class HessianOperator:
                 gradient = self.loss.gradient(loss)
                 yield [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient], weight
 
-    def _reverse_over_reverse(self, v: list[Tensor], pieces: Iterable[Piece] | None = None) -> Generator[tuple[Product, float]]:
+    def _reverse_over_reverse(
+        self, v: list[Tensor], pieces: Iterable[Piece] | None = None
+    ) -> Generator[tuple[Product, float]]:
         for loss, _, weight in self.loss.batches(pieces):
             try:
                 gradient = self.loss.gradient(loss, create_graph=True)
@@ -233,15 +249,16 @@ class HessianOperator:
     def linearized(self, max_bytes: int | None = None) -> Iterator[Recording]:
         """Record on entry what all products share, use it inside, and drop it on exit.
 
-        Products then cost about two gradient passes instead of three to five. While it is entered, do not change the model,
-        the loss or the data. What cannot be recorded (branches on the data, random numbers, weights taken from elsewhere
-        than the model's parameters) is computed as outside; the object returned says so. The product of each batch with
-        one vector is compared with the plain one. Entering again inside does nothing.
+        Products then cost about two gradient passes instead of three to five. While it is entered, do not change the
+        model, the loss or the data. What cannot be recorded (branches on the data, random numbers, weights taken from
+        elsewhere than the model's parameters) is computed as outside; the object returned says so. The product of each
+        batch with one vector is compared with the plain one. Entering again inside does nothing.
 
         Args:
-            max_bytes: memory for the recorded products: a ResNet-8 takes some 2 MB for an image of CIFAR. Recording takes
-                seconds for each shape of a batch, and for a moment as much memory as two plain products. None: a quarter of a
-                GPU's memory or 3 GB of a CPU's, and nothing where samples times weights are below 5,000,000.
+            max_bytes: memory for the recorded products: a ResNet-8 takes some 2 MB for an image of CIFAR. Recording
+                takes seconds for each shape of a batch, and for a moment as much memory as two plain products. None: a
+                quarter of a GPU's memory or 3 GB of a CPU's, and nothing where samples times weights are below
+                5,000,000.
 
         Example:
             >>> model = nn.Linear(2, 1, bias=False)

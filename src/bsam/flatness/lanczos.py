@@ -35,7 +35,9 @@ class Krylov:
         self.V[self.steps] = v / v.norm()
 
     def _orthogonalise(self, v: Tensor, n: int) -> Tensor:
-        """Take the components along the first ``n`` vectors off ``v``, in place, and return them. Twice is enough, once is not."""
+        """Take the components along the first ``n`` vectors off ``v``, in place, and return them. Twice is enough, once
+        is not.
+        """
         V = self.V[:n]
         total = torch.zeros(n, dtype=v.dtype, device=v.device)
         for _ in range(2):
@@ -62,7 +64,9 @@ class Krylov:
             self.V[j + 1] = w / self.beta
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values in ascending order, their vectors in this basis (columns), and what is left of ``H y - theta y`` outside of it."""
+        """Values in ascending order, their vectors in this basis (columns), and what is left of ``H y - theta y``
+        outside of it.
+        """
         n = self.steps
         theta, S = torch.linalg.eigh(self.T[:n, :n])
         return theta, S, self.beta * S[-1].abs()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.checks import check_count, check_number
-from ..core.refusal import Refusal
+from ..core.errors import BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
@@ -24,7 +24,9 @@ Directions: TypeAlias = str | Sequence[Vector]
 
 @dataclass(frozen=True)
 class Landscape:
-    """``loss[i]`` or ``loss[i, j]`` at ``axes[0][i]`` times the first direction and ``axes[1][j]`` times the second; the model is at the centre."""
+    """``loss[i]`` or ``loss[i, j]`` at ``axes[0][i]`` times the first direction and ``axes[1][j]`` times the second;
+    the model is at the centre.
+    """
 
     axes: tuple[Array, ...]
     loss: Array
@@ -66,10 +68,12 @@ def landscape(
         points: of each axis; odd, so that the model is one of them.
         dims: 1 or 2.
         seed: of random directions.
-        directions: ``"filter"``: random, each filter as long as the model's (a filter of zeros stays where it is, and so do biases and norm layers).
-            ``"hessian"``: the eigenvectors of the largest eigenvalues, of unit length. Or the vectors themselves, such as those of :func:`plane_through`:
-            the same ones for several models show all of them in parallel planes, on one scale.
-        accuracy: whether to take the share of right answers, too: of the labels ``y`` that are the largest of the outputs along dimension 1.
+        directions: ``"filter"``: random, each filter as long as the model's (a filter of zeros stays where it is, and
+            so do biases and norm layers). ``"hessian"``: the eigenvectors of the largest eigenvalues, of unit length.
+            Or the vectors themselves, such as those of :func:`plane_through`: the same ones for several models show all
+            of them in parallel planes, on one scale.
+        accuracy: whether to take the share of right answers, too: of the labels ``y`` that are the largest of the
+            outputs along dimension 1.
         micro_batch: the most samples to evaluate at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
         batch_weight: the weight of a batch in the mean, as in :class:`bsam.flatness.HessianOperator`.
@@ -85,11 +89,11 @@ def landscape(
     Reference: Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018.
     """
     if dims not in (1, 2):
-        raise Refusal(f"dims must be 1 or 2, got {dims!r}")
+        raise BsamValueError(f"dims must be 1 or 2, got {dims!r}")
     if check_count("points", points, low=3) % 2 == 0:
-        raise Refusal(f"points must be odd, so that the model is at the centre of the grid; got {points}")
+        raise BsamValueError(f"points must be odd, so that the model is at the centre of the grid; got {points}")
     if check_number("span", span, low=0) == 0:
-        raise Refusal("span must be above 0, or the grid is one point")
+        raise BsamValueError("span must be above 0, or the grid is one point")
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     basis = _basis(L, directions, dims, seed)
     side = np.linspace(0.0, span, points // 2 + 1)
@@ -110,7 +114,8 @@ def landscape(
 
 
 def plane_through(models: Sequence[nn.Module]) -> Plane:
-    """The plane that lies best through the weights of several models (of three: that goes through them), for landscapes that show all of them.
+    """The plane that lies best through the weights of several models (of three: that goes through them), for landscapes
+    that show all of them.
 
     Args:
         models: two or more networks of one architecture; the first one is the origin.
@@ -122,47 +127,61 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
         (True, array([0., 0.]))
     """
     if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-        raise Refusal(f"a plane needs at least two models, in a list; got one {type(models).__name__}")
+        raise BsamTypeError(f"a plane needs at least two models, in a list; got one {type(models).__name__}")
     if len(models) < 2:
-        raise Refusal("a plane needs at least two models")
+        raise BsamValueError("a plane needs at least two models")
     weights = [[p.detach() for p in model.parameters() if p.requires_grad] for model in models]
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
-        raise Refusal("the models must have the same trainable parameters, of the same shapes")
+        raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
     if sum(p.numel() for p in weights[0]) < 2:
-        raise Refusal("a plane needs models of at least two trainable parameters: are they frozen?")
+        raise BsamValueError("a plane needs models of at least two trainable parameters: are they frozen?")
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
     differences = flat - flat[0]
     basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     if float(differences.norm()) == 0:
-        raise Refusal("the models have the same weights: they span no plane")
+        raise BsamValueError("the models have the same weights: they span no plane")
     coordinates = differences @ basis.T
     left = (differences - coordinates @ basis).norm(dim=1)
     sizes = [p.numel() for p in weights[0]]
-    u, v = (Vector([piece.view(p.shape).to(p) for piece, p in zip(row.split(sizes), weights[0], strict=True)]) for row in basis)
+    u, v = (
+        Vector([piece.view(p.shape).to(p) for piece, p in zip(row.split(sizes), weights[0], strict=True)])
+        for row in basis
+    )
     return Plane((u, v), coordinates.cpu().numpy(), left.cpu().numpy())
 
 
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
     if not isinstance(directions, str) and isinstance(directions, Iterable):
         given = list(directions)
-        if len(given) < dims or any(not isinstance(v, Vector) or [t.shape for t in v.tensors()] != [p.shape for p in L.weights.params] for v in given):
-            raise Refusal(f"directions must be {dims} vectors with one tensor for each trainable parameter of the model")
-        return [Vector([t.to(p) for t, p in zip(v.tensors(), L.weights.params, strict=True)], L.weights.cut) for v in given[:dims]]
+        if len(given) < dims or any(
+            not isinstance(v, Vector) or [t.shape for t in v.tensors()] != [p.shape for p in L.weights.params]
+            for v in given
+        ):
+            raise BsamValueError(
+                f"directions must be {dims} vectors with one tensor for each trainable parameter of the model"
+            )
+        return [
+            Vector([t.to(p) for t, p in zip(v.tensors(), L.weights.params, strict=True)], L.weights.layout)
+            for v in given[:dims]
+        ]
     if directions == "hessian":
         if sum(p.numel() for p in L.weights.params) < dims:
-            raise Refusal(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
+            raise BsamValueError(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
         H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode, batch_weight=L.batch_weight)
         found = top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors
         return list(found or ())
     if directions != "filter":
-        raise Refusal(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
+        raise BsamValueError(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
     if all(p.dim() < 2 for p in L.weights.params):
-        raise Refusal(
-            'directions="filter" moves weights of two or more dimensions alone, not biases and norm layers, and no trainable parameter of the model is one: '
+        raise BsamValueError(
+            'directions="filter" moves weights of two or more dimensions alone, not biases and norm layers, and no '
+            "trainable parameter of the model is one: "
             'take directions="hessian", or a list of vectors'
         )
     generator = torch.Generator().manual_seed(check_count("seed", seed, low=0))
-    return [Vector([_like_filters(p.detach(), generator) for p in L.weights.params], L.weights.cut) for _ in range(dims)]
+    return [
+        Vector([_like_filters(p.detach(), generator) for p in L.weights.params], L.weights.layout) for _ in range(dims)
+    ]
 
 
 def _like_filters(w: Tensor, generator: torch.Generator) -> Tensor:
@@ -171,15 +190,24 @@ def _like_filters(w: Tensor, generator: torch.Generator) -> Tensor:
         return torch.zeros_like(w)
     d = torch.randn(w.shape, generator=generator).to(w)
     rows = tuple(range(1, w.dim()))
-    return d * (torch.linalg.vector_norm(w, dim=rows, keepdim=True) / torch.linalg.vector_norm(d, dim=rows, keepdim=True))
+    return d * (
+        torch.linalg.vector_norm(w, dim=rows, keepdim=True) / torch.linalg.vector_norm(d, dim=rows, keepdim=True)
+    )
 
 
 def _right(out: Any, y: Any) -> Tensor:
     """For each label whether it is the class of the largest output."""
-    if not isinstance(out, Tensor) or out.dim() < 2 or out.shape[1] < 2 or not isinstance(y, Tensor) or y.shape != out.shape[:1] + out.shape[2:]:
+    if (
+        not isinstance(out, Tensor)
+        or out.dim() < 2
+        or out.shape[1] < 2
+        or not isinstance(y, Tensor)
+        or y.shape != out.shape[:1] + out.shape[2:]
+    ):
         got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
-        raise Refusal(
-            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each place in the others, "
+        raise BsamValueError(
+            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each place in the "
+            "others, "
             f"(B, C) and (B,) or (B, C, H, W) and (B, H, W); got outputs and labels of {got}: leave accuracy out"
         )
     return out.argmax(1) == y

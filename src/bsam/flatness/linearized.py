@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from .dataset_loss import DatasetLoss
 
 Product: TypeAlias = list[Tensor | None]  # one tensor per parameter, None for those that the batch does not depend on
-Inputs: TypeAlias = tuple[list[Tensor], dict[str, Tensor], Any, Any]  # the weights, all other tensors of the model, x and y
+Inputs: TypeAlias = tuple[
+    list[Tensor], dict[str, Tensor], Any, Any
+]  # the weights, all other tensors of the model, x and y
 BatchProduct: TypeAlias = Callable[[list[Tensor]], Product]
 Agree: TypeAlias = Callable[[Product, Product], bool]  # whether two products are equal up to rounding
 
@@ -30,11 +32,11 @@ class CannotRecord(Exception):
 class Recorder:
     """Makes ``v -> H v`` of a batch, with everything that does not depend on ``v`` computed once and stored.
 
-    The gradient, differentiated along ``v``, is recorded as a graph of operations once for each shape of a batch. What ``v``
-    does not reach is run once for each batch; what is left, six convolutions for the gradient's three, is run for each ``v``.
-    ``torch.func.linearize`` does the same for one batch, and records again for each: in one run on two CPU cores it took
-    3.2 to 4.3 s for each batch of 128 images in a ResNet-8, and this 5.0 and 5.3 s for one of them (two tries) and 7.0 s
-    for four, comparisons included.
+    The gradient, differentiated along ``v``, is recorded as a graph of operations once for each shape of a batch. What
+    ``v`` does not reach is run once for each batch; what is left, six convolutions for the gradient's three, is run for
+    each ``v``. ``torch.func.linearize`` does the same for one batch, and records again for each: in one run on two CPU
+    cores it took 3.2 to 4.3 s for each batch of 128 images in a ResNet-8, and this 5.0 and 5.3 s for one of them (two
+    tries) and 7.0 s for four, comparisons included.
 
     Args:
         loss: the network and its loss.
@@ -42,7 +44,9 @@ class Recorder:
 
     def __init__(self, loss: DatasetLoss) -> None:
         self.loss = loss
-        self.names = [name for name, p in loss.model.named_parameters() if p.requires_grad]  # in the order of the vectors
+        self.names = [
+            name for name, p in loss.model.named_parameters() if p.requires_grad
+        ]  # in the order of the vectors
         state = {name: t.detach() for name, t in (*loss.model.named_parameters(), *loss.model.named_buffers())}
         self._weights = [state.pop(name) for name in self.names]
         self._others = state
@@ -102,12 +106,16 @@ class Recorder:
         named = {**dict(zip(self.names, weights, strict=True)), **others}
         return self.loss.of(functional_call(self.loss.model, named, (x,)), y)
 
-    def _forward_over_reverse(self, weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def _forward_over_reverse(
+        self, weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
         gradient = grad_and_value(self._value)
         differentiated: Any = jvp(lambda *at: gradient(at, others, x, y), tuple(weights), tuple(v), has_aux=True)
         return differentiated[1:]
 
-    def _reverse_over_reverse(self, weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def _reverse_over_reverse(
+        self, weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
         def slope(at: list[Tensor]) -> tuple[Tensor, Tensor]:
             gradient, value = grad_and_value(self._value)(at, others, x, y)
             return sum(map(torch.sum, map(operator.mul, gradient, v)), torch.zeros(())), value
@@ -148,7 +156,11 @@ def _halves(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.GraphM
     (output,) = (node for node in nodes if node.op == "output")
     *product, value = output.args[0]
     reached.discard(output)
-    handed = [node for node in nodes if node not in reached and (node in product or any(user in reached for user in node.users))]
+    handed = [
+        node
+        for node in nodes
+        if node not in reached and (node in product or any(user in reached for user in node.users))
+    ]
 
     before, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes:

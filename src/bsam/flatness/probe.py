@@ -17,9 +17,11 @@ SAME = 1e-4  # relative distance within which two displacements count as one
 
 @dataclass(frozen=True)
 class Reading:
-    """What was seen in one step, of its mini-batch: the loss, MaxS, MinS, BilS, the three gradient norms, the cosine of g and g_min, and the radii.
+    """What was seen in one step, of its mini-batch: the loss, MaxS, MinS, BilS, the three gradient norms, the cosine of
+    g and g_min, and the radii.
 
-    Where groups have radii of their own, ``rho_max`` and ``rho_min`` are the lengths of the two displacements that follow from them.
+    Where groups have radii of their own, ``rho_max`` and ``rho_min`` are the lengths of the two displacements that
+    follow from them.
     """
 
     step: int
@@ -37,11 +39,13 @@ class Reading:
 
 
 class Probe:
-    """Reads MaxS, MinS, BilS, gradient norms and the cosine of g and g_min every few steps; of a step of several ``backward`` calls, each of them.
+    """Reads MaxS, MinS, BilS, gradient norms and the cosine of g and g_min every few steps; of a step of several
+    ``backward`` calls, each of them.
 
-    BSAM computes all of it anyway, and the probe costs no pass. Where a method lacks a point (SAM never goes downhill), the probe evaluates it, on the same
-    batch; random numbers, statistics of batch norm and the step itself stay what they would have been without it. Under DDP and FSDP every rank has a probe,
-    and all of them read the batch of all ranks; with ``m_sharpness``, where each rank perturbs on its own, their own part of it.
+    BSAM computes all of it anyway, and the probe costs no pass. Where a method lacks a point (SAM never goes downhill),
+    the probe evaluates it, on the same batch; random numbers, statistics of batch norm and the step itself stay what
+    they would have been without it. Under DDP and FSDP every rank has a probe, and all of them read the batch of all
+    ranks; with ``m_sharpness``, where each rank perturbs on its own, their own part of it.
 
     Args:
         every: how many steps lie between two readings.
@@ -85,13 +89,20 @@ class Probe:
             top = self.rho_max if self.rho_max is not None else _own(optimizer, ("rho_max", "rho"), 0.05)
             low = self.rho_min if self.rho_min is not None else _own(optimizer, ("rho_min",), top)
             uphill, downhill = (g * rho / (g.norm() + TINY) for rho in (top, low))
-            up, down = _found(L.seen, uphill) or _evaluated(L, uphill), _found(L.seen, -downhill) or _evaluated(L, -downhill)
+            up, down = (
+                _found(L.seen, uphill) or _evaluated(L, uphill),
+                _found(L.seen, -downhill) or _evaluated(L, -downhill),
+            )
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))
         cosine = min(max(float(ratio(g.dot(down.gradient), n * n_min)), -1.0), 1.0)
         sharpness = loss_max - loss, loss - loss_min, loss_max - loss_min
-        rho_max, rho_min = (float(e.norm()) if isinstance(rho, PerGroup) else float(rho) for rho, e in ((top, uphill), (low, downhill)))
-        self.readings.append(Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, len(L.seen) - passes))
+        rho_max, rho_min = (
+            float(e.norm()) if isinstance(rho, PerGroup) else float(rho) for rho, e in ((top, uphill), (low, downhill))
+        )
+        self.readings.append(
+            Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, len(L.seen) - passes)
+        )
 
     def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Progress: TypeAlias = Callable[[int, int], None]  # products done, and expected in all
@@ -24,5 +24,8 @@ def seeded(seed: int) -> torch.Generator:
 def finite(number: float) -> float:
     """A number that was taken from a product, as it is; refused if it is none."""
     if not math.isfinite(number):
-        raise Refusal("a Hessian product is not finite: the loss or its derivatives overflow, or are undefined where the weights are")
+        raise BsamRuntimeError(
+            "a Hessian product is not finite: the loss or its derivatives overflow, or are undefined where the "
+            "weights are"
+        )
     return number

@@ -74,7 +74,9 @@ class Recording:
                 self._products.append((product, piece[2], _fingerprint(piece)))
                 self.recorded, self.bytes = self.recorded + 1, self.bytes + size
 
-    def _recorded(self, recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree) -> tuple[BatchProduct, int]:
+    def _recorded(
+        self, recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree
+    ) -> tuple[BatchProduct, int]:
         """The product of a batch by the graph of its shape, if it is the plain one.
 
         What Python read from the batch that was recorded (a size, a number, a branch) is constant in the graph.
@@ -119,7 +121,9 @@ class Recording:
         self.reason, self.recorded, self.bytes = reason, 0, 0
 
 
-def _agreeing(recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree) -> tuple[BatchProduct, int]:
+def _agreeing(
+    recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree
+) -> tuple[BatchProduct, int]:
     try:
         product, size = recorder.linearized(*piece[:2])
         found = product(v)

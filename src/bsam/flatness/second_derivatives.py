@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _ONCE = once_differentiable(print).__code__  # of every backward that is marked so
@@ -38,14 +38,18 @@ class Substitutes(TorchFunctionMode):
         True
     """
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is F.batch_norm:
             bound = _BATCH_NORM.bind(*args, **kwargs)
             bound.apply_defaults()
             given = bound.arguments
             if not given["training"] and given["input"].dtype == given["running_var"].dtype:
-                return _affine(*(given[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "eps")))
+                return _affine(
+                    *(given[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "eps"))
+                )
         elif func is torch._weight_norm:
             return _weight_norm(*args, **kwargs)
         elif func is F.hardsigmoid:
@@ -53,7 +57,9 @@ class Substitutes(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _affine(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _affine(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     scale = (variance + eps).rsqrt()
     scale = scale if weight is None else scale * weight
     shift = -mean * scale if bias is None else bias - mean * scale
@@ -83,17 +89,17 @@ def check_graph(loss: Tensor, twice: bool, foreign: Collection[Tensor] = ()) -> 
         seen.add(node)
         function: Any = getattr(type(node), "_forward_cls", None)
         if function is CheckpointFunction:
-            raise Refusal(
+            raise BsamRuntimeError(
                 "the network uses reentrant checkpoints, whose weights torch.autograd.grad does not reach: "
                 "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
             )
         if twice and function is not None and _once_differentiable(function.backward):
-            raise Refusal(
+            raise BsamRuntimeError(
                 f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
                 "write its backward in operations that torch can differentiate, and remove the mark"
             )
         if others and id(getattr(node, "variable", None)) in others:
-            raise Refusal(
+            raise BsamRuntimeError(
                 "dtype= computes on a copy of the model, and loss_fn takes weights from the model itself (a penalty?): "
                 "leave dtype out, and convert model and data"
             )
@@ -114,7 +120,7 @@ def explained(error: RuntimeError) -> RuntimeError:
     missing = _MISSING.search(str(error))
     if missing is None:
         return error
-    return Refusal(
+    return BsamRuntimeError(
         f"torch has no second derivative of {missing[1]}, which the network or the loss uses: "
         "replace that operation by others, or measure sharpness and landscapes, which need none"
     )

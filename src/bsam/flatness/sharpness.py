@@ -44,18 +44,21 @@ def sharpness(
     r"""MaxS, MinS and BilS of a network, over all of ``data``.
 
     .. math::
-        MaxS = L(w + \rho_{max}\, g / |g|) - L(w), \qquad MinS = L(w) - L(w - \rho_{min}\, g / |g|), \qquad BilS = MaxS + MinS
+        MaxS = L(w + \rho_{max}\, g / |g|) - L(w), \qquad MinS = L(w) - L(w - \rho_{min}\, g / |g|), \qquad BilS = MaxS
+        + MinS
 
     The model is afterwards as it was, bit for bit: weights, gradients, buffers, and which of its modules train.
 
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, iterated several times, so no generator; batches may differ in size, and each sample counts once.
+        data: the batches ``(x, y)``, iterated several times, so no generator; batches may differ in size, and each
+            sample counts once.
         rho_max: the radius uphill.
         rho_min: the radius downhill.
         steps: in how many steps of equal length to go there, each along the gradient where it starts; 1 is the paper's.
-        random_directions: how many random points at the distance ``rho_max`` the average-case sharpness is taken from; 0 measures none.
+        random_directions: how many random points at the distance ``rho_max`` the average-case sharpness is taken from;
+            0 measures none.
         seed: of those.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
@@ -84,14 +87,18 @@ def sharpness(
         L.weights.move(_walk(L, g, -rho_min, steps))
         lower, g_min = L.value_and_grad()
         rises = [_rise_at(L, v, rho_max) - loss for v in _directions(L, random_directions, seed)]
-    cosine = min(max(float(ratio(g.dot(g_min), g.norm() * g_min.norm())), -1.0), 1.0)  # rounding may lead beyond; NaN stays
+    cosine = min(
+        max(float(ratio(g.dot(g_min), g.norm() * g_min.norm())), -1.0), 1.0
+    )  # rounding may lead beyond; NaN stays
     average = float(np.mean(rises)) if rises else None
     error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None
     return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine, average, error)
 
 
 def _walk(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
-    """The displacement after ``steps`` steps of the length ``rho / steps`` each, along the gradient (against it, for a negative radius)."""
+    """The displacement after ``steps`` steps of the length ``rho / steps`` each, along the gradient (against it, for a
+    negative radius).
+    """
     e = g * (rho / steps) / (g.norm() + TINY)
     for _ in range(steps - 1):
         L.weights.move(e)
@@ -103,7 +110,7 @@ def _walk(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
 def _directions(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(n):
-        yield Vector([torch.randn(p.shape, generator=generator).to(p) for p in L.weights.params], L.weights.cut)
+        yield Vector([torch.randn(p.shape, generator=generator).to(p) for p in L.weights.params], L.weights.layout)
 
 
 def _rise_at(L: DatasetLoss, v: Vector, rho: float) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_count, check_number
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..core.vector import Vector
 from .hessian import HessianOperator
 from .lanczos import Krylov
@@ -19,7 +19,9 @@ WHICH = ("largest", "magnitude", "both ends")
 MAX_CYCLES = 60  # times the room of the basis: products after which what is not there yet is called not converged
 ACROSS = 8  # products across what seems to be all, at least, before it is believed
 ROUNDING = 10.0  # machine epsilons, times |H|: no residual can be asked to be smaller
-NEGLIGIBLE = 1e-10  # times |H|: nor is it where eigenvalues near 0 meet larger ones whose residuals are as large as the tolerance lets them be
+# times |H|: nor is it where eigenvalues near 0 meet larger ones whose residuals are as large as the tolerance lets them
+# be
+NEGLIGIBLE = 1e-10
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Eigenvalues:
 
     values: Array
     residuals: Array  # |H y - value y| for unit vectors y, from a product with each: no estimate
-    converged: np.bool_  # whether every residual is within tol * |value|, or below the floor of 10 machine epsilons (at least 1e-10) times the largest |value|
+    # whether every residual is within tol * |value|, or below the floor of 10 machine epsilons (at least 1e-10) times
+    # the largest |value|
+    converged: np.bool_
     products: int
     vectors: tuple[Vector, ...] | None = None
     note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
@@ -46,11 +50,13 @@ def top_eigenvalues(
 ) -> Eigenvalues:
     r"""The ``k`` eigenvalues at one end of the spectrum, by thick-restart Lanczos with full reorthogonalisation.
 
-    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|`, or :math:`\max(10\, \epsilon, 10^{-10})\, |H|` with the machine epsilon where
-    that is more: eigenvalues that are small beside the largest one are then known to fewer digits than ``tol`` asks for, in float32 above all.
-    One start vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector across them, until nothing
-    new turns up (in time, or ``converged`` is False). Memory: about 1.5 k vectors (k + 21 for small k), and k more at the
-    end if ``vectors`` are wanted.
+    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|`, or
+    :math:`\max(10\, \epsilon, 10^{-10})\, |H|` with the machine epsilon where
+    that is more: eigenvalues that are small beside the largest one are then known to fewer digits than ``tol`` asks
+        for, in float32 above all.
+    One start vector sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a
+    random vector across them, until nothing new turns up (in time, or ``converged`` is False). Memory: about 1.5 k
+    vectors (k + 21 for small k), and k more at the end if ``vectors`` are wanted.
 
     Args:
         H: the operator.
@@ -68,17 +74,20 @@ def top_eigenvalues(
         >>> (top_eigenvalues(H, k=2).values * 3 / 2).round(4)
         array([9., 4.])
 
-    Reference: Wu, Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM J. Matrix Anal. Appl. 22 (2000).
+    Reference: Wu, Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM J. Matrix Anal.
+        Appl. 22 (2000).
     """
     k = min(check_count("k", k), H.size)
     check_number("tol", tol, low=0)
     if which not in WHICH:
-        raise Refusal(f"which must be one of {', '.join(map(repr, WHICH))}; got {which!r}")
+        raise BsamValueError(f"which must be one of {', '.join(map(repr, WHICH))}; got {which!r}")
     with H.linearized() as recording:
         return replace(_top(H, k, which, tol, seed, vectors, progress), note=recording.note)
 
 
-def _top(H: HessianOperator, k: int, which: str, tol: float, seed: int, vectors: bool, progress: Progress | None) -> Eigenvalues:
+def _top(
+    H: HessianOperator, k: int, which: str, tol: float, seed: int, vectors: bool, progress: Progress | None
+) -> Eigenvalues:
     krylov = Krylov(H, k + max(20, k // 2), seeded(seed))
     before, found, across = H.products, None, 0
     krylov.begin()
@@ -111,8 +120,14 @@ def _top(H: HessianOperator, k: int, which: str, tol: float, seed: int, vectors:
 
 
 def _settled(theta: Tensor, left: Tensor, k: int, which: str, tol: float, H: HessianOperator) -> bool:
-    """Whether the best value that is not wanted is known so well that it stays so: by its distance from the wanted ones, or for itself."""
-    sides = {"largest": [(theta, k)], "magnitude": [(theta.abs(), k)], "both ends": [(theta, k - k // 2), (-theta, k // 2)]}[which]
+    """Whether the best value that is not wanted is known so well that it stays so: by its distance from the wanted
+    ones, or for itself.
+    """
+    sides = {
+        "largest": [(theta, k)],
+        "magnitude": [(theta.abs(), k)],
+        "both ends": [(theta, k - k // 2), (-theta, k // 2)],
+    }[which]
     for far, wanted in sides:
         if not 0 < wanted < len(theta):
             continue  # nobody wants this side, or everything is wanted
@@ -122,7 +137,9 @@ def _settled(theta: Tensor, left: Tensor, k: int, which: str, tol: float, H: Hes
     return True
 
 
-def _checked(H: HessianOperator, krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: bool, progress: Progress | None) -> Eigenvalues:
+def _checked(
+    H: HessianOperator, krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: bool, progress: Progress | None
+) -> Eigenvalues:
     """Residuals by a product with each vector: what the recurrence says of itself is not a check."""
     Y = krylov.V[: krylov.steps]
     values, residuals = [], []
@@ -148,7 +165,9 @@ def _wanted(theta: Tensor, which: str) -> Tensor:
     descending = torch.arange(len(theta)).flip(0)
     if which == "largest":
         return descending
-    ends = torch.stack([descending, descending.flip(0)], dim=1).reshape(-1)  # the largest, the smallest, the second largest ...
+    ends = torch.stack([descending, descending.flip(0)], dim=1).reshape(
+        -1
+    )  # the largest, the smallest, the second largest ...
     return ends[: len(theta)]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from .hessian import HessianOperator
 from .products import Progress, finite, seeded
 
@@ -25,13 +25,17 @@ class Trace:
     note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
 
 
-def trace(H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str = "hutch++", progress: Progress | None = None) -> Trace:
+def trace(
+    H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str = "hutch++", progress: Progress | None = None
+) -> Trace:
     r"""The trace, from ``samples`` products with random vectors.
 
-    Hutchinson averages :math:`z^T H z` over random signs ``z``. Hutch++ spends a third of the products on a sketch of the largest eigenvectors, whose share
-    of the trace is then exact, a third on that share, and a third on Hutchinson for the rest: few large eigenvalues, as Hessians have, then add no variance.
-    It is the default, for it is better from about 20 products on: with 30 on trained MLPs its root mean square error was 2.4 to 3.6 % of the trace, and
-    Hutchinson's 6.4 to 7.5 %. With 10, Hutchinson's is as good or slightly better, and its standard error better founded.
+    Hutchinson averages :math:`z^T H z` over random signs ``z``. Hutch++ spends a third of the products on a sketch of
+    the largest eigenvectors, whose share of the trace is then exact, a third on that share, and a third on Hutchinson
+    for the rest: few large eigenvalues, as Hessians have, then add no variance. It is the default, for it is better
+        from about 20 products on: with 30 on trained MLPs its root mean square error was 2.4 to 3.6 % of the trace, and
+    Hutchinson's 6.4 to 7.5 %. With 10, Hutchinson's is as good or slightly better, and its standard error better
+    founded.
 
     Args:
         H: the operator.
@@ -47,13 +51,16 @@ def trace(H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str =
         >>> round(trace(H, samples=9).value * 3 / 2, 3)
         14.0
 
-    Reference: Hutchinson, Commun. Stat. Simul. Comput. 19 (1990); Meyer, Musco, Musco, Woodruff, "Hutch++: Optimal Stochastic Trace Estimation", SOSA 2021.
+    Reference: Hutchinson, Commun. Stat. Simul. Comput. 19 (1990); Meyer, Musco, Musco, Woodruff, "Hutch++: Optimal
+        Stochastic Trace Estimation", SOSA 2021.
     """
     if method not in ("hutch++", "hutchinson"):
-        raise Refusal(f'method must be "hutch++" or "hutchinson", got {method!r}')
+        raise BsamValueError(f'method must be "hutch++" or "hutchinson", got {method!r}')
     check_count("samples", samples, low=2 if method == "hutchinson" else 6)
     generator, before = seeded(seed), H.products
-    wide = torch.promote_types(H.dtype, torch.float32)  # what is done with products: QR and sums want more digits than half precision has
+    wide = torch.promote_types(
+        H.dtype, torch.float32
+    )  # what is done with products: QR and sums want more digits than half precision has
 
     def times(v: Tensor) -> Tensor:
         out = H.times(v.to(H.dtype)).to(wide)
@@ -74,5 +81,7 @@ def trace(H: HessianOperator, samples: int = 30, seed: int = 0, *, method: str =
             z -= Q @ (Q.T @ z)
             rest.append(float(torch.dot(z, times(z))))
     spread = float(np.std(rest, ddof=1)) / math.sqrt(len(rest))
-    rounding = torch.finfo(H.dtype).eps * (np.abs(exact).sum() + np.abs(rest).mean())  # all there is, where the sketch holds the whole matrix
+    rounding = torch.finfo(H.dtype).eps * (
+        np.abs(exact).sum() + np.abs(rest).mean()
+    )  # all there is, where the sketch holds the whole matrix
     return Trace(sum(exact) + float(np.mean(rest)), math.hypot(spread, rounding), H.products - before, recording.note)

@@ -36,7 +36,8 @@ class Method:
         reference: authors, place and year.
         passes: forward+backward passes a step, with the default arguments (on average, where steps differ).
         purpose: what it is for.
-        memory: extra memory while a step is under way, in units of the parameters' size, and what of it is kept between steps (``benchmarks/memory.py``).
+        memory: extra memory while a step is under way, in units of the parameters' size, and what of it is kept between
+            steps (``benchmarks/memory.py``).
         needs: what it asks of the closure, the data or the base optimizer; empty if nothing.
     """
 
@@ -56,7 +57,9 @@ class Method:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph of one step is as good as the steps: not where Python decides in each of them, or memory moves."""
+        """Whether a CUDA graph of one step is as good as the steps: not where Python decides in each of them, or memory
+        moves.
+        """
         return self.name not in ("friendly_sam", "looksam", "esam", "aesam", "rst", "saf", "mesa")
 
 
@@ -65,10 +68,42 @@ _PER_SAMPLE = "closure(indices) returning per-sample losses"
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("sam", SAM, "SAM", "Foret et al., ICLR 2021", 2, "Flat minima at twice the price: the method to start with.", "2"),
-        Method("asam", ASAM, "ASAM", "Kwon et al., ICML 2021", 2, "SAM with radii that do not change when a layer is rescaled.", "5"),
-        Method("gsam", GSAM, "GSAM", "Zhuang et al., ICLR 2022", 2, "SAM that also closes the gap between the loss and the worst loss nearby.", "3"),
-        Method("fisher_sam", FisherSAM, "Fisher SAM", "Kim et al., ICML 2022", 2, "SAM that moves less where the loss is already steep.", "3"),
+        Method(
+            "sam",
+            SAM,
+            "SAM",
+            "Foret et al., ICLR 2021",
+            2,
+            "Flat minima at twice the price: the method to start with.",
+            "2",
+        ),
+        Method(
+            "asam",
+            ASAM,
+            "ASAM",
+            "Kwon et al., ICML 2021",
+            2,
+            "SAM with radii that do not change when a layer is rescaled.",
+            "5",
+        ),
+        Method(
+            "gsam",
+            GSAM,
+            "GSAM",
+            "Zhuang et al., ICLR 2022",
+            2,
+            "SAM that also closes the gap between the loss and the worst loss nearby.",
+            "3",
+        ),
+        Method(
+            "fisher_sam",
+            FisherSAM,
+            "Fisher SAM",
+            "Kim et al., ICML 2022",
+            2,
+            "SAM that moves less where the loss is already steep.",
+            "3",
+        ),
         Method(
             "friendly_sam",
             FriendlySAM,
@@ -78,10 +113,32 @@ METHODS: dict[str, Method] = {
             "SAM that perturbs along the noise of the batch, not along the full gradient.",
             "5, 1 kept",
         ),
-        Method("pgn", PGN, "PGN", "Zhao et al., ICML 2022", 2, "A penalty on the gradient norm: a mix of SAM's and the plain gradient.", "2"),
-        Method("gam", GAM, "GAM", "Zhang et al., CVPR 2023", 4, "First-order flatness: small gradients all around, where four passes are affordable.", "6"),
         Method(
-            "looksam", LookSAM, "LookSAM", "Liu et al., CVPR 2022", 1.2, "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps.", "4, 1 kept"
+            "pgn",
+            PGN,
+            "PGN",
+            "Zhao et al., ICML 2022",
+            2,
+            "A penalty on the gradient norm: a mix of SAM's and the plain gradient.",
+            "2",
+        ),
+        Method(
+            "gam",
+            GAM,
+            "GAM",
+            "Zhang et al., CVPR 2023",
+            4,
+            "First-order flatness: small gradients all around, where four passes are affordable.",
+            "6",
+        ),
+        Method(
+            "looksam",
+            LookSAM,
+            "LookSAM",
+            "Liu et al., CVPR 2022",
+            1.2,
+            "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps.",
+            "4, 1 kept",
         ),
         Method(
             "esam",
@@ -93,7 +150,16 @@ METHODS: dict[str, Method] = {
             "2",
             _PER_SAMPLE,
         ),
-        Method("ksam", KSAM, "K-SAM", "Ni et al., 2022", 2, "SAM on the k hardest samples of a large batch.", "2", _PER_SAMPLE),
+        Method(
+            "ksam",
+            KSAM,
+            "K-SAM",
+            "Ni et al., 2022",
+            2,
+            "SAM on the k hardest samples of a large batch.",
+            "2",
+            _PER_SAMPLE,
+        ),
         Method(
             "msam",
             MSAM,
@@ -105,9 +171,24 @@ METHODS: dict[str, Method] = {
             "a base with momentum",
         ),
         Method(
-            "aesam", AESAM, "AE-SAM", "Jiang et al., ICLR 2023", 1.5, "SAM only on the steps whose gradient is large; roughly half of them.", "2", "total_steps"
+            "aesam",
+            AESAM,
+            "AE-SAM",
+            "Jiang et al., ICLR 2023",
+            1.5,
+            "SAM only on the steps whose gradient is large; roughly half of them.",
+            "2",
+            "total_steps",
         ),
-        Method("rst", RST, "RST", "Zhao et al., 2022", 1.5, "SAM on a random share of the steps: a budget that is known beforehand.", "2"),
+        Method(
+            "rst",
+            RST,
+            "RST",
+            "Zhao et al., 2022",
+            1.5,
+            "SAM on a random share of the steps: a budget that is known beforehand.",
+            "2",
+        ),
         Method(
             "saf",
             SAF,
@@ -128,6 +209,14 @@ METHODS: dict[str, Method] = {
             "1, kept",
             "the inputs, set_epoch; a forward pass more",
         ),
-        Method("bsam", BSAM, "BSAM", "Deng, Pang, Zhang, Huang", 3, "Flat on both sides, up the gradient and down; with passes=2 at SAM's price.", "3"),
+        Method(
+            "bsam",
+            BSAM,
+            "BSAM",
+            "Deng, Pang, Zhang, Huang",
+            3,
+            "Flat on both sides, up the gradient and down; with passes=2 at SAM's price.",
+            "3",
+        ),
     )
 }

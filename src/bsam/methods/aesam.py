@@ -20,7 +20,8 @@ class AESAM(SharpnessAware):
     r"""AE-SAM: SAM only where the gradient is large by its own standards, the plain gradient elsewhere.
 
     .. math::
-        s = |g|^2, \qquad \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
+        s = |g|^2, \qquad \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s -
+        \mu)^2
 
         d = \nabla L(w + \rho\, g / |g|) \ \text{ if } s \ge \mu + c_t \sqrt{v}, \ \text{ else } g
 
@@ -35,7 +36,8 @@ class AESAM(SharpnessAware):
         lambda_1: the threshold at the end, in standard deviations.
         lambda_2: the threshold at the start.
         total_steps: T, the steps of the whole training.
-        alpha: above 0, steps without SAM add what SAM last found across the gradient, as LookSAM does (ours, not the paper's).
+        alpha: above 0, steps without SAM add what SAM last found across the gradient, as LookSAM does (ours, not the
+            paper's).
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
@@ -49,9 +51,11 @@ class AESAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023. No official code was found to compare with.
-    Whether to pass again is decided on the host: a step waits for the device once, and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank
-    decides for itself, so its forward pass must not wait for the others (as SyncBatchNorm does), and each rank's ``state_dict`` is its own.
+    Reference: Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023. No
+        official code was found to compare with.
+    Whether to pass again is decided on the host: a step waits for the device once, and cannot be captured in a CUDA
+    graph. With ``m_sharpness`` each rank decides for itself, so its forward pass must not wait for the others (as
+    SyncBatchNorm does), and each rank's ``state_dict`` is its own.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)

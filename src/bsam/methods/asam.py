@@ -40,9 +40,10 @@ class ASAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural Networks", ICML 2021. Without
-    a model there are no names to know a norm scale by: every parameter of one dimension then counts as a bias. Of complex weights the real and the
-    imaginary part are sized on their own.
+    Reference: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep
+        Neural Networks", ICML 2021. Without
+    a model there are no names to know a norm scale by: every parameter of one dimension then counts as a bias. Of
+    complex weights the real and the imaginary part are sized on their own.
     """
 
     def __init__(

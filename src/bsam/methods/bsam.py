@@ -9,24 +9,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_number, check_radius
+from ..core.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
-from ..core.refusal import Refusal
 from ..core.schedule import LR_MAX, LR_MIN
 from ..core.vector import Vector, each, ratio
 from .asam import adapted
 
 
 class BSAM(SharpnessAware):
-    r"""*Bilateral* Sharpness-Aware Minimization: flat on both sides, up the gradient and down. (Not Bayesian SAM, which others call bSAM.)
+    r"""*Bilateral* Sharpness-Aware Minimization: flat on both sides, up the gradient and down. (Not Bayesian SAM, which
+    others call bSAM.)
 
     .. math::
         g_{max} = \nabla L(w + \rho_{max}\, g / |g|), \qquad g_{min} = \nabla L(w - \rho_{min}\, g / |g|)
 
         d = g + g_{max} - \frac{|g_{max}|}{|g_{min}|}\, g_{min}
 
-    :math:`\rho_{min}` follows the learning rate from ``rho_min`` at ``lr_max`` down to ``rho_min_floor`` at ``lr_min``: near a minimum a fixed one
-    overshoots it, and :math:`g_{min}` turns against :math:`g`.
+    :math:`\rho_{min}` follows the learning rate from ``rho_min`` at ``lr_max`` down to ``rho_min_floor`` at ``lr_min``:
+    near a minimum a fixed one overshoots it, and :math:`g_{min}` turns against :math:`g`.
 
     Args:
         base: the optimizer that takes the step.
@@ -35,15 +36,17 @@ class BSAM(SharpnessAware):
         rho_max: the radius uphill.
         rho_min: the radius downhill, at its largest.
         rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
-        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest of all
-            steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's schedulers note
-            in the group, or else the learning rate when the optimizer was built. A warm-up to that rate raises the radius
-            with it. Where a schedule goes another way (``LambdaLR``, ``CyclicLR``), give ``lr_max``. ``lr_scale``, timm's
-            layer-wise decay, does not lower the radius.
+        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest of
+            all steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's
+            schedulers note in the group, or else the learning rate when the optimizer was built. A warm-up to that rate
+            raises the radius with it. Where a schedule goes another way (``LambdaLR``, ``CyclicLR``), give ``lr_max``.
+            ``lr_scale``, timm's layer-wise decay, does not lower the radius.
         lr_min: the learning rate at which it is smallest.
-        passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in the radii (ours, not the paper's).
+        passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
+            the radii (ours, not the paper's).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
-        adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|`` (ours, not the paper's).
+        adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|``
+            (ours, not the paper's).
         eta: of that metric, 0.01 if not given; only with ``adaptive``.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
@@ -58,7 +61,8 @@ class BSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the released code in ``start_from_min``
+    Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the
+        released code in ``start_from_min``
     (off by default) and in its very first step, where it takes ``rho_min`` to be 0. Among the group's values ``lr_max``
     and ``lr_min`` are called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have an ``lr_max`` of
     their own.
@@ -84,17 +88,17 @@ class BSAM(SharpnessAware):
         same_draws: bool = True,
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
-            raise Refusal(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
+            raise BsamValueError(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
         for name, switch in (("start_from_min", start_from_min), ("adaptive", adaptive)):
             if not isinstance(switch, bool):
-                raise Refusal(f"{name} must be True or False, got {switch!r}")
+                raise BsamValueError(f"{name} must be True or False, got {switch!r}")
         radii = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor}
         settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         self.passes, self.start_from_min = passes, start_from_min
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
-            raise Refusal("eta is of the adaptive metric: set adaptive=True, too, or leave it out")
+            raise BsamValueError("eta is of the adaptive metric: set adaptive=True, too, or leave it out")
         super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from ..core.bernoulli import bernoulli
 from ..core.checks import check_count, check_number
-from ..core.coins import coins
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
@@ -16,7 +16,8 @@ from .ksam import hardest
 
 
 class ESAM(SharpnessAware):
-    r"""Efficient SAM: the perturbation from some of the weights, the gradient there from the samples that it hurts most.
+    r"""Efficient SAM: the perturbation from some of the weights, the gradient there from the samples that it hurts
+    most.
 
     .. math::
         \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|, \qquad d = \nabla L_B(w + \epsilon)
@@ -28,9 +29,10 @@ class ESAM(SharpnessAware):
         model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
             norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
-        beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the first pass.
+        beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the
+            first pass.
         gamma: the share of the samples that the second pass sees.
-        seed: of the coins, which depend on it and on the step alone.
+        seed: of the bernoulli, which depend on it and on the step alone.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
@@ -47,8 +49,10 @@ class ESAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of Neural Networks", ICLR 2022. Each rank
-    of DDP chooses among its own samples. Sharded (FSDP) and compiled models compute all gradients in the first pass, and the others are dropped.
+    Reference: Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of
+        Neural Networks", ICLR 2022. Each rank
+    of DDP chooses among its own samples. Sharded (FSDP) and compiled models compute all gradients in the first pass,
+    and the others are dropped.
     """
 
     def __init__(
@@ -63,12 +67,15 @@ class ESAM(SharpnessAware):
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
-        self.beta, self.gamma = check_number("beta", beta, low=1e-3, high=1), check_number("gamma", gamma, low=0, high=1)
+        self.beta, self.gamma = (
+            check_number("beta", beta, low=1e-3, high=1),
+            check_number("gamma", gamma, low=0, high=1),
+        )
         self.seed = check_count("seed", seed, low=0)
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
-        g_S = L.grad(wrt=coins(self.seed, self.t, len(self.params), self.beta))
+        g_S = L.grad(wrt=bernoulli(self.seed, self.t, len(self.params), self.beta))
         before = L.samples
         e = self.epsilon(g_S, "rho") / self.beta
         rise = L.losses(at=e) - before

@@ -16,7 +16,8 @@ from ..core.vector import Vector
 class FisherSAM(SharpnessAware):
     r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information, where steep entries move less.
 
-    .. math::  d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad F^{-1} = 1 / (1 + \eta\, g^2)
+    .. math::  d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad F^{-1} = 1 / (1 + \eta\,
+    g^2)
 
     Args:
         base: the optimizer that takes the step.
@@ -37,7 +38,8 @@ class FisherSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022. No official code was found.
+    Reference: Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022.
+        No official code was found.
     """
 
     def __init__(

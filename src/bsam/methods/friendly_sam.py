@@ -17,7 +17,8 @@ from ..core.vector import Vector
 class FriendlySAM(SharpnessAware):
     r"""Friendly SAM (F-SAM): perturb along what is particular to this batch, without the running mean of the gradients.
 
-    .. math::  d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad m \leftarrow \lambda m + (1 - \lambda) g
+    .. math::  d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad m \leftarrow \lambda m + (1 - \lambda)
+    g
 
     The first step has no mean yet and perturbs along ``g``.
 
@@ -41,7 +42,8 @@ class FriendlySAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024. The paper moves the mean before it takes it off: the same
+    Reference: Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024. The paper moves the mean
+        before it takes it off: the same
     direction for ``sigma = 1``.
     """
 

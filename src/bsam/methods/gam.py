@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
+from ..core.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
-from ..core.refusal import Refusal
 from ..core.vector import TINY, Vector
 
 
@@ -20,12 +20,13 @@ class GAM(SharpnessAware):
     The released form, without second derivatives, with :math:`h = g_1 - g` and :math:`\epsilon = \rho_n h / |h|`:
 
     .. math::
-        g_1 = \nabla L(w + \rho\, g / |g|), \quad g_2 = \nabla L(w + \epsilon), \quad g_3 = \nabla L(w + \epsilon + \rho\, g_2 / |g_2|)
+        g_1 = \nabla L(w + \rho\, g / |g|), \quad g_2 = \nabla L(w + \epsilon), \quad g_3 = \nabla L(w + \epsilon +
+        \rho\, g_2 / |g_2|)
 
         d = n - \gamma\, (p - \mathrm{proj}_n p), \qquad n = \beta_1 g_1 + \beta_3 g_3, \qquad p = g + \beta_2 g_2
 
-    The paper's form, by Hessian-vector products: :math:`d = g + \gamma \rho_n H(w')\, g(w') / |g(w')|` at :math:`w' = w + \rho_n f / |f|`,
-    :math:`f = H g / |g|`.
+    The paper's form, by Hessian-vector products: :math:`d = g + \gamma \rho_n H(w')\, g(w') / |g(w')|` at
+    :math:`w' = w + \rho_n f / |f|`, :math:`f = H g / |g|`.
 
     Args:
         base: the optimizer that takes the step.
@@ -49,7 +50,8 @@ class GAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves Generalization", CVPR 2023.
+    Reference: Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves
+        Generalization", CVPR 2023.
     """
 
     def __init__(
@@ -66,9 +68,9 @@ class GAM(SharpnessAware):
         same_draws: bool = True,
     ) -> None:
         if form not in ("released", "paper"):
-            raise Refusal(f'form must be "released" or "paper", got {form!r}')
+            raise BsamValueError(f'form must be "released" or "paper", got {form!r}')
         if not isinstance(beta, (tuple, list)) or len(beta) != 3:
-            raise Refusal(f"beta must be three numbers, the weights of g1, g2 and g3; got {beta!r}")
+            raise BsamValueError(f"beta must be three numbers, the weights of g1, g2 and g3; got {beta!r}")
         self.beta = tuple(check_number("beta", b) for b in beta)
         self.gamma, self.form = check_number("gamma", gamma), form
         radii = {"rho": rho, "rho_norm": rho_norm}

@@ -25,7 +25,8 @@ class GSAM(SharpnessAware):
         model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
             norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius, at its largest.
-        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at ``rho``.
+        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at
+            ``rho``.
         lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
             does.
         lr_min: the learning rate at which it is smallest.
@@ -43,7 +44,8 @@ class GSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022.
+    Reference: Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves
+        Sharpness-Aware Training", ICLR 2022.
     The projection is over all parameters at once.
     """
 
@@ -69,4 +71,6 @@ class GSAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         g_p = L.grad(at=self.epsilon(g, "rho"))
-        return g_p - self.alpha * (g - g_p).reject(g_p)  # what g and g - g_p leave beside g_p is the same; of the small one it keeps its digits
+        return g_p - self.alpha * (g - g_p).reject(
+            g_p
+        )  # what g and g - g_p leave beside g_p is the same; of the small one it keeps its digits

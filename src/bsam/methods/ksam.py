@@ -40,8 +40,10 @@ class KSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein, "K-SAM: Sharpness-Aware Minimization at the Speed of SGD", 2022. Each rank of DDP chooses
-    among its own samples. Statistics of batch norm move in the forward pass that finds the samples, the only one that sees the whole batch.
+    Reference: Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein, "K-SAM: Sharpness-Aware Minimization at the Speed of
+        SGD", 2022. Each rank of DDP chooses
+    among its own samples. Statistics of batch norm move in the forward pass that finds the samples, the only one that
+    sees the whole batch.
     """
 
     def __init__(

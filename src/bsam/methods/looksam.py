@@ -15,7 +15,8 @@ from ..core.vector import TINY, Vector
 
 
 class LookSAM(SharpnessAware):
-    r"""LookSAM: SAM every k-th step; in between, the gradient and the part of SAM's that lies across it, kept from the last time.
+    r"""LookSAM: SAM every k-th step; in between, the gradient and the part of SAM's that lies across it, kept from the
+    last time.
 
     .. math::
         t \bmod k = 0: \quad d = g_s = \nabla L(w + \rho\, g / |g|), \qquad g_v = g_s - \mathrm{proj}_g\, g_s
@@ -42,7 +43,8 @@ class LookSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. Norms are over all parameters.
+    Reference: Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
+        Norms are over all parameters.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)

@@ -12,16 +12,19 @@ from torch.optim import Optimizer
 
 from ..core.checks import check_number
 from ..core.distillation import Distillation
-from ..core.refusal import Refusal
+from ..core.errors import BsamTypeError
 
 
 class MESA(Distillation):
-    r"""Memory-Efficient Sharpness-Aware training: a loss that holds the logits near those of a running average of the model, for any optimizer.
+    r"""Memory-Efficient Sharpness-Aware training: a loss that holds the logits near those of a running average of the
+    model, for any optimizer.
 
-    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(\bar z / \tau)\, \|\, \mathrm{softmax}(z / \tau))
+    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(\bar z / \tau)\, \|\,
+    \mathrm{softmax}(z / \tau))
 
-    The average moves after each step of ``optimizer`` and is part of ``state_dict``; it is evaluated in eval mode, without gradients. In eval mode the loss is
-    the cross-entropy. In DDP every rank averages the same weights, so the averages are the same; buffers (statistics of batch norm) are the rank's own.
+    The average moves after each step of ``optimizer`` and is part of ``state_dict``; it is evaluated in eval mode,
+    without gradients. In eval mode the loss is the cross-entropy. In DDP every rank averages the same weights, so the
+    averages are the same; buffers (statistics of batch norm) are the rank's own.
 
     Args:
         model: the network in training (or its DDP or compiled wrapper).
@@ -59,8 +62,13 @@ class MESA(Distillation):
         reduction: str = "mean",
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-            raise Refusal(f"MESA needs the model and the optimizer that trains it, got {type(model).__name__} and {type(optimizer).__name__}")
-        super().__init__(lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction)
+            raise BsamTypeError(
+                f"MESA needs the model and the optimizer that trains it, got {type(model).__name__} and "
+                f"{type(optimizer).__name__}"
+            )
+        super().__init__(
+            lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
+        )
         self.decay = check_number("decay", decay, low=0, high=1)
         self._followed = bare(model), optimizer  # in a tuple: the model's parameters are not this module's
         self.average = copy.deepcopy(self._followed[0]).requires_grad_(False)
@@ -76,9 +84,13 @@ class MESA(Distillation):
     @torch.no_grad()
     def update(self, optimizer: Optimizer | None = None, *_: Any) -> None:
         """Move the average towards the model; the optimizer calls it after each step."""
-        skipped = getattr(optimizer, "found_inf", None)  # from the GradScaler, to a fused optimizer that skips by itself
+        skipped = getattr(
+            optimizer, "found_inf", None
+        )  # from the GradScaler, to a fused optimizer that skips by itself
         share = 1 - self.decay if skipped is None else (1 - self.decay) * (skipped == 0)
-        networks = ([*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0]))  # tied weights once
+        networks = (
+            [*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0])
+        )  # tied weights once
         for own, new in zip(*networks, strict=True):
             if own.is_floating_point() or own.is_complex():
                 own.add_((new - own) * share)

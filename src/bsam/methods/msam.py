@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..core.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
-from ..core.refusal import Refusal
 from ..core.vector import Vector
 
 
@@ -40,9 +40,10 @@ class MSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead", 2024. The released code leaves the
-    weights perturbed between steps and decays them there; here they are back at ``w`` after each step, and decay acts there. The loss that ``step``
-    returns is the one at the perturbed point: there is no other pass.
+    Reference: Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead",
+        2024. The released code leaves the
+    weights perturbed between steps and decays them there; here they are back at ``w`` after each step, and decay acts
+    there. The loss that ``step`` returns is the one at the perturbed point: there is no other pass.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class MSAM(SharpnessAware):
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         if not group.get("momentum") and not group.get("betas", (0,))[0]:
-            raise Refusal("MSAM perturbs along the momentum of base, and base has none: use SGD with momentum=0.9, or Adam(W)")
+            raise BsamValueError(
+                "MSAM perturbs along the momentum of base, and base has none: use SGD with momentum=0.9, or Adam(W)"
+            )
         return super().completed(group)
 
     def direction(self, L: Objective) -> Vector:
@@ -71,6 +74,12 @@ class MSAM(SharpnessAware):
         found = [own.get("momentum_buffer", own.get("exp_avg")) for own in state]
         if all(v is None for v in found):
             if any(state):
-                raise Refusal(f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}: use SGD with momentum, or Adam(W)")
+                raise BsamValueError(
+                    f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}: use "
+                    "SGD with momentum, or Adam(W)"
+                )
             return None
-        return self.vector(torch.zeros_like(p, requires_grad=False) if v is None else v for v, p in zip(found, self.params, strict=True))
+        return self.vector(
+            torch.zeros_like(p, requires_grad=False) if v is None else v
+            for v, p in zip(found, self.params, strict=True)
+        )

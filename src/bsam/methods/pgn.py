@@ -37,7 +37,8 @@ class PGN(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning", ICML 2022. The released code puts
+    Reference: Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning",
+        ICML 2022. The released code puts
     ``g / |g|`` in place of the first ``g``; this is the paper's.
     """
 

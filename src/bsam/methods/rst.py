@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from ..core.bernoulli import bernoulli
 from ..core.checks import check_count, check_number
-from ..core.coins import coins
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
@@ -26,7 +26,7 @@ class RST(SharpnessAware):
         rho: the radius.
         p: the probability of heads; a step costs 1 + p passes on average.
         gamma: the weight of SAM's gradient; RST has 1.
-        seed: of the coins, which depend on it and on the step alone.
+        seed: of the bernoulli, which depend on it and on the step alone.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
@@ -40,7 +40,8 @@ class RST(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhao, Zhang, Hu, "Randomized Sharpness-Aware Training for Boosting Computational Efficiency in Deep Learning", 2022.
+    Reference: Zhao, Zhang, Hu, "Randomized Sharpness-Aware Training for Boosting Computational Efficiency in Deep
+        Learning", 2022.
     """
 
     def __init__(
@@ -55,10 +56,14 @@ class RST(SharpnessAware):
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
-        self.p, self.gamma, self.seed = check_number("p", p, low=0, high=1), check_number("gamma", gamma), check_count("seed", seed, low=0)
+        self.p, self.gamma, self.seed = (
+            check_number("p", p, low=0, high=1),
+            check_number("gamma", gamma),
+            check_count("seed", seed, low=0),
+        )
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        (heads,) = coins(self.seed, self.t, 1, self.p)
+        (heads,) = bernoulli(self.seed, self.t, 1, self.p)
         return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho")) if heads else g

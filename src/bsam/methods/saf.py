@@ -9,19 +9,23 @@ from torch import Tensor
 
 from ..core.checks import check_count, check_indices
 from ..core.distillation import Distillation
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 
 NEVER = torch.iinfo(torch.int32).min
 
 
 class SAF(Distillation):
-    r"""Sharpness-Aware training for Free: a loss that holds the logits near those of a few epochs ago, for any optimizer.
+    r"""Sharpness-Aware training for Free: a loss that holds the logits near those of a few epochs ago, for any
+    optimizer.
 
-    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))
+    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\,
+    \mathrm{softmax}(z / \tau))
 
-    In train mode the logits of a sample are noted once an epoch, the first time it is seen: further passes of a sharpness-aware optimizer find what they
-    need and change nothing. Logits that are not finite are not noted. In eval mode it is the cross-entropy. The table is part of ``state_dict``. In DDP each
-    rank notes the samples that it sees: they add no loss on a rank that did not see them ``epochs_back`` epochs ago, so let the sampler give a rank the same
+    In train mode the logits of a sample are noted once an epoch, the first time it is seen: further passes of a
+    sharpness-aware optimizer find what they need and change nothing. Logits that are not finite are not noted. In eval
+    mode it is the cross-entropy. The table is part of ``state_dict``. In DDP each
+    rank notes the samples that it sees: they add no loss on a rank that did not see them ``epochs_back`` epochs ago, so
+        let the sampler give a rank the same
     samples in every epoch, and keep one ``state_dict`` per rank.
 
     Args:
@@ -42,7 +46,8 @@ class SAF(Distillation):
         >>> torch.allclose(loss(z, y, index), first), bool(loss(2 * z, y, index) > torch.nn.functional.cross_entropy(2 * z, y))
         (True, True)
 
-    Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022. A sample that was not seen then adds no second term; the released
+    Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022. A sample that was not seen
+        then adds no second term; the released
     code uses zeros there.
     """
 
@@ -61,11 +66,18 @@ class SAF(Distillation):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction)
+        super().__init__(
+            lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
+        )
         self.epochs_back = check_count("epochs_back", epochs_back)
         slots = self.epochs_back + 1  # this epoch's beside the one that is read
-        self.register_buffer("table", torch.zeros(slots, check_count("samples", samples), check_count("classes", classes), dtype=torch.half))
-        self.register_buffer("stamp", torch.full((slots, samples), NEVER, dtype=torch.int32))  # the epoch in which an entry was filled
+        self.register_buffer(
+            "table",
+            torch.zeros(slots, check_count("samples", samples), check_count("classes", classes), dtype=torch.half),
+        )
+        self.register_buffer(
+            "stamp", torch.full((slots, samples), NEVER, dtype=torch.int32)
+        )  # the epoch in which an entry was filled
 
     def forward(self, logits: Tensor, target: Tensor, index: Tensor) -> Tensor:
         if not self.training:
@@ -89,13 +101,18 @@ class SAF(Distillation):
         """Keep the logits of samples that this epoch has not seen yet."""
         slot = self.epoch % len(self.table)
         new = (self.stamp[slot, index] != self.epoch) & logits.isfinite().all(1).to(index.device)
-        self.table[slot, index] = torch.where(new.unsqueeze(1), logits.to(self.table).nan_to_num(), self.table[slot, index])
+        self.table[slot, index] = torch.where(
+            new.unsqueeze(1), logits.to(self.table).nan_to_num(), self.table[slot, index]
+        )
         self.stamp[slot, index] = torch.where(new, self.epoch, self.stamp[slot, index])
 
     def checked(self, index: Tensor, logits: Tensor) -> Tensor:
         """The sample ids, if the table has room for these logits under each of them."""
         _, samples, classes = self.table.shape
         if logits.shape[1:] != (classes,):
-            raise Refusal(f"logits must be one row of {classes} per sample, got the shape {tuple(logits.shape)}: does classes= count them?")
+            raise BsamValueError(
+                f"logits must be one row of {classes} per sample, got the shape {tuple(logits.shape)}: does classes= "
+                "count them?"
+            )
         check_indices("index", index, len(logits), samples)
         return index

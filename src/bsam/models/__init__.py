@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from .digits_net import DigitsNet
 from .pyramidnet import pyramidnet8, pyramidnet110
 from .resnet import resnet8, resnet18, resnet20
@@ -48,7 +48,9 @@ _PYRAMID = "Han et al., CVPR 2017"
 MODELS: dict[str, Model] = {
     model.name: model
     for model in (
-        Model("digits_net", DigitsNet, "DigitsNet", 9_978, 8, channels=1, memory_format=torch.contiguous_format),  # the demo's numbers, to the last bit
+        Model(
+            "digits_net", DigitsNet, "DigitsNet", 9_978, 8, channels=1, memory_format=torch.contiguous_format
+        ),  # the demo's numbers, to the last bit
         Model("resnet8", resnet8, "ResNet-8", 78_042, 32, _RESNET),
         Model("resnet20", resnet20, "ResNet-20", 272_474, 32, _RESNET),
         Model("resnet18", resnet18, "ResNet-18", 11_173_962, 32, _RESNET),
@@ -61,14 +63,15 @@ MODELS: dict[str, Model] = {
 
 
 def build(name: str, classes: int = 10, channels: int | None = None, seed: int | None = None) -> nn.Module:
-    """A network by its name, on torch's default device and in the memory format that its entry of :data:`MODELS` asks for.
+    """A network by its name, on torch's default device and in the memory format that its entry of :data:`MODELS` asks
+    for.
 
     Args:
         name: one of :data:`MODELS`.
         classes: how many.
         channels: of the images; None: those that the network is meant for, 3 for all but ``digits_net``.
-        seed: of the initial weights, which are then drawn on the CPU, the same for every device, and the caller's random numbers stay as they were.
-            None draws from those.
+        seed: of the initial weights, which are then drawn on the CPU, the same for every device, and the caller's
+            random numbers stay as they were. None draws from those.
 
     Example:
         >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape
@@ -76,10 +79,10 @@ def build(name: str, classes: int = 10, channels: int | None = None, seed: int |
         >>> build("resnet9")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: model must be one of digits_net, resnet8, ...; got 'resnet9'
+        bsam.core.errors.BsamValueError: model must be one of digits_net, resnet8, ...; got 'resnet9'
     """
     if name not in MODELS:
-        raise Refusal(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+        raise BsamValueError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
     entry = MODELS[name]
     channels = entry.channels if channels is None else channels
     if seed is None:

@@ -8,7 +8,8 @@ from ..core.checks import check_count
 
 
 class DigitsNet(nn.Sequential):
-    """Two convolutions with batch norm and a linear layer, for images of 8 x 8: 10 thousand parameters, about a millisecond a pass on one CPU thread.
+    """Two convolutions with batch norm and a linear layer, for images of 8 x 8: 10 thousand parameters, about a
+    millisecond a pass on one CPU thread.
 
     Its weights begin as torch draws them.
 

@@ -8,7 +8,8 @@ from torch import nn
 
 
 def conv(width_in: int, width: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the image's side (up to its stride), drawn as He et al. (2015) do for ReLU: variance 2 / fan-out.
+    """A convolution without bias that keeps the image's side (up to its stride), drawn as He et al. (2015) do for ReLU:
+    variance 2 / fan-out.
 
     Example:
         >>> import torch
@@ -20,7 +21,9 @@ def conv(width_in: int, width: int, size: int = 3, stride: int = 1) -> nn.Conv2d
     return layer
 
 
-def stages(block: Callable[[int, int, int], nn.Module], width_in: int, widths: Sequence[Sequence[int]]) -> nn.Sequential:
+def stages(
+    block: Callable[[int, int, int], nn.Module], width_in: int, widths: Sequence[Sequence[int]]
+) -> nn.Sequential:
     """Stages of residual blocks, where every stage but the first begins by halving the image's side.
 
     Args:
@@ -36,6 +39,8 @@ def stages(block: Callable[[int, int, int], nn.Module], width_in: int, widths: S
     made = []
     for stage, outs in enumerate(widths):
         ins = [width_in, *outs]
-        made.append(nn.Sequential(*(block(ins[i], out, 2 if stage > 0 and i == 0 else 1) for i, out in enumerate(outs))))
+        made.append(
+            nn.Sequential(*(block(ins[i], out, 2 if stage > 0 and i == 0 else 1) for i, out in enumerate(outs)))
+        )
         width_in = outs[-1]
     return nn.Sequential(*made)

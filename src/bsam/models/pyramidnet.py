@@ -7,14 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from .layers import conv, stages
 
 
 class PyramidBlock(nn.Module):
     """``bn(conv(relu(bn(conv(bn(x))))))`` beside a shortcut without weights: a single ReLU, and nothing after the sum.
 
-    The shortcut is ``x``, averaged over 2x2 where the stride is 2, with channels of zeros behind its own. What is added to a whole channel of the sum, the next
+    The shortcut is ``x``, averaged over 2x2 where the stride is 2, with channels of zeros behind its own. What is added
+    to a whole channel of the sum, the next
     batch norm takes away again: while training, the gradient of the last norm's bias is 0 but for rounding.
 
     Example:
@@ -36,14 +37,18 @@ class PyramidBlock(nn.Module):
         if self.halves:
             x = F.avg_pool2d(x, 2, ceil_mode=True)  # an odd side rounds up, as the convolution's does
         known = x.shape[1]
-        return torch.cat([out[:, :known] + x, out[:, known:]], dim=1)  # F.pad(x) would do, but inductor (torch 2.13, CPU, bf16) then gives NaN gradients
+        return torch.cat(
+            [out[:, :known] + x, out[:, known:]], dim=1
+        )  # F.pad(x) would do, but inductor (torch 2.13, CPU, bf16) then gives NaN gradients
 
 
 class PyramidNet(nn.Module):
     r"""A PyramidNet of basic blocks, which grows by the same number of channels at every block.
 
-    The k-th of N blocks is :math:`16 + \alpha k / N` channels wide, rounded as the authors' code does (their paper rounds down).
-    Weights begin as in that code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the linear layer as torch draws it but for its
+    The k-th of N blocks is :math:`16 + \alpha k / N` channels wide, rounded as the authors' code does (their paper
+    rounds down).
+    Weights begin as in that code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the linear
+        layer as torch draws it but for its
     bias, which is 0.
 
     Args:
@@ -62,7 +67,7 @@ class PyramidNet(nn.Module):
     def __init__(self, depth: int, alpha: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         if check_count("depth", depth, low=8) % 6 != 2:
-            raise Refusal(f"depth must be 6n + 2, such as 8, 14, 20 or 110, got {depth!r}")
+            raise BsamValueError(f"depth must be 6n + 2, such as 8, 14, 20 or 110, got {depth!r}")
         check_count("alpha", alpha, low=0)
         check_count("classes", classes)
         check_count("channels", channels)

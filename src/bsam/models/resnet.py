@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from .layers import conv, stages
 
 
@@ -28,7 +28,11 @@ class BasicBlock(nn.Module):
         self.conv1, self.bn1 = conv(width_in, width, stride=stride), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = conv(width, width), nn.BatchNorm2d(width)
         same = stride == 1 and width_in == width
-        self.shortcut = nn.Identity() if same else nn.Sequential(conv(width_in, width, size=1, stride=stride), nn.BatchNorm2d(width))
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(conv(width_in, width, size=1, stride=stride), nn.BatchNorm2d(width))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """From one feature map to the next."""
@@ -39,7 +43,8 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A ResNet with the stem for small images: a 3x3 convolution of stride 1, and no pooling before the global one.
 
-    Convolutions begin as He et al. (2015) draw them (normal, variance 2 / fan-out), batch norm at 1 and 0, the linear layer as torch draws it.
+    Convolutions begin as He et al. (2015) draw them (normal, variance 2 / fan-out), batch norm at 1 and 0, the linear
+    layer as torch draws it.
 
     Args:
         widths: of the stages; each but the first halves the image's side.
@@ -58,7 +63,7 @@ class ResNet(nn.Module):
     def __init__(self, widths: Sequence[int], blocks: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         if not widths:
-            raise Refusal("widths must name one stage or more, got none")
+            raise BsamValueError("widths must name one stage or more, got none")
         for width in widths:
             check_count("widths", width)
         check_count("blocks", blocks)
@@ -77,7 +82,8 @@ class ResNet(nn.Module):
 def resnet8(classes: int = 10, channels: int = 3) -> ResNet:
     """ResNet-8 (6n + 2 layers with n = 1), 78,042 parameters: for the CPU.
 
-    The shortcuts where the shape changes are projections, as in ResNet-18; He et al.'s networks for CIFAR pad with zeros there.
+    The shortcuts where the shape changes are projections, as in ResNet-18; He et al.'s networks for CIFAR pad with
+    zeros there.
 
     Example:
         >>> sum(p.numel() for p in resnet8().parameters())

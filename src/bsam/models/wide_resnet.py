@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from .layers import conv, stages
 
 
@@ -37,8 +37,8 @@ class PreActivationBlock(nn.Module):
 class WideResNet(nn.Module):
     """A wide ResNet: a stem of 16 channels, three stages of pre-activation blocks, without dropout.
 
-    Weights begin as in the authors' code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the linear layer as torch draws it but for its
-    bias, which is 0.
+    Weights begin as in the authors' code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the
+    linear layer as torch draws it but for its bias, which is 0.
 
     Args:
         depth: 6n + 4, where n is the number of blocks in a stage: 10, 16, 22, 28, ...
@@ -57,7 +57,7 @@ class WideResNet(nn.Module):
     def __init__(self, depth: int, widen: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         if check_count("depth", depth, low=10) % 6 != 4:
-            raise Refusal(f"depth must be 6n + 4, such as 10, 16, 22 or 28, got {depth!r}")
+            raise BsamValueError(f"depth must be 6n + 4, such as 10, 16, 22 or 28, got {depth!r}")
         check_count("widen", widen)
         check_count("classes", classes)
         check_count("channels", channels)

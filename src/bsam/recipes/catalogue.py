@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..models import MODELS
 from ..training.config import Run
@@ -25,7 +25,7 @@ Grid: TypeAlias = Callable[[Scale | str], list[Run]]
 
 
 @dataclass(frozen=True)
-class Place:
+class TableCell:
     """Where a run's number stands in a table: which part of it, which row, which column."""
 
     part: str
@@ -36,19 +36,34 @@ class Place:
 def classification(scale: Scale | str) -> list[Run]:
     """Every method on every network and data set."""
     scale = scale_of(scale)
-    return [scale.run(column, network, data) for network in scale.networks for data in scale.data for column in COLUMNS.values()]
+    return [
+        scale.run(column, network, data)
+        for network in scale.networks
+        for data in scale.data
+        for column in COLUMNS.values()
+    ]
 
 
 def rho_min_study(scale: Scale | str) -> list[Run]:
     """BSAM with rho_min from small to large, rho_max as ever."""
     scale = scale_of(scale)
-    return [scale.run(COLUMNS[name], MAIN, data, arguments={"rho_min": rho_min}) for data in scale.data for rho_min in RHO_MIN_STUDY for name in BSAMS]
+    return [
+        scale.run(COLUMNS[name], MAIN, data, arguments={"rho_min": rho_min})
+        for data in scale.data
+        for rho_min in RHO_MIN_STUDY
+        for name in BSAMS
+    ]
 
 
 def label_noise(scale: Scale | str) -> list[Run]:
     """A part of the training labels flipped."""
     scale = scale_of(scale)
-    return [scale.run(COLUMNS[name], MAIN, data, label_noise=rate) for data in scale.data for rate in NOISE_RATES for name in BASELINES]
+    return [
+        scale.run(COLUMNS[name], MAIN, data, label_noise=rate)
+        for data in scale.data
+        for rate in NOISE_RATES
+        for name in BASELINES
+    ]
 
 
 def training_curves(scale: Scale | str) -> list[Run]:
@@ -67,30 +82,40 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
     """Cosine of g and g_min over the steps, under three schedules of rho_min."""
     scale = scale_of(scale)
     return [
-        scale.run(COLUMNS[name], MAIN, scale.largest(), probe=scale.probe, arguments={"rho_min": CONFLICT_TOP, "rho_min_floor": floor})
+        scale.run(
+            COLUMNS[name],
+            MAIN,
+            scale.largest(),
+            probe=scale.probe,
+            arguments={"rho_min": CONFLICT_TOP, "rho_min_floor": floor},
+        )
         for floor in CONFLICT_FLOORS
         for name in BSAMS
     ]
 
 
-def by_network(run: Run) -> Place:
+def by_network(run: Run) -> TableCell:
     """A part for each network, a row for each method, a column for each data set."""
-    return Place(MODELS[run.model].title, column_of(run).title, DATASETS[run.data].title)
+    return TableCell(MODELS[run.model].title, column_of(run).title, DATASETS[run.data].title)
 
 
-def by_rho_min(run: Run) -> Place:
+def by_rho_min(run: Run) -> TableCell:
     """A part for each form of BSAM, a row for each rho_min, a column for each data set."""
-    return Place(f"{MODELS[run.model].title}, {column_of(run).title}", f"{run.arguments['rho_min']:g}", DATASETS[run.data].title)
+    return TableCell(
+        f"{MODELS[run.model].title}, {column_of(run).title}", f"{run.arguments['rho_min']:g}", DATASETS[run.data].title
+    )
 
 
-def by_noise(run: Run) -> Place:
+def by_noise(run: Run) -> TableCell:
     """A part for each data set, a row for each method, a column for each rate."""
-    return Place(f"{MODELS[run.model].title}, {DATASETS[run.data].title}", column_of(run).title, f"{run.label_noise:.0%}")
+    return TableCell(
+        f"{MODELS[run.model].title}, {DATASETS[run.data].title}", column_of(run).title, f"{run.label_noise:.0%}"
+    )
 
 
-def by_schedule(run: Run) -> Place:
+def by_schedule(run: Run) -> TableCell:
     """A part for each form of BSAM, a row for each schedule of rho_min."""
-    return Place(f"{MODELS[run.model].title}, {column_of(run).title}", schedule_of(run), DATASETS[run.data].title)
+    return TableCell(f"{MODELS[run.model].title}, {column_of(run).title}", schedule_of(run), DATASETS[run.data].title)
 
 
 def schedule_of(run: Run) -> str:
@@ -121,7 +146,7 @@ class Recipe:
     name: str
     title: str
     grid: Grid
-    place: Callable[[Run], Place] = by_network
+    place: Callable[[Run], TableCell] = by_network
     rows: str = "method"
     table: str = ""
     figures: tuple[str, ...] = ()
@@ -154,10 +179,38 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe("classification", "Test accuracy of every method", classification, table="classification"),
-        Recipe("rho-min-study", "BSAM with different rho_min", rho_min_study, by_rho_min, "rho_min", "rho_min_study", ("accuracy_lines",)),
-        Recipe("label-noise", "A part of the training labels flipped", label_noise, by_noise, "method", "label_noise", ("accuracy_lines",)),
-        Recipe("training-curves", "Loss and accuracy during training", training_curves, table="classification", figures=("training_curves",)),
-        Recipe("sharpness-curves", "MaxS, MinS and BilS during training", sharpness_curves, table="classification", figures=("sharpness_curves",)),
+        Recipe(
+            "rho-min-study",
+            "BSAM with different rho_min",
+            rho_min_study,
+            by_rho_min,
+            "rho_min",
+            "rho_min_study",
+            ("accuracy_lines",),
+        ),
+        Recipe(
+            "label-noise",
+            "A part of the training labels flipped",
+            label_noise,
+            by_noise,
+            "method",
+            "label_noise",
+            ("accuracy_lines",),
+        ),
+        Recipe(
+            "training-curves",
+            "Loss and accuracy during training",
+            training_curves,
+            table="classification",
+            figures=("training_curves",),
+        ),
+        Recipe(
+            "sharpness-curves",
+            "MaxS, MinS and BilS during training",
+            sharpness_curves,
+            table="classification",
+            figures=("sharpness_curves",),
+        ),
         Recipe(
             "gradient-conflict",
             "Cosine of g and g_min under three schedules of rho_min",
@@ -179,10 +232,10 @@ def recipe_of(name: str) -> Recipe:
         >>> recipe_of("labels")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: recipe must be one of classification, ..., gradient-conflict; got 'labels'
+        bsam.core.errors.BsamValueError: recipe must be one of classification, ..., gradient-conflict; got 'labels'
     """
     if name not in RECIPES:
-        raise Refusal(f"recipe must be one of {', '.join(RECIPES)}; got {name!r}")
+        raise BsamValueError(f"recipe must be one of {', '.join(RECIPES)}; got {name!r}")
     return RECIPES[name]
 
 
@@ -197,5 +250,5 @@ def only(runs: Iterable[Run], names: Iterable[str]) -> list[Run]:
     there = dict.fromkeys(column_of(run).name for run in runs)
     for name in names:
         if name not in there:
-            raise Refusal(f"the recipe has no method {name!r}: choose from {', '.join(there)}")
+            raise BsamValueError(f"the recipe has no method {name!r}: choose from {', '.join(there)}")
     return [run for run in runs if column_of(run).name in names]

@@ -11,7 +11,7 @@ from ..training.config import Run
 
 
 @dataclass(frozen=True)
-class Column:
+class MethodVariant:
     """A method of the tables.
 
     Args:
@@ -27,14 +27,14 @@ class Column:
     variant: tuple[tuple[str, Any], ...] = ()
 
 
-COLUMNS: dict[str, Column] = {
+COLUMNS: dict[str, MethodVariant] = {
     column.name: column
     for column in (
-        Column("sgd", "SGD", "sgd"),
-        *(Column(name, method.title, name) for name, method in METHODS.items() if name != "bsam"),
-        Column("bsam", "BSAM (Algorithm 1)", "bsam"),
-        Column("bsam-2", "BSAM (2 passes)", "bsam", (("passes", 2),)),
-        Column("bsam-released", "BSAM (as released)", "bsam", (("start_from_min", True),)),
+        MethodVariant("sgd", "SGD", "sgd"),
+        *(MethodVariant(name, method.title, name) for name, method in METHODS.items() if name != "bsam"),
+        MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
+        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", (("passes", 2),)),
+        MethodVariant("bsam-released", "BSAM (as released)", "bsam", (("start_from_min", True),)),
     )
 }
 BSAMS = tuple(name for name, column in COLUMNS.items() if column.method == "bsam")
@@ -51,7 +51,7 @@ OWN: Mapping[tuple[str, str], Mapping[str, Any]] = {  # where a data set has set
 }
 
 
-def arguments(column: Column, data: str) -> dict[str, Any]:
+def arguments(column: MethodVariant, data: str) -> dict[str, Any]:
     """The settings of a method for a data set. No argument repeats what is the default.
 
     Example:
@@ -65,14 +65,18 @@ def arguments(column: Column, data: str) -> dict[str, Any]:
     return {**shared, **OWN.get((column.method, data), {}), **dict(column.variant)}
 
 
-def column_of(run: Run) -> Column:
+def column_of(run: Run) -> MethodVariant:
     """The column that a run belongs to.
 
     Example:
         >>> column_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
         'BSAM (as released)'
     """
-    own = [column for column in COLUMNS.values() if column.method == run.method and all(run.arguments.get(name) == value for name, value in column.variant)]
+    own = [
+        column
+        for column in COLUMNS.values()
+        if column.method == run.method and all(run.arguments.get(name) == value for name, value in column.variant)
+    ]
     return max(own, key=lambda column: len(column.variant))
 
 

@@ -1,8 +1,10 @@
-"""The demo: SGD, SAM, BSAM and two-pass BSAM, or whichever methods one asks for, on digits, with clean labels and with 40 % of the training labels flipped.
+"""The demo: SGD, SAM, BSAM and two-pass BSAM, or whichever methods one asks for, on digits, with clean labels and with
+40 % of the training labels flipped.
 
-Every method gets the same number of tuning runs for each noise rate. A tuning run trains on the training set, labels flipped at that rate, and is judged
-by its accuracy on the validation set after the last epoch. The labels of the validation set are clean, also where those of the training set are not:
-this favours nobody, but it is more than one has when all labels are noisy. The test set is seen by the final runs only.
+Every method gets the same number of tuning runs for each noise rate. A tuning run trains on the training set, labels
+flipped at that rate, and is judged by its accuracy on the validation set after the last epoch. The labels of the
+validation set are clean, also where those of the training set are not: this favours nobody, but it is more than one has
+when all labels are noisy. The test set is seen by the final runs only.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..methods import METHODS
 from ..training.config import Run
 from ..training.record import Record
@@ -21,7 +23,10 @@ from ..training.workers import Workers
 
 NOISE_RATES = (0.0, 0.4)
 BATCH = 64
-WEIGHT_DECAYS = (5e-4, 5e-2)  # for all methods alike: against flipped labels a large one helps each of them, and SGD most
+WEIGHT_DECAYS = (
+    5e-4,
+    5e-2,
+)  # for all methods alike: against flipped labels a large one helps each of them, and SGD most
 LEARNING_RATES = (0.03, 0.1)
 SGD_LEARNING_RATES = (0.03, 0.1, 0.3, 0.6)  # nothing else to tune: as many runs go to the learning rate
 SHARPNESS_RADIUS = 0.05  # of what is measured, the same for all methods
@@ -35,7 +40,9 @@ def _choices(*names: str, values: tuple[float, float] = (0.03, 0.1), **fixed: An
 
 
 USUAL = _choices("rho")
-ARGUMENTS: dict[str, tuple[Mapping[str, Any], ...]] = {  # what a method may choose from, where that is not the usual; the rest keeps its defaults
+ARGUMENTS: dict[
+    str, tuple[Mapping[str, Any], ...]
+] = {  # what a method may choose from, where that is not the usual; the rest keeps its defaults
     "sgd": ({},),
     "asam": _choices("rho", values=(0.3, 1.0)),
     "gam": _choices("rho_norm", values=(0.1, 0.3)),
@@ -51,7 +58,7 @@ DEFAULT = ("sgd", "sam", "bsam", "bsam-2")
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A method as it stands in the table: by name, by title, and with the settings that it may choose from."""
 
     name: str
@@ -59,27 +66,32 @@ class Contender:
     candidates: tuple[Run, ...]
 
 
-def contenders(names: Iterable[str] = DEFAULT) -> tuple[Contender, ...]:
+def candidates_of(names: Iterable[str] = DEFAULT) -> tuple[Candidate, ...]:
     """The methods of these names, each once, with as many candidates each.
 
     Example:
-        >>> [(c.title, len(c.candidates)) for c in contenders()]
+        >>> [(c.title, len(c.candidates)) for c in candidates_of()]
         [('SGD', 8), ('SAM', 8), ('BSAM', 8), ('BSAM (2 passes)', 8)]
-        >>> contenders(["sma"])  # doctest: +ELLIPSIS
+        >>> candidates_of(["sma"])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: there is no method 'sma': choose from sgd, sam, ..., bsam, bsam-2
+        bsam.core.errors.BsamValueError: there is no method 'sma': choose from sgd, sam, ..., bsam, bsam-2
     """
     return tuple(_contender(name) for name in dict.fromkeys(names))
 
 
-def _contender(name: str) -> Contender:
+def _contender(name: str) -> Candidate:
     if name not in TITLES:
-        raise Refusal(f"there is no method {name!r}: choose from {', '.join(TITLES)}")
+        raise BsamValueError(f"there is no method {name!r}: choose from {', '.join(TITLES)}")
     rates = SGD_LEARNING_RATES if name == "sgd" else LEARNING_RATES
     grid = itertools.product(WEIGHT_DECAYS, rates, ARGUMENTS.get(name, USUAL))
-    return Contender(
-        name, TITLES[name], tuple(Run(name.removesuffix("-2"), own, lr=lr, weight_decay=decay, batch=BATCH, label_smoothing=0.0) for decay, lr, own in grid)
+    return Candidate(
+        name,
+        TITLES[name],
+        tuple(
+            Run(name.removesuffix("-2"), own, lr=lr, weight_decay=decay, batch=BATCH, label_smoothing=0.0)
+            for decay, lr, own in grid
+        ),
     )
 
 
@@ -90,45 +102,58 @@ class Plan:
     seed: int = 0
     seeds: int = 5
     epochs: int = 10
-    contenders: tuple[Contender, ...] = field(default_factory=contenders)
+    candidates_of: tuple[Candidate, ...] = field(default_factory=candidates_of)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31 or self.seeds < 1 or self.epochs < 1:
-            raise Refusal(f"seed must be 0 or more, seeds and epochs 1 or more; got {self.seed}, {self.seeds} and {self.epochs}")
+            raise BsamValueError(
+                f"seed must be 0 or more, seeds and epochs 1 or more; got {self.seed}, {self.seeds} and {self.epochs}"
+            )
         if self.seeds > MOST_SEEDS:
             why = "all runs are listed before the first begins"
-            raise Refusal(f"seeds must be at most {MOST_SEEDS}, as {why}; got {self.seeds}")
-        if not self.contenders:
-            raise Refusal("contenders must hold at least one method, got none")
+            raise BsamValueError(f"seeds must be at most {MOST_SEEDS}, as {why}; got {self.seeds}")
+        if not self.candidates_of:
+            raise BsamValueError("candidates_of must hold at least one method, got none")
 
     def settings(self) -> dict[str, Any]:
-        """What must agree before finished runs are used again. Not the methods: a folder may gather theirs one after the other."""
+        """What must agree before finished runs are used again. Not the methods: a folder may gather theirs one after
+        the other.
+        """
         return {"seed": self.seed, "seeds": self.seeds, "epochs": self.epochs}
 
-    def tuning_runs(self, contender: Contender, noise: float) -> list[Run]:
+    def tuning_runs(self, candidate: Candidate, noise: float) -> list[Run]:
         """The candidates of a method, to be judged on the validation set."""
         return [
-            replace(candidate, epochs=self.epochs, label_noise=noise, seed=self.seed + TUNING_SEED, held_out="validation", radius=None)
-            for candidate in contender.candidates
+            replace(
+                candidate,
+                epochs=self.epochs,
+                label_noise=noise,
+                seed=self.seed + TUNING_SEED,
+                eval_split="validation",
+                radius=None,
+            )
+            for candidate in candidate.candidates
         ]
 
     def final_runs(self, choice: Run) -> list[Run]:
         """The chosen settings over all seeds, to be judged on the test set."""
         seeds = range(self.seed, self.seed + self.seeds)
-        final = replace(choice, held_out="test", radius=SHARPNESS_RADIUS, curvature=True)
+        final = replace(choice, eval_split="test", radius=SHARPNESS_RADIUS, curvature=True)
         return [replace(final, seed=seed, relief=RELIEF_POINTS if seed == self.seed else None) for seed in seeds]
 
     @property
     def total(self) -> tuple[int, int]:
         """How many tuning runs and how many final runs there are."""
-        return len(NOISE_RATES) * sum(len(c.candidates) for c in self.contenders), len(NOISE_RATES) * len(self.contenders) * self.seeds
+        return len(NOISE_RATES) * sum(len(c.candidates) for c in self.candidates_of), len(NOISE_RATES) * len(
+            self.candidates_of
+        ) * self.seeds
 
 
 @dataclass(frozen=True)
 class Cell:
     """All that is known of one method at one noise rate."""
 
-    contender: Contender
+    candidate: Candidate
     label_noise: float
     tuning: tuple[Result, ...]
     results: tuple[Result, ...]  # by seed
@@ -152,7 +177,7 @@ def demo(plan: Plan, record: Record, finished: Callable[[str, int], None]) -> li
         record: where finished runs are kept.
         finished: called with ``"tuning"`` or ``"training"`` and the number of runs that were finished just now.
     """
-    places = [(contender, noise) for noise in NOISE_RATES for contender in plan.contenders]
+    places = [(candidate, noise) for noise in NOISE_RATES for candidate in plan.candidates_of]
     with Workers() as workers:
 
         def complete(stage: str, runs: list[Run]) -> None:
@@ -164,9 +189,14 @@ def demo(plan: Plan, record: Record, finished: Callable[[str, int], None]) -> li
             finished(stage, len(runs) - len(missing))
             workers.fit_all(missing, keep)
 
-        trials = [plan.tuning_runs(contender, noise) for contender, noise in places]
+        trials = [plan.tuning_runs(candidate, noise) for candidate, noise in places]
         complete("tuning", [run for runs in trials for run in runs])
         tuning = [tuple(record[run] for run in runs) for runs in trials]
         finals = [plan.final_runs(best(results).run) for results in tuning]
-        complete("training", [run for runs in zip(*finals, strict=True) for run in runs])  # seed by seed: what disturbs the machine disturbs all methods
-    return [Cell(contender, noise, tried, tuple(record[run] for run in runs)) for (contender, noise), tried, runs in zip(places, tuning, finals, strict=True)]
+        complete(
+            "training", [run for runs in zip(*finals, strict=True) for run in runs]
+        )  # seed by seed: what disturbs the machine disturbs all methods
+    return [
+        Cell(candidate, noise, tried, tuple(record[run] for run in runs))
+        for (candidate, noise), tried, runs in zip(places, tuning, finals, strict=True)
+    ]

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ..core.checks import check_count
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction
 from ..flatness.density import Density, spectral_density
 from ..flatness.hessian import HessianOperator
@@ -40,7 +40,8 @@ STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 @dataclass(frozen=True)
 class Instruments:
-    """The settings of every instrument. What one of them would refuse is refused here: each is tried on a network of two weights.
+    """The settings of every instrument. What one of them would refuse is refused here: each is tried on a network of
+    two weights.
 
     Args:
         k: how many eigenvalues.
@@ -55,13 +56,14 @@ class Instruments:
         mode: ``"eval"`` or ``"train"``: which statistics batch norm uses.
         micro_batch: the most samples at a time; None takes batches as they come.
         max_bytes: memory for recorded Hessian products, as in :meth:`bsam.flatness.HessianOperator.linearized`.
-        seed: of all random vectors: the same one gives models of one architecture the same landscape directions, up to the lengths of their filters.
+        seed: of all random vectors: the same one gives models of one architecture the same landscape directions, up to
+            the lengths of their filters.
 
     Example:
         >>> Instruments(points=20)
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: points must be odd, so that the model is at the centre of the grid; got 20
+        bsam.core.errors.BsamValueError: points must be odd, so that the model is at the centre of the grid; got 20
     """
 
     k: int = 50
@@ -111,7 +113,11 @@ class Measured:
 
 
 def measure(
-    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: Instruments, progress: Callable[[str, int, int], None] | None = None
+    model: nn.Module,
+    loss_fn: LossFunction,
+    data: Batches,
+    instruments: Instruments,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Measured:
     """Every instrument on one network, which is afterwards as it was.
 
@@ -132,7 +138,8 @@ def measure(
 
 
 def glance(model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: Instruments) -> tuple[float, int]:
-    """The mean loss and the number of samples, from one walk forward: what :func:`measure` finds as the centre of the landscape and as ``samples``.
+    """The mean loss and the number of samples, from one walk forward: what :func:`measure` finds as the centre of the
+    landscape and as ``samples``.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -172,9 +179,12 @@ def _take(
         tell(expected, expected)
         return found
 
-    near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, its.rho, its.rho, micro_batch=its.micro_batch, mode=its.mode))
+    near = timed(
+        "sharpness",
+        lambda _: sharpness(model, loss_fn, data, its.rho, its.rho, micro_batch=its.micro_batch, mode=its.mode),
+    )
     if not math.isfinite(near.loss):
-        raise Refusal(f"the loss is {near.loss}: there is nothing to measure")
+        raise BsamRuntimeError(f"the loss is {near.loss}: there is nothing to measure")
     H = HessianOperator(model, loss_fn, data, its.micro_batch, its.mode)
     with H.linearized(its.max_bytes):  # one recording for all three
         top = timed("eigenvalues", lambda tell: top_eigenvalues(H, its.k, its.which, its.tol, its.seed, progress=tell))
@@ -183,7 +193,18 @@ def _take(
         density = timed("density", lambda tell: spectral_density(H, steps, probes, its.seed, progress=tell))
     land = timed(
         "landscape",
-        lambda tell: landscape(model, loss_fn, data, its.span, its.points, dims, its.seed, micro_batch=its.micro_batch, mode=its.mode, progress=tell),
+        lambda tell: landscape(
+            model,
+            loss_fn,
+            data,
+            its.span,
+            its.points,
+            dims,
+            its.seed,
+            micro_batch=its.micro_batch,
+            mode=its.mode,
+            progress=tell,
+        ),
     )
     assert H.loss.samples is not None  # it was walked
     return Measured(H.size, H.loss.samples, near, top, total, density, land, seconds)
@@ -196,11 +217,11 @@ def loader(name: str) -> Callable[[Path], Any]:
         >>> loader("math:load")
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: the loader's module 'math' has no function 'load'
+        bsam.core.errors.BsamRuntimeError: the loader's module 'math' has no function 'load'
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name or module_name.startswith("."):  # a relative one: relative to what?
-        raise Refusal(f"the loader must be named as module:function, got {name!r}")
+        raise BsamValueError(f"the loader must be named as module:function, got {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -208,28 +229,40 @@ def loader(name: str) -> Callable[[Path], Any]:
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
             raise  # it is there, and lacks something else
-        raise Refusal(f"there is no module {missing.name!r} for the loader {name!r}, neither installed nor in {os.getcwd()}") from missing
+        raise BsamRuntimeError(
+            f"there is no module {missing.name!r} for the loader {name!r}, neither installed nor in {os.getcwd()}"
+        ) from missing
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise Refusal(f"the loader's module {module_name!r} has no function {function_name!r}")
+        raise BsamRuntimeError(f"the loader's module {module_name!r} has no function {function_name!r}")
     return function
 
 
 def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
-    """What ``function(path)`` returns, if it is a model, a loss function and data; all of it on the device, also a loss that is a module."""
+    """What ``function(path)`` returns, if it is a model, a loss function and data; all of it on the device, also a loss
+    that is a module.
+    """
     found = function(path)
     if not isinstance(found, tuple) or len(found) != 3:
         got = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
-        raise Refusal(f"the loader must return (model, loss_fn, data); for {path} it gave {got}")
+        raise BsamTypeError(f"the loader must return (model, loss_fn, data); for {path} it gave {got}")
     model, loss_fn, data = found
-    wrong = {"model": not isinstance(model, nn.Module), "loss_fn": not callable(loss_fn), "data": not isinstance(data, Iterable)}
+    wrong = {
+        "model": not isinstance(model, nn.Module),
+        "loss_fn": not callable(loss_fn),
+        "data": not isinstance(data, Iterable),
+    }
     for (name, is_wrong), value in zip(wrong.items(), found, strict=True):
         if is_wrong:
-            raise Refusal(
-                f"the loader must return (model, loss_fn, data): a torch.nn.Module, a function and batches; for {path} it gave {name} as {type(value).__name__}"
+            raise BsamTypeError(
+                "the loader must return (model, loss_fn, data): a torch.nn.Module, a function and batches; for "
+                f"{path} it gave {name} as {type(value).__name__}"
             )
     if isinstance(data, Iterator):
-        raise Refusal(f"the loader's data is walked many times, and an iterator can be walked once only; for {path}: return a list or a DataLoader")
+        raise BsamRuntimeError(
+            f"the loader's data is walked many times, and an iterator can be walked once only; for {path}: return a "
+            "list or a DataLoader"
+        )
     return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
 
 

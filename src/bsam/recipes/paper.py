@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 
 EPOCHS = 200  # of every run that the authors made themselves
-SEEDS = 5  # of SGD, SAM and BSAM in the classification table; of the others, and in the other tables, the paper does not say how many
+# of SGD, SAM and BSAM in the classification table; of the others, and in the other tables, the paper does not say how
+# many
+SEEDS = 5
 Cell: TypeAlias = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number of the paper. ``std`` is None where the paper gives none; ``note`` says where the number is not the authors' own run of 200 epochs."""
+    """A number of the paper. ``std`` is None where the paper gives none; ``note`` says where the number is not the
+    authors' own run of 200 epochs.
+    """
 
     mean: float
     std: float | None
@@ -67,9 +71,19 @@ RHO_MIN_STUDY: Mapping[float, tuple[Cell, Cell]] = {  # ResNet-18
     0.25: ((96.18, 0.09), (81.58, 0.25)),
 }
 NOISE_RATES = (0.2, 0.4, 0.6, 0.8)
-LABEL_NOISE: Mapping[str, Mapping[str, tuple[float, float, float, float]]] = {  # ResNet-18, at these rates; without deviations
-    "cifar10": {"sgd": (85.94, 70.25, 48.50, 28.91), "sam": (90.44, 79.71, 67.22, 76.94), "bsam": (93.34, 85.58, 76.37, 78.27)},
-    "cifar100": {"sgd": (65.42, 48.91, 31.46, 12.32), "sam": (69.10, 55.06, 35.59, 9.82), "bsam": (71.65, 57.61, 38.71, 32.69)},
+LABEL_NOISE: Mapping[
+    str, Mapping[str, tuple[float, float, float, float]]
+] = {  # ResNet-18, at these rates; without deviations
+    "cifar10": {
+        "sgd": (85.94, 70.25, 48.50, 28.91),
+        "sam": (90.44, 79.71, 67.22, 76.94),
+        "bsam": (93.34, 85.58, 76.37, 78.27),
+    },
+    "cifar100": {
+        "sgd": (65.42, 48.91, 31.46, 12.32),
+        "sam": (69.10, 55.06, 35.59, 9.82),
+        "bsam": (71.65, 57.61, 38.71, 32.69),
+    },
 }
 
 FROM_FRIENDLY = "taken by the paper from Li et al., CVPR 2024"
@@ -83,12 +97,18 @@ LONGER = "pyramidnet110", ("asam", "fisher_sam", "friendly_sam"), ", after 300 e
 
 def _tables() -> dict[str, dict[tuple[Any, ...], Published]]:
     classification = {
-        (model, data, method): Published(*cell, NOTES.get(method, "") + (LONGER[2] if model == LONGER[0] and method in LONGER[1] else ""))
+        (model, data, method): Published(
+            *cell, NOTES.get(method, "") + (LONGER[2] if model == LONGER[0] and method in LONGER[1] else "")
+        )
         for model, rows in CLASSIFICATION.items()
         for method, cells in rows.items()
         for data, cell in zip(DATA, cells, strict=True)
     }
-    study = {(data, rho_min): Published(*cell) for rho_min, cells in RHO_MIN_STUDY.items() for data, cell in zip(DATA, cells, strict=True)}
+    study = {
+        (data, rho_min): Published(*cell)
+        for rho_min, cells in RHO_MIN_STUDY.items()
+        for data, cell in zip(DATA, cells, strict=True)
+    }
     noise = {
         (data, method, rate): Published(mean, None)
         for data, rows in LABEL_NOISE.items()
@@ -121,7 +141,7 @@ def published(table: str, **place: Any) -> Published | None:
         >>> published("classification", model="resnet18", data="digits", method="bsam")
     """
     if table not in PLACES:
-        raise Refusal(f"table must be one of {', '.join(PLACES)}; got {table!r}")
+        raise BsamValueError(f"table must be one of {', '.join(PLACES)}; got {table!r}")
     if set(place) != set(PLACES[table]):
-        raise Refusal(f"{table} goes by {', '.join(PLACES[table])}; got {', '.join(place) or 'nothing'}")
+        raise BsamValueError(f"{table} goes by {', '.join(PLACES[table])}; got {', '.join(place) or 'nothing'}")
     return TABLES[table].get(tuple(place[name] for name in PLACES[table]))

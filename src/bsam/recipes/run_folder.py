@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..core.checks import check_count
+from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..core.extras import need
-from ..core.refusal import Refusal
 from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_network, read_run
 from ..training.loop import TASKS
 from .flatness import Loaded, load, loader
@@ -40,7 +40,9 @@ class Subjects:
     about: Callable[[Path], dict[str, Any]]
 
 
-def subjects(paths: Sequence[Path], loader_name: str | None = None, images: int | None = None, data_dir: Path | None = None) -> Subjects:
+def subjects(
+    paths: Sequence[Path], loader_name: str | None = None, images: int | None = None, data_dir: Path | None = None
+) -> Subjects:
     """Files with a loader, or run folders without one; all of them are checked here, before the first is measured.
 
     Args:
@@ -53,24 +55,29 @@ def subjects(paths: Sequence[Path], loader_name: str | None = None, images: int 
         >>> subjects([Path("nowhere.pt")], "math:sqrt")
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: there is no file nowhere.pt
+        bsam.core.errors.BsamValueError: there is no file nowhere.pt
     """
     paths = list(dict.fromkeys(_named(path) for path in paths))
     folders = [path for path in paths if path.is_dir()]
     if folders and len(folders) < len(paths):
         other = next(path for path in paths if path not in folders)
-        raise Refusal(f"{folders[0]} is a folder and {other} is not: measure run folders and files one after the other")
+        raise BsamValueError(
+            f"{folders[0]} is a folder and {other} is not: measure run folders and files one after the other"
+        )
     return _runs(paths, loader_name, images, data_dir) if folders else _files(paths, loader_name, images, data_dir)
 
 
 def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> Subjects:
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise Refusal(f"there is no file {missing[0]}")
+        raise BsamValueError(f"there is no file {missing[0]}")
     if loader_name is None:
-        raise Refusal(f"{paths[0]} is a file: name what loads it with --loader MODULE:FUNCTION, or give the folder of a run of bsam train")
+        raise BsamValueError(
+            f"{paths[0]} is a file: name what loads it with --loader MODULE:FUNCTION, or give the folder of a run of "
+            "bsam train"
+        )
     if images is not None or data_dir is not None:
-        raise Refusal("the loader decides which data a file is measured on: leave --images and --data-dir out")
+        raise BsamValueError("the loader decides which data a file is measured on: leave --images and --data-dir out")
     function = loader(loader_name)
     alike = len({path.stem for path in paths}) < len(paths)
     return Subjects(
@@ -85,20 +92,21 @@ def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, d
 
 def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> Subjects:
     if loader_name is not None:
-        raise Refusal(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
+        raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
     images = check_count("images", IMAGES if images is None else images)
     need("safetensors", "train")
     for path in paths:
         if not (path / "config.json").exists():
-            raise Refusal(f"{path} is no folder of a run of bsam train: it has no config.json")
+            raise BsamValueError(f"{path} is no folder of a run of bsam train: it has no config.json")
         run = read_run(path)
         if run.task not in TASKS:
-            raise Refusal(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
+            raise BsamValueError(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
         if (path / NETWORK).exists() and not has_network(path):
-            raise Refusal(f"{path / NETWORK} is damaged; {ANEW}")
+            raise BsamRuntimeError(f"{path / NETWORK} is damaged; {ANEW}")
         if not (path / NETWORK).exists():
-            raise Refusal(
-                f"the run in {path} is not finished ({len(read_metrics(path))} of {run.epochs} epochs are): the command that started it goes on with it"
+            raise BsamRuntimeError(
+                f"the run in {path} is not finished ({len(read_metrics(path))} of {run.epochs} epochs are): the "
+                "command that started it goes on with it"
             )
     alike = len({path.name for path in paths}) < len(paths)
     return Subjects(
@@ -112,17 +120,19 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
 
 
 def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.device) -> Loaded:
-    """The trained network of a run, its loss without label smoothing, and its first training samples: not augmented, labels as trained on."""
+    """The trained network of a run, its loss without label smoothing, and its first training samples: not augmented,
+    labels as trained on.
+    """
     run = read_run(folder)
     task = TASKS[run.task](run, device, data_dir)
     try:
         network = read_network(folder, task.network())
-    except Refusal:
+    except BsamError:
         raise
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         trouble = f"is not of the network that config.json names ({reason})"
-        raise Refusal(f"{folder / NETWORK} {trouble}: remove it, and {ANEW}") from error
+        raise BsamValueError(f"{folder / NETWORK} {trouble}: remove it, and {ANEW}") from error
     return network, task.loss, task.examples(images)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamError, BsamRuntimeError
 from ..training.config import Run
 from ..training.files import read_json, write_json
 from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_run, read_weights
-from ..training.lock import Taken
+from ..training.lock import RunLocked
 from ..training.loop import TASKS, Diverged, fit
 from .columns import column_of, passes_of
 
@@ -25,7 +25,8 @@ DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
 
 
 def folder_name(run: Run) -> str:
-    """A name that tells what the run is, and that no other run has: it ends in a digest of all settings that are not the defaults.
+    """A name that tells what the run is, and that no other run has: it ends in a digest of all settings that are not
+    the defaults.
 
     Example:
         >>> folder_name(Run("bsam", {"passes": 2}, model="resnet18", data="cifar10", label_noise=0.4, seed=1))
@@ -87,7 +88,10 @@ def state_of(run: Run, out: Path) -> State:
     if not (folder / "config.json").exists():
         return State(run, folder)
     if _plain(read_run(folder)) != _plain(run):
-        raise Refusal(f"{folder} holds a run with other settings than its name says: remove it, or choose another folder than {out}")
+        raise BsamRuntimeError(
+            f"{folder} holds a run with other settings than its name says: remove it, or choose another folder than "
+            f"{out}"
+        )
     epochs, damaged = _epochs(run, folder)
     network = (folder / NETWORK).exists()
     if network and damaged is None:
@@ -101,7 +105,7 @@ def _epochs(run: Run, folder: Path) -> tuple[tuple[Mapping[str, Any], ...], str 
     """The metrics of the epochs that are done, or none and what is wrong with the file."""
     epochs: list[dict[str, Any]] = []
     damaged = _damage(lambda: epochs.extend(read_metrics(folder)))
-    score = f"{run.held_out}_{TASKS[run.task].measure.name}" if run.task in TASKS else None
+    score = f"{run.eval_split}_{TASKS[run.task].measure.name}" if run.task in TASKS else None
     if epochs and score is not None and epochs[-1].get(score) is None:  # what the table shows
         return (), f"{folder / 'metrics.jsonl'} is damaged: it has no {score}; {ANEW}"
     return tuple(epochs), damaged
@@ -111,17 +115,17 @@ def _check_end(folder: Path) -> None:
     """Refuse a run with a network whose metrics are not complete, or whose network has no whole header."""
     last_metrics(folder)
     if not has_network(folder):
-        raise Refusal(f"{folder / NETWORK} is damaged; {ANEW}")
+        raise BsamRuntimeError(f"{folder / NETWORK} is damaged; {ANEW}")
 
 
 def _damage(read: Callable[[], object]) -> str | None:
     """What a reader of files says of damage; None if there is none. What cannot be read at all is refused."""
     try:
         read()
-    except Refusal as refusal:
-        if isinstance(refusal.__cause__, OSError):
+    except BsamError as error:
+        if isinstance(error.__cause__, OSError):
             raise
-        return str(refusal)
+        return str(error)
     return None
 
 
@@ -134,13 +138,15 @@ def _plain(run: Run) -> Any:
     return json.loads(json.dumps(run.settings()))
 
 
-class Clock:
-    """How long runs take, by epochs that were measured: of the same network, data and number of passes; or else scaled from another number of passes.
+class EtaEstimator:
+    """How long runs take, by epochs that were measured: of the same network, data and number of passes; or else scaled
+    from another number of passes.
 
-    The first epoch after a start is kept apart: it compiles. Epochs of earlier calls are known by their training alone, without the evaluation after them.
+    The first epoch after a start is kept apart: it compiles. Epochs of earlier calls are known by their training alone,
+    without the evaluation after them.
 
     Example:
-        >>> clock = Clock([State(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))])
+        >>> clock = EtaEstimator([State(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))])
         >>> clock.left(State(Run("sam", epochs=3), Path("b"))), clock.left(State(Run("sam", model="resnet8"), Path("c")))
         (26.0, None)
     """
@@ -164,7 +170,10 @@ class Clock:
         return known[0] + (state.left - 1) * known[-1] if known else None
 
     def _epoch(self, run: Run, first: bool) -> float | None:
-        passes, measured = passes_of(run), [(n, seconds) for n, began, seconds in self._measured.get(_kind(run), []) if began == first]
+        passes, measured = (
+            passes_of(run),
+            [(n, seconds) for n, began, seconds in self._measured.get(_kind(run), []) if began == first],
+        )
         same = [seconds for n, seconds in measured if n == passes]
         if same:
             return statistics.median(same)
@@ -181,11 +190,12 @@ def _kind(run: Run) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Watcher:
+class Callbacks:
     """What is told to whom while runs are run. Nothing, unless somebody asks.
 
     Args:
-        begins: called with the run that begins, the number of runs that are over, and the time that is left, as :meth:`Clock.total` gives it.
+        begins: called with the run that begins, the number of runs that are over, and the time that is left, as
+            :meth:`EtaEstimator.total` gives it.
         epoch: called with epochs done and epochs to do.
         ends: called with a run that is over.
         tell: called with a sentence.
@@ -197,16 +207,17 @@ class Watcher:
     tell: Callable[[str], None] = field(default=lambda sentence: None)
 
 
-def run_all(runs: Sequence[Run], out: str | Path, watcher: Watcher | None = None, **options: Any) -> list[State]:
+def run_all(runs: Sequence[Run], out: str | Path, callbacks: Callbacks | None = None, **options: Any) -> list[State]:
     """Run what is missing below ``out``, in order, and go on with what was interrupted.
 
-    Several processes may work on one folder: a run that another one holds is passed over and tried again at the end. A run whose loss is no number is noted as
+    Several processes may work on one folder: a run that another one holds is passed over and tried again at the end. A
+        run whose loss is no number is noted as
     diverged and stops nobody; its folder removed, it is run anew.
 
     Args:
         runs: the runs.
         out: a folder, made if need be.
-        watcher: who is told.
+        callbacks: who is told.
         options: of :func:`bsam.training.loop.fit`: ``data_dir``, ``device``.
 
     Returns:
@@ -219,39 +230,42 @@ def run_all(runs: Sequence[Run], out: str | Path, watcher: Watcher | None = None
         ...     [str(state) for state in run_all([run], out)]
         ['done']
     """
-    out, watcher = Path(out), watcher or Watcher()
-    clock = Clock(state_of(run, out) for run in runs)
-    taken = [run for run in runs if not _over(run, runs, out, clock, watcher, options)]
+    out, callbacks = Path(out), callbacks or Callbacks()
+    clock = EtaEstimator(state_of(run, out) for run in runs)
+    taken = [run for run in runs if not _over(run, runs, out, clock, callbacks, options)]
     for run in taken:
-        _over(run, runs, out, clock, watcher, options)
+        _over(run, runs, out, clock, callbacks, options)
     return [state_of(run, out) for run in runs]
 
 
-def _over(run: Run, runs: Sequence[Run], out: Path, clock: Clock, watcher: Watcher, options: Mapping[str, Any]) -> bool:
+def _over(
+    run: Run, runs: Sequence[Run], out: Path, clock: EtaEstimator, callbacks: Callbacks, options: Mapping[str, Any]
+) -> bool:
     """Run it, unless it is over; False if another process is at it."""
     state = state_of(run, out)
     damaged = _damage(lambda: read_weights(state.folder)) if state.finished else state.damaged
     if state.over and damaged is None:
         return True
     if damaged is not None:
-        watcher.tell(f"{damaged}. Going on with the run.")
+        callbacks.tell(f"{damaged}. Going on with the run.")
     states = [state_of(each, out) for each in runs]
-    watcher.begins(state, sum(each.over for each in states), clock.total(states))
+    callbacks.begins(state, sum(each.over for each in states), clock.total(states))
     if run.compile:
-        torch.compiler.reset()  # graphs of the runs before count against torch's limit of 8 a function, and fit where they are not the fastest
+        # graphs of the runs before count against torch's limit of 8 a function, and fit where they are not the fastest
+        torch.compiler.reset()
     marks = [time.perf_counter()]
 
     def each_epoch(done: int, metrics: Mapping[str, float]) -> None:
         marks.append(time.perf_counter())
         clock.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
-        watcher.epoch(done, run.epochs)
+        callbacks.epoch(done, run.epochs)
 
     try:
-        fit(run, state.folder, each_epoch=each_epoch, tell=watcher.tell, **options)
-    except Taken:
-        watcher.tell(f"{state.folder.name}: another process is at it")
+        fit(run, state.folder, each_epoch=each_epoch, tell=callbacks.tell, **options)
+    except RunLocked:
+        callbacks.tell(f"{state.folder.name}: another process is at it")
         return False
-    except Diverged as refusal:
-        write_json(state.folder / DIVERGED, {"reason": str(refusal)})
-    watcher.ends(state_of(run, out))
+    except Diverged as error:
+        write_json(state.folder / DIVERGED, {"reason": str(error)})
+    callbacks.ends(state_of(run, out))
     return True

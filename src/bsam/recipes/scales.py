@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..training.config import Run
-from .columns import Column, arguments
+from .columns import MethodVariant, arguments
 
 NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, and what each of them sets otherwise than Run's defaults
     "resnet18": {},
@@ -42,7 +42,7 @@ class Scale:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
 
-    def run(self, column: Column, network: str, data: str, **more: Any) -> Run:
+    def run(self, column: MethodVariant, network: str, data: str, **more: Any) -> Run:
         """One method on one network and data set.
 
         Args:
@@ -74,11 +74,20 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
                 ("digits",),
                 probe=1,
                 settings={"epochs": 3, "batch": 64, "limit_train": 256, "limit_test": 160},
-                stand_ins={"resnet18": "resnet8", "wide_resnet28_10": "wide_resnet10_1", "pyramidnet110": "pyramidnet8"},
+                stand_ins={
+                    "resnet18": "resnet8",
+                    "wide_resnet28_10": "wide_resnet10_1",
+                    "pyramidnet110": "pyramidnet8",
+                },
                 threads=1,  # of two the second one would wait most of the time, and hold up the first
             ),
             Scale(
-                "short", "the paper's protocol with 24 epochs: about an hour of a large GPU", ("resnet18",), CIFAR, probe=20, settings={**FAST, "epochs": 24}
+                "short",
+                "the paper's protocol with 24 epochs: about an hour of a large GPU",
+                ("resnet18",),
+                CIFAR,
+                probe=20,
+                settings={**FAST, "epochs": 24},
             ),
             Scale("paper", "the paper's protocol: 200 epochs", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
         )
@@ -95,10 +104,10 @@ def scale_of(name: str | Scale) -> Scale:
         >>> scale_of("tiny")
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: scale must be one of smoke, short, paper; got 'tiny'
+        bsam.core.errors.BsamValueError: scale must be one of smoke, short, paper; got 'tiny'
     """
     if isinstance(name, Scale):
         return name
     if name not in SCALES:
-        raise Refusal(f"scale must be one of {', '.join(SCALES)}; got {name!r}")
+        raise BsamValueError(f"scale must be one of {', '.join(SCALES)}; got {name!r}")
     return SCALES[name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.extras import need
-from ..recipes.catalogue import Place, Recipe
+from ..recipes.catalogue import Recipe, TableCell
 from ..recipes.paper import EPOCHS, Published
 from ..recipes.runner import State
 from ..training.config import Run
@@ -22,9 +22,11 @@ MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 
 @dataclass(frozen=True)
 class Entry:
-    """A place of the table: accuracy in % after the last epoch, over the seeds that are finished; how many diverged, how many are not there yet."""
+    """A place of the table: accuracy in % after the last epoch, over the seeds that are finished; how many diverged,
+    how many are not there yet.
+    """
 
-    place: Place
+    place: TableCell
     ours: Spread | None
     diverged: int
     missing: int
@@ -33,21 +35,27 @@ class Entry:
 
 def comparison_info(recipe: Recipe, states: Sequence[State]) -> list[Entry]:
     """One entry per place, in the order of the runs."""
-    places: dict[Place, list[State]] = {}
+    places: dict[TableCell, list[State]] = {}
     for state in states:
         places.setdefault(recipe.place(state.run), []).append(state)
     return [_entry(recipe, place, group) for place, group in places.items()]
 
 
-def _entry(recipe: Recipe, place: Place, states: Sequence[State]) -> Entry:
+def _entry(recipe: Recipe, place: TableCell, states: Sequence[State]) -> Entry:
     found = [shown(state) for state in states if state.finished]
     diverged = sum(state.diverged is not None and not state.finished for state in states)
-    return Entry(place, spread(found) if found else None, diverged, len(states) - len(found) - diverged, recipe.published(states[0].run))
+    return Entry(
+        place,
+        spread(found) if found else None,
+        diverged,
+        len(states) - len(found) - diverged,
+        recipe.published(states[0].run),
+    )
 
 
 def shown(state: State) -> float:
     """After the last epoch of a finished run, never the best one."""
-    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.held_out)
+    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)
 
 
 def unit(run: Run) -> str:
@@ -57,20 +65,22 @@ def unit(run: Run) -> str:
         >>> unit(Run("sgd"))
         'test accuracy in %'
     """
-    return f"{run.held_out} {TASKS[run.task].measure.title}"
+    return f"{run.eval_split} {TASKS[run.task].measure.title}"
 
 
 def ours_text(entry: Entry) -> str:
     """Our side of a place.
 
     Example:
-        >>> ours_text(Entry(Place("", "", ""), Spread(96.8, 0.1, 3), 1, 0, None)), ours_text(Entry(Place("", "", ""), None, 2, 0, None))
+        >>> ours_text(Entry(TableCell("", "", ""), Spread(96.8, 0.1, 3), 1, 0, None)), ours_text(Entry(TableCell("", "", ""), None, 2, 0, None))
         ('96.80 ± 0.10 (3), 1 diverged', 'diverged')
     """
     if entry.ours is None:
         return "diverged" if entry.diverged else "-"
     deviation = "" if entry.ours.std is None else f" ± {entry.ours.std:.2f}"
-    return f"{entry.ours.mean:.2f}{deviation} ({entry.ours.n})" + (f", {entry.diverged} diverged" if entry.diverged else "")
+    return f"{entry.ours.mean:.2f}{deviation} ({entry.ours.n})" + (
+        f", {entry.diverged} diverged" if entry.diverged else ""
+    )
 
 
 def paper_text(number: Published | None, notes: Sequence[str]) -> str:
@@ -87,7 +97,7 @@ def paper_text(number: Published | None, notes: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class TableSection:
     """A part of the table, as text: what its numbers are of, the header, the rows."""
 
     title: str
@@ -95,12 +105,12 @@ class Part:
     rows: tuple[tuple[str, ...], ...]
 
 
-def parts_info(recipe: Recipe, entries: Sequence[Entry]) -> list[Part]:
+def parts_info(recipe: Recipe, entries: Sequence[Entry]) -> list[TableSection]:
     """The table as text. Beside each of our numbers stands the paper's, where the paper has any in that part."""
     return [_part(recipe, title, entries) for title in dict.fromkeys(entry.place.part for entry in entries)]
 
 
-def _part(recipe: Recipe, title: str, entries: Sequence[Entry]) -> Part:
+def _part(recipe: Recipe, title: str, entries: Sequence[Entry]) -> TableSection:
     own = {(entry.place.row, entry.place.column): entry for entry in entries if entry.place.part == title}
     rows, columns = (list(dict.fromkeys(key[i] for key in own)) for i in (0, 1))
     beside = any(entry.paper is not None for entry in own.values())
@@ -108,10 +118,14 @@ def _part(recipe: Recipe, title: str, entries: Sequence[Entry]) -> Part:
 
     def cells(row: str) -> list[str]:
         found = [own[row, column] for column in columns]
-        return [text for entry in found for text in ([ours_text(entry), paper_text(entry.paper, notes)] if beside else [ours_text(entry)])]
+        return [
+            text
+            for entry in found
+            for text in ([ours_text(entry), paper_text(entry.paper, notes)] if beside else [ours_text(entry)])
+        ]
 
     header = [text for column in columns for text in ([column, "paper"] if beside else [column])]
-    return Part(title, (recipe.rows, *header), tuple((row, *cells(row)) for row in rows))
+    return TableSection(title, (recipe.rows, *header), tuple((row, *cells(row)) for row in rows))
 
 
 def notes_info(entries: Sequence[Entry]) -> list[str]:
@@ -121,12 +135,19 @@ def notes_info(entries: Sequence[Entry]) -> list[str]:
 
 def caption(entries: Sequence[Entry], run: Run) -> list[str]:
     """What has to be said below a table of runs like this one, in lines."""
-    lines = [f"{unit(run).capitalize()}, after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."]
+    lines = [
+        f"{unit(run).capitalize()}, after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."
+    ]
     if any(entry.paper is not None for entry in entries):
-        lines.append(f"paper: as published, after {EPOCHS} epochs. It has one BSAM, which stands beside all three forms of ours.")
+        lines.append(
+            f"paper: as published, after {EPOCHS} epochs. It has one BSAM, which stands beside all three forms of ours."
+        )
     lines += [f"{mark} {note}" for mark, note in zip(MARKS, notes_info(entries), strict=False)]
     if any(entry.diverged for entry in entries):
-        lines.append("diverged: the loss was no number; such a run is run anew once its folder is removed (which one: results.json).")
+        lines.append(
+            "diverged: the loss was no number; such a run is run anew once its folder is removed (which one: "
+            "results.json)."
+        )
     missing = sum(entry.missing for entry in entries)
     return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
 
@@ -140,7 +161,13 @@ def comparison_tables(recipe: Recipe, entries: Sequence[Entry]) -> list[Table]:
     tables = []
     for part in parts_info(recipe, entries):
         table = Table(
-            title=part.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_style="bold", title_justify="left", min_width=len(part.title)
+            title=part.title,
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
+            title_style="bold",
+            title_justify="left",
+            min_width=len(part.title),
         )
         table.add_column(part.header[0], no_wrap=True)
         for name in part.header[1:]:

@@ -14,13 +14,13 @@ from ..data import DATASETS
 from ..methods import METHODS
 from ..models import MODELS
 from ..training.config import Run
-from ..training.team import Team
+from ..training.team import DistributedContext
 from ..training.training import Training
 
 BASES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
-class Narrator:
+class ConsoleLogger:
     """Says what a run will do, and how its epochs went.
 
     Args:
@@ -57,7 +57,8 @@ def plan(training: Training) -> str:
     kind = "each one CUDA graph" if training.captured else "plain"
     compiled = ", compiled" if training.compiled else ""
     return (
-        f"{method_title(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}{noise}, {run.epochs} epochs of {training.steps} "
+        f"{method_title(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}{noise}, "
+        f"{run.epochs} epochs of {training.steps} "
         f"steps, batch {run.batch}; {machine(training.team)}, {run.precision}{compiled}, steps {kind}."
     )
 
@@ -75,9 +76,13 @@ def method_title(run: Run) -> str:
     return f"{METHODS[run.method].title}{f' ({own})' if own else ''} with {BASES[run.base]}"
 
 
-def machine(team: Team) -> str:
+def machine(team: DistributedContext) -> str:
     """The device, as its maker calls it, and how many processes share the work."""
-    name = torch.cuda.get_device_name(team.device) if team.device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
+    name = (
+        torch.cuda.get_device_name(team.device)
+        if team.device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} thread(s)"
+    )
     return name if team.size == 1 else f"{team.size} processes, each on {name}"
 
 
@@ -90,12 +95,23 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     """
     total = str(run.epochs)
     steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if metrics.get(name) is not None)
-    return "  ".join([f"epoch {metrics['epoch']:>{len(total)}}/{total}", *epoch_numbers(run, metrics), *steps, f"{metrics['seconds']:.1f} s"])
+    return "  ".join(
+        [
+            f"epoch {metrics['epoch']:>{len(total)}}/{total}",
+            *epoch_numbers(run, metrics),
+            *steps,
+            f"{metrics['seconds']:.1f} s",
+        ]
+    )
 
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
-    """How good the network is after an epoch: losses, what its task judges it by, and its sharpness if that was measured."""
-    judged = {name: value for name, value in metrics.items() if name == "train_loss" or name.startswith(f"{run.held_out}_")}
+    """How good the network is after an epoch: losses, what its task judges it by, and its sharpness if that was
+    measured.
+    """
+    judged = {
+        name: value for name, value in metrics.items() if name == "train_loss" or name.startswith(f"{run.eval_split}_")
+    }
     near = {"BilS": metrics["sharpness"]["bilateral"]} if "sharpness" in metrics else {}
     return [f"{name.replace('_', ' ')} {_number(value)}" for name, value in {**judged, **near}.items()]
 

@@ -16,7 +16,15 @@ from .tables import Spread, heading, spread
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind, too
+COLOURS = (
+    "#666666",
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+)  # told apart by the colour-blind, too
 DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 methods before a pair comes again
 BANDS = 4  # that can be told apart
 LEGEND_COLUMNS = 6
@@ -38,7 +46,14 @@ def curves_info(cells: Sequence[Cell]) -> list[Curve]:
     for cell in cells:
         by_epoch = list(zip(*(result.epochs for result in cell.results), strict=True))
         accuracy = tuple(spread([epoch.metrics["test_accuracy"] for epoch in epochs]) for epochs in by_epoch)
-        curves.append(Curve(cell.contender.title, cell.label_noise, accuracy, tuple(spread([_bilateral(e) for e in epochs]) for epochs in by_epoch)))
+        curves.append(
+            Curve(
+                cell.candidate.title,
+                cell.label_noise,
+                accuracy,
+                tuple(spread([_bilateral(e) for e in epochs]) for epochs in by_epoch),
+            )
+        )
     return curves
 
 
@@ -48,7 +63,8 @@ def _bilateral(epoch: Epoch) -> float:
 
 
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
-    """Draw accuracy above sharpness, one column per noise rate: the mean over the seeds, in a band of one standard deviation.
+    """Draw accuracy above sharpness, one column per noise rate: the mean over the seeds, in a band of one standard
+    deviation.
 
     Many bands would hide each other: there, whiskers beside the last epoch show its deviations.
     """
@@ -68,7 +84,9 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
                 (_whisker if many else _band)(ax, values, i)
         final = [100 * curve.accuracy[-1].mean for curve in shown]
         upper.set_title(heading(noise))
-        upper.set_ylim(max(0, min(final) - 12), min(100.5, max(final) + 4))  # the end is the story; the first epochs may leave below
+        upper.set_ylim(
+            max(0, min(final) - 12), min(100.5, max(final) + 4)
+        )  # the end is the story; the first epochs may leave below
         lower.set_yscale("log", subs=[])
         lower.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # decades alone may leave an axis without a number
         lower.yaxis.set_major_formatter("{x:g}")
@@ -90,7 +108,15 @@ def _draw(ax: Axes, values: Sequence[Spread], title: str, i: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     epochs, means = range(1, len(values) + 1), [v.mean for v in values]
-    ax.plot(epochs, means, color=_colour(i), linestyle=DASHES[i % len(DASHES)], label=title, linewidth=1.8, marker="o" if len(values) == 1 else "")
+    ax.plot(
+        epochs,
+        means,
+        color=_colour(i),
+        linestyle=DASHES[i % len(DASHES)],
+        label=title,
+        linewidth=1.8,
+        marker="o" if len(values) == 1 else "",
+    )
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -109,7 +135,9 @@ def _whisker(ax: Axes, values: Sequence[Spread], i: int) -> None:
 
 def _ends(v: Spread) -> tuple[float, float]:
     deviation = v.std or 0.0
-    return max(v.mean - deviation, v.mean / 10), v.mean + deviation  # one that reaches 0 would have no end on a log axis
+    return max(
+        v.mean - deviation, v.mean / 10
+    ), v.mean + deviation  # one that reaches 0 would have no end on a log axis
 
 
 def _colour(i: int) -> str:

@@ -1,4 +1,6 @@
-"""Figures of the spectrum and of a probe: first the numbers (``*_info``), then the drawing (``plot_*``). Models that are compared share their scales."""
+"""Figures of the spectrum and of a probe: first the numbers (``*_info``), then the drawing (``plot_*``). Models that
+are compared share their scales.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str 
 
 
 def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityInfo]:
-    """Grid and density of each model, with the first two moments of the eigenvalues: the trace and that of the square, over the number of parameters.
+    """Grid and density of each model, with the first two moments of the eigenvalues: the trace and that of the square,
+    over the number of parameters.
 
     Args:
         found: by title.
@@ -132,7 +135,9 @@ def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
 
 
 def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
-    """A histogram of the top eigenvalues for each model, those of a group on one scale, with maximum, mean and variance."""
+    """A histogram of the top eigenvalues for each model, those of a group on one scale, with maximum, mean and
+    variance.
+    """
     drawn, groups = panels(infos, 3.6, 3.2)
     for group in groups:
         low = min(0.0, *(min(info.values) for info, _ in group))
@@ -147,17 +152,23 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.locator_params(axis="x", nbins=5)
             ax.set_title(info.title + ("" if info.converged else " (not converged)"), pad=ABOVE)
             numbers = f"max {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
-            ax.text(0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")  # above the bars, never on them
+            ax.text(
+                0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small"
+            )  # above the bars, never on them
             tidy(ax)
         first, ax = group[0]
-        ax.set_ylabel(f"{first.group}\n" * (len(groups) > 1) + "how many of " + CHOSEN[first.which].format(len(first.values)))
+        ax.set_ylabel(
+            f"{first.group}\n" * (len(groups) > 1) + "how many of " + CHOSEN[first.which].format(len(first.values))
+        )
     save(drawn, path)
 
 
 def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
-    """The density of the eigenvalues, a panel per group, with a logarithmic axis: most of them are near 0, and the others are what matters.
+    """The density of the eigenvalues, a panel per group, with a logarithmic axis: most of them are near 0, and the
+    others are what matters.
 
-    Models of a group are smoothed by one width, the widest of theirs, so that a peak is as broad in one as in the other.
+    Models of a group are smoothed by one width, the widest of theirs, so that a peak is as broad in one as in the
+    other.
     """
     groups = grouped(infos)
     drawn = figure(6.4, 3.8 * len(groups))
@@ -184,11 +195,15 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
     """Sharpness above the cosine of g and g_min, over the steps of a training."""
     drawn = figure(6.4, 6.0)
     upper, lower = drawn.subplots(2, 1, sharex=True)
-    for (name, label), colour in zip((("max_sharpness", "MaxS"), ("min_sharpness", "MinS"), ("bilateral", "BilS")), COLOURS[1:], strict=False):
+    for (name, label), colour in zip(
+        (("max_sharpness", "MaxS"), ("min_sharpness", "MinS"), ("bilateral", "BilS")), COLOURS[1:], strict=False
+    ):
         upper.plot(columns["step"], columns[name], color=colour, label=label)
     largest = max((abs(value) for value in columns["bilateral"] if math.isfinite(value)), default=0.0)
     if largest > 0:
-        upper.set_yscale("symlog", linthresh=largest / 100, linscale=0.5)  # the first steps tower above the others, and MinS may fall below 0
+        upper.set_yscale(
+            "symlog", linthresh=largest / 100, linscale=0.5
+        )  # the first steps tower above the others, and MinS may fall below 0
         upper.yaxis.set_major_formatter("{x:g}")
     upper.set_ylabel("sharpness of the batch")
     upper.legend(frameon=False)

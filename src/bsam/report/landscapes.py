@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import BsamRuntimeError
 from ..core.extras import need
-from ..core.refusal import Refusal
 from ..flatness.landscape import Landscape
 from ..flatness.products import Array
 from ..recipes.demo import Cell
@@ -53,7 +53,10 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
     infos = []
     for title, land in found.items():
         if land.loss.ndim != 2:
-            raise Refusal(f"the landscape of {title} has {land.loss.ndim} dimension(s), and these figures need two: landscape(..., dims=2)")
+            raise BsamRuntimeError(
+                f"the landscape of {title} has {land.loss.ndim} dimension(s), and these figures need two: "
+                "landscape(..., dims=2)"
+            )
         middle = len(land.axes[0]) // 2
         centre, finite = float(land.loss[middle, middle]), land.loss[np.isfinite(land.loss)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
@@ -69,7 +72,9 @@ def reliefs_info(cells: Sequence[Cell]) -> list[LandscapeInfo]:
         relief = cell.results[0].relief
         assert relief is not None  # the first seed's run takes it
         axis = np.array(relief.axis)
-        infos += landscape_info({cell.contender.title: Landscape((axis, axis), np.array(relief.loss))}, heading(cell.label_noise))
+        infos += landscape_info(
+            {cell.candidate.title: Landscape((axis, axis), np.array(relief.loss))}, heading(cell.label_noise)
+        )
     return infos
 
 
@@ -81,7 +86,15 @@ def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
         clipped = any(np.max(np.nan_to_num(info.loss, nan=np.inf)) > levels[-1] for info, _ in group)
         for info, ax in group:
             loss = _clipped(info, levels[-1]).T  # the first direction is the horizontal axis
-            filled = ax.contourf(info.axis, info.axis, loss, levels=levels, cmap="viridis", norm=_norm(levels), extend="max" if clipped else "neither")
+            filled = ax.contourf(
+                info.axis,
+                info.axis,
+                loss,
+                levels=levels,
+                cmap="viridis",
+                norm=_norm(levels),
+                extend="max" if clipped else "neither",
+            )
             ax.contour(info.axis, info.axis, loss, levels=levels, colors="white", linewidths=0.6)
             ax.plot(0, 0, marker="+", color="white", markersize=9)
             ax.set_title(_caption(info))
@@ -89,7 +102,16 @@ def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
             _ticks(ax, info)
             ax.set_xlabel("first direction")
         group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
-        drawn.colorbar(filled, ax=[ax for _, ax in group], label="loss", format="%.3g", ticks=levels, shrink=0.85, aspect=25, pad=0.02)
+        drawn.colorbar(
+            filled,
+            ax=[ax for _, ax in group],
+            label="loss",
+            format="%.3g",
+            ticks=levels,
+            shrink=0.85,
+            aspect=25,
+            pad=0.02,
+        )
     save(drawn, path)
 
 
@@ -101,7 +123,17 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
         low, ceiling = float(levels[0]), float(levels[-1])
         for info, ax in group:
             x, y = np.meshgrid(info.axis, info.axis, indexing="ij")
-            ax.plot_surface(x, y, _clipped(info, ceiling), cmap="viridis", norm=_norm(levels), rstride=1, cstride=1, linewidth=0.1, edgecolor="#00000030")
+            ax.plot_surface(
+                x,
+                y,
+                _clipped(info, ceiling),
+                cmap="viridis",
+                norm=_norm(levels),
+                rstride=1,
+                cstride=1,
+                linewidth=0.1,
+                edgecolor="#00000030",
+            )
             ax.set_zlim(low, ceiling)
             ax.set_title(f"{info.group}\n" * (len(groups) > 1) + _caption(info), y=0.98)
             ax.locator_params(axis="z", nbins=5)
@@ -114,7 +146,9 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
 
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """One page with a surface per model, to turn and to switch on and off; those of a group on one scale. It needs no internet."""
+    """One page with a surface per model, to turn and to switch on and off; those of a group on one scale. It needs no
+    internet.
+    """
     need("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale
@@ -132,7 +166,9 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
             "yaxis": {"title": "second direction"},
             "zaxis": {"title": "loss", "range": [low, ceiling]},
             "domain": {"x": [0.0, 0.9], "y": [bottom, bottom + height]},
-            "camera": {"eye": {"x": 1.6, "y": 1.6, "z": 1.1}},  # a little further away than plotly's, which cuts the lower corner
+            "camera": {
+                "eye": {"x": 1.6, "y": 1.6, "z": 1.1}
+            },  # a little further away than plotly's, which cuts the lower corner
         }
         bar = {"title": "loss", "y": bottom + height / 2, "len": 0.9 * height}
         layout[f"coloraxis{number}"] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
@@ -149,7 +185,9 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
                 visible=True if m == 0 else "legendonly",
             )
     legend, margin = {"x": 0.01, "y": 0.99}, {"l": 0, "r": 0, "b": 0, "t": 40}
-    page.update_layout(title="Loss around each model: click a name to show or hide it", legend=legend, margin=margin, **layout)
+    page.update_layout(
+        title="Loss around each model: click a name to show or hide it", legend=legend, margin=margin, **layout
+    )
     write(path, page.to_html(include_plotlyjs=True).encode())
 
 
@@ -172,7 +210,9 @@ def _norm(levels: Array) -> Any:
 
 
 def _levels(infos: Sequence[LandscapeInfo]) -> Array:
-    """Levels for all models alike, up to twice where the flattest of them ends: the rim of a steep one would hide the rest. Denser near the bottom."""
+    """Levels for all models alike, up to twice where the flattest of them ends: the rim of a steep one would hide the
+    rest. Denser near the bottom.
+    """
     finite = [info for info in infos if np.isfinite(info.lowest)]
     low = min((info.lowest for info in finite), default=0.0)
     highest = [info.highest for info in finite]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..core.extras import need
-from ..core.refusal import Refusal
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
 from ..flatness.trace import Trace
@@ -46,7 +46,13 @@ MEND = "remove flatness.json to measure anew, or choose another folder"
 LONGEST = 100  # letters of a title: figures have no room for more
 LONGEST_NAME = 50  # letters of it in the name of a file: file systems take 255 bytes, and a letter has up to 4
 SAME = 1e-6  # relative difference within which two losses count as one
-FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")  # and probe_*.png, one for each run that had a probe
+FIGURES = (
+    "spectrum.png",
+    "density.png",
+    "contours.png",
+    "surfaces.png",
+    "surfaces.html",
+)  # and probe_*.png, one for each run that had a probe
 _PARTS = {
     "architecture": str,
     "samples": int,
@@ -60,18 +66,20 @@ _PARTS = {
 _NO_PROBE: dict[str, list[float]] = probe_info([])
 
 
-class Notebook:
-    """What was measured, in ``folder/flatness.json``: written anew after each model, so that work that was interrupted goes on where it stopped.
+class ResultsFile:
+    """What was measured, in ``folder/flatness.json``: written anew after each model, so that work that was interrupted
+    goes on where it stopped.
 
     Args:
-        folder: made if need be. One that holds measurements under other settings is refused, and nothing in it is touched.
+        folder: made if need be. One that holds measurements under other settings is refused, and nothing in it is
+            touched.
         settings: what makes numbers comparable, as plain values.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Notebook(Path(folder), {"k": 1}).add({"file": "a.pt", "sha256": "12"})
-        ...     again = Notebook(Path(folder), {"k": 1})
+        ...     ResultsFile(Path(folder), {"k": 1}).add({"file": "a.pt", "sha256": "12"})
+        ...     again = ResultsFile(Path(folder), {"k": 1})
         >>> again.find("a.pt", "12") is not None, again.find("a.pt", "34") is not None
         (True, False)
     """
@@ -82,19 +90,24 @@ class Notebook:
             folder.mkdir(parents=True, exist_ok=True)
             known = self.path.exists()
         if not known:
-            strangers = [name for name in FIGURES if (folder / name).exists()] + sorted(path.name for path in folder.glob("probe_*.png"))
+            strangers = [name for name in FIGURES if (folder / name).exists()] + sorted(
+                path.name for path in folder.glob("probe_*.png")
+            )
             if strangers:
-                raise Refusal(f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: choose another folder")
+                raise BsamRuntimeError(
+                    f"{folder} holds files of something else ({', '.join(strangers)}), which would be overwritten: "
+                    "choose another folder"
+                )
             return
         content = read_json(self.path, dict, MEND)
         theirs, models = content.get("settings"), content.get("models")
         if not isinstance(theirs, dict) or not isinstance(models, list):
-            raise Refusal(f"{self.path} is no file of bsam flatness: choose another folder")
+            raise BsamRuntimeError(f"{self.path} is no file of bsam flatness: choose another folder")
         check_settings(folder, theirs, self.settings)
         self._models = [_numbers_again(entry) for entry in models]
         for number, entry in enumerate(self._models, 1):
             if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("file", "sha256")):
-                raise Refusal(f"{self.path} is damaged: model {number} in it has no file; {MEND}")
+                raise BsamRuntimeError(f"{self.path} is damaged: model {number} in it has no file; {MEND}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """What is known of a file with this content."""
@@ -116,14 +129,17 @@ def flatness_report(
     images: int | None = None,
     data_dir: Path | None = None,
 ) -> list[Path]:
-    """Measure each model that ``folder`` does not know yet, print a table and draw the figures; returns what was written.
+    """Measure each model that ``folder`` does not know yet, print a table and draw the figures; returns what was
+    written.
 
     What the probe of a run saw during the training is noted and drawn, too.
-    A model that it knows is loaded, and its loss taken: where that is another one than before, the loader or its data has changed, and it is measured anew.
+    A model that it knows is loaded, and its loss taken: where that is another one than before, the loader or its data
+    has changed, and it is measured anew.
 
     Args:
         files: the saved models, or the folders of finished runs.
-        loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``. None for folders.
+        loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``. None for
+            folders.
         instruments: their settings.
         folder: for the results.
         device: ``"auto"`` takes a GPU if there is one.
@@ -137,14 +153,14 @@ def flatness_report(
     settings = {**models.settings, "device": str(place), **instruments.settings(), **versions}
     titles = [_short(models.title(file)) for file in files]
     with locked(folder, "measuring"):
-        book = Notebook(folder, settings)
+        book = ResultsFile(folder, settings)
         entries = _measured(book, models, place, instruments, console)
         console.print(_table(titles, entries))
         return [book.path, *_draw(titles, entries, folder)]
 
 
 def _measured(
-    book: Notebook,
+    book: ResultsFile,
     models: Subjects,
     place: torch.device,
     instruments: Instruments,
@@ -159,17 +175,25 @@ def _measured(
             loaded = models.load(file, place)
             entry = book.find(str(file), sha256)
             if entry is not None and not _is_whole(entry):
-                raise Refusal(f"{book.path} is damaged: it lacks numbers of {file}; {MEND}")
+                raise BsamRuntimeError(f"{book.path} is damaged: it lacks numbers of {file}; {MEND}")
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
-                    console.print(f"{file} is measured anew: {changed}. Has the loader changed, or its data?", soft_wrap=True)
+                    console.print(
+                        f"{file} is measured anew: {changed}. Has the loader changed, or its data?", soft_wrap=True
+                    )
                     entry = None
                 if entry is None:
-                    known = {"file": str(file), "sha256": sha256, **models.about(file), **_probed(file), "architecture": _architecture(loaded[0])}
+                    known = {
+                        "file": str(file),
+                        "sha256": sha256,
+                        **models.about(file),
+                        **_probed(file),
+                        "architecture": _architecture(loaded[0]),
+                    }
                     entry = {**known, **_numbers(measure(*loaded, instruments, bars.reach), instruments.which)}
                     book.add(entry)
-            except Refusal as refusal:
-                raise Refusal(f"{file}: {refusal}") from refusal
+            except BsamError as error:
+                raise BsamRuntimeError(f"{file}: {error}") from error
             entries.append(entry)
             bars.advance("models", 1)
     return entries
@@ -229,7 +253,7 @@ def _probed(folder: Path) -> dict[str, Any]:
     rows = [_numbers_again(row) for row in read_json_lines(file, mend)]
     if fits(rows, list[Reading]):
         return {"probe": probe_info([Reading(**row) for row in rows])}
-    raise Refusal(f"{file} is damaged: it does not hold the readings of a probe; {mend}")
+    raise BsamRuntimeError(f"{file} is damaged: it does not hold the readings of a probe; {mend}")
 
 
 def _device(name: str) -> torch.device:
@@ -239,7 +263,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise Refusal(f"device must be auto, cpu, cuda or the like, and be there; got {name!r}: {str(error).splitlines()[0]}") from error
+        raise BsamValueError(
+            f"device must be auto, cpu, cuda or the like, and be there; got {name!r}: {str(error).splitlines()[0]}"
+        ) from error
     return device
 
 
@@ -262,7 +288,10 @@ def _numbers(found: Measured, which: str) -> dict[str, Any]:
         "seconds": dict(found.seconds),
         "sharpness": asdict(found.sharpness),
         "trace": asdict(found.trace),
-        **{name: {key: value for key, value in asdict(info).items() if key not in ("title", "group")} for name, info in infos.items()},
+        **{
+            name: {key: value for key, value in asdict(info).items() if key not in ("title", "group")}
+            for name, info in infos.items()
+        },
     }
 
 

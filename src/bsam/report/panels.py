@@ -1,4 +1,6 @@
-"""What figures share: panels in rows, one row and one scale for each group of models; a legend for all panels; the way to the disk."""
+"""What figures share: panels in rows, one row and one scale for each group of models; a legend for all panels; the way
+to the disk.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,20 @@ def figure(width: float, height: float) -> Any:
 
 
 def save(drawn: Any, path: str | Path) -> None:
-    """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is there whole, or as it was before."""
+    """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is there whole, or
+    as it was before.
+    """
     path, buffer = Path(path), io.BytesIO()
     drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=150)
     write(path, buffer.getvalue())
 
 
-def panels(infos: Sequence[Info], width: float, height: float, **options: Any) -> tuple[Any, list[list[tuple[Info, Any]]]]:
-    """A figure with one panel of that size for each model, and the panels by group: each group begins a new row, and wraps after four."""
+def panels(
+    infos: Sequence[Info], width: float, height: float, **options: Any
+) -> tuple[Any, list[list[tuple[Info, Any]]]]:
+    """A figure with one panel of that size for each model, and the panels by group: each group begins a new row, and
+    wraps after four.
+    """
     groups = grouped(infos)
     columns = min(max(map(len, groups)), MOST_COLUMNS)
     rows = [math.ceil(len(group) / columns) for group in groups]
@@ -59,7 +67,12 @@ def panels(infos: Sequence[Info], width: float, height: float, **options: Any) -
     grid = drawn.add_gridspec(sum(rows), columns)
     places, above = [], 0
     for group, own in zip(groups, rows, strict=True):
-        places.append([(info, drawn.add_subplot(grid[above + n // columns, n % columns], **options)) for n, info in enumerate(group)])
+        places.append(
+            [
+                (info, drawn.add_subplot(grid[above + n // columns, n % columns], **options))
+                for n, info in enumerate(group)
+            ]
+        )
         above += own
     return drawn, places
 
@@ -78,4 +91,11 @@ def legend(drawn: Any, columns: int, **options: Any) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     labels = sorted(handles, key=lambda label: label.endswith("paper"))
-    drawn.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False, **options)
+    drawn.legend(
+        [handles[label] for label in labels],
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        **options,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
@@ -54,9 +54,22 @@ def _readings(part: str, row: str, states: Sequence[State]) -> Readings:
     run, steps = states[0].run, tuple(reading["step"] for reading in max(seeds, key=len))
     for state, seed in zip(states, seeds, strict=True):
         if tuple(reading["step"] for reading in seed) != steps:
-            raise Refusal(f"{state.folder / 'probe.jsonl'} is damaged: it lacks steps that other seeds have; {MEND}")
-    series = {name: tuple(np.mean([[reading[name] for reading in seed] for seed in seeds], axis=0).tolist()) for name in SERIES}
-    return Readings(column_of(run).title, f"{MODELS[run.model].title} on {DATASETS[run.data].title}", part, row, steps, series, len(seeds))
+            raise BsamRuntimeError(
+                f"{state.folder / 'probe.jsonl'} is damaged: it lacks steps that other seeds have; {MEND}"
+            )
+    series = {
+        name: tuple(np.mean([[reading[name] for reading in seed] for seed in seeds], axis=0).tolist())
+        for name in SERIES
+    }
+    return Readings(
+        column_of(run).title,
+        f"{MODELS[run.model].title} on {DATASETS[run.data].title}",
+        part,
+        row,
+        steps,
+        series,
+        len(seeds),
+    )
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
@@ -65,7 +78,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     rows = read_json_lines(file, MEND)
     kinds = {"step": int, **dict.fromkeys(SERIES, float)}
     if not all(fits({name: row[name] for name in row if name in kinds}, kinds) for row in rows):
-        raise Refusal(f"{file} is damaged: it does not hold all numbers of each step; {MEND}")
+        raise BsamRuntimeError(f"{file} is damaged: it does not hold all numbers of each step; {MEND}")
     return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
 
 
@@ -103,7 +116,13 @@ def plot_conflicts(found: Sequence[Readings], path: Path) -> None:
     for (upper, lower), part in zip(axes.T, parts, strict=True):
         own = [readings for readings in found if readings.part == part]
         for readings in own:
-            _course(upper, readings.steps, readings.series["cosine"], colours[readings.row], f"$\\rho^{{min}}$ {readings.row}")
+            _course(
+                upper,
+                readings.steps,
+                readings.series["cosine"],
+                colours[readings.row],
+                f"$\\rho^{{min}}$ {readings.row}",
+            )
             lower.plot(readings.steps, readings.series["rho_min"], color=colours[readings.row], linewidth=1.5)
         upper.axhline(0, color="black", linewidth=0.8)
         upper.set_title(own[0].title, fontsize=10)
@@ -129,7 +148,10 @@ def _finish(ax: Any, title: str = "") -> None:
 
 
 def _headline(drawn: Any, found: Sequence[Readings], remark: str = "") -> None:
-    drawn.suptitle(f"{found[0].where}: running mean over the steps, {seeds_text(readings.n for readings in found)}{remark}", fontsize=11)
+    drawn.suptitle(
+        f"{found[0].where}: running mean over the steps, {seeds_text(readings.n for readings in found)}{remark}",
+        fontsize=11,
+    )
 
 
 def seeds_text(counts: Iterable[int]) -> str:

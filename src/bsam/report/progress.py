@@ -22,7 +22,9 @@ class Bars:
 
     def advance(self, stage: str, steps: int) -> None:
         """Move a bar on."""
-        self._bars.start_task(self._tasks[stage])  # a clock that starts with the first bar would count the stages before
+        self._bars.start_task(
+            self._tasks[stage]
+        )  # a clock that starts with the first bar would count the stages before
         self._bars.advance(self._tasks[stage], steps)
 
     def reach(self, stage: str, done: int, total: int) -> None:
@@ -38,8 +40,22 @@ class Bars:
 def progress(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
     """One bar per stage, all in view from the start."""
     need("rich", "train")
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description:11}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:11}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as bars:
         yield Bars(bars, totals)

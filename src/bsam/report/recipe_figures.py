@@ -1,4 +1,6 @@
-"""The figures of the recipes: accuracy against a setting, loss and accuracy over the epochs. First the numbers, then the drawing."""
+"""The figures of the recipes: accuracy against a setting, loss and accuracy over the epochs. First the numbers, then
+the drawing.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,14 @@ def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[State]]) -
     x, groups = zip(*sorted(points.items()), strict=True)
     run = groups[0][0].run
     ours = tuple(spread([shown(state) for state in group]) for group in groups)
-    return Line(panel, column_of(run).title, column_of(run).name, x, ours, tuple(recipe.published(group[0].run) for group in groups))
+    return Line(
+        panel,
+        column_of(run).title,
+        column_of(run).name,
+        x,
+        ours,
+        tuple(recipe.published(group[0].run) for group in groups),
+    )
 
 
 def plot_accuracy_lines(lines: Sequence[Line], xlabel: str, path: Path, log: bool = False) -> None:
@@ -76,11 +85,26 @@ def plot_accuracy_lines(lines: Sequence[Line], xlabel: str, path: Path, log: boo
         for i, line in enumerate(own):
             means, deviations = [point.mean for point in line.ours], [point.std or 0.0 for point in line.ours]
             x = [value * 1.02**i for value in line.x] if log and any(deviations) else line.x  # whiskers side by side
-            ax.errorbar(x, means, deviations if any(deviations) else None, color=colour(line.method), marker="o", markersize=4, capsize=3, label=line.title)
+            ax.errorbar(
+                x,
+                means,
+                deviations if any(deviations) else None,
+                color=colour(line.method),
+                marker="o",
+                markersize=4,
+                capsize=3,
+                label=line.title,
+            )
         for line in own:
             known = [(x, number.mean) for x, number in zip(line.x, line.paper, strict=True) if number is not None]
             if known and line.method in ("sgd", "sam", "bsam"):  # the paper has one BSAM
-                ax.plot(*zip(*known, strict=True), color=colour(line.method), linestyle="--", linewidth=1, label=f"{line.title.split(' (')[0]}, paper")
+                ax.plot(
+                    *zip(*known, strict=True),
+                    color=colour(line.method),
+                    linestyle="--",
+                    linewidth=1,
+                    label=f"{line.title.split(' (')[0]}, paper",
+                )
         if log:
             ax.set_xscale("log")
             ticks = sorted({x for line in own for x in line.x})
@@ -126,19 +150,38 @@ def _course(states: Sequence[State]) -> Course:
 
     run, column = states[0].run, column_of(states[0].run)
     where = f"{MODELS[run.model].title} on {DATASETS[run.data].title}"
-    return Course(where, column.title, column.name, means("train_loss"), means("test_loss"), means("test_accuracy", 100), len(states))
+    return Course(
+        where,
+        column.title,
+        column.name,
+        means("train_loss"),
+        means("test_loss"),
+        means("test_accuracy", 100),
+        len(states),
+    )
 
 
 def plot_training_curves(courses: Sequence[Course], path: Path) -> None:
     """Training loss, test loss, test accuracy."""
-    shown = (("train_loss", "training loss, label smoothing in it"), ("test_loss", "test loss"), ("test_accuracy", "test accuracy, %"))
+    shown = (
+        ("train_loss", "training loss, label smoothing in it"),
+        ("test_loss", "test loss"),
+        ("test_accuracy", "test accuracy, %"),
+    )
     drawn = figure(4.2 * len(shown), 4.1)
     axes = drawn.subplots(1, len(shown))
     for ax, (name, label) in zip(axes, shown, strict=True):
         for course in courses:
             values = getattr(course, name)
             marker = "o" if len(values) < 4 else ""
-            ax.plot(range(1, len(values) + 1), values, color=colour(course.method), label=course.title, linewidth=1.5, marker=marker)
+            ax.plot(
+                range(1, len(values) + 1),
+                values,
+                color=colour(course.method),
+                label=course.title,
+                linewidth=1.5,
+                marker=marker,
+            )
         ax.set_title(label, fontsize=10)
         ax.set_xlabel("epoch")
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -158,7 +201,12 @@ Draw: TypeAlias = Callable[[Recipe, Sequence[State], Path], None]
 
 def _accuracy_lines(recipe: Recipe, states: Sequence[State], path: Path) -> None:
     noise = recipe.table == "label_noise"
-    plot_accuracy_lines(accuracy_lines_info(recipe, states), "flipped training labels, %" if noise else r"$\rho^{min}$ at the start", path, log=not noise)
+    plot_accuracy_lines(
+        accuracy_lines_info(recipe, states),
+        "flipped training labels, %" if noise else r"$\rho^{min}$ at the start",
+        path,
+        log=not noise,
+    )
 
 
 FIGURES: dict[str, Draw] = {

@@ -11,7 +11,7 @@ from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
 from ..recipes.columns import column_of
-from ..recipes.runner import Clock, State, Watcher
+from ..recipes.runner import Callbacks, EtaEstimator, State
 from ..training.config import Run
 from .progress import progress
 
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def time_left(left: tuple[float, int]) -> str:
-    """What :meth:`bsam.recipes.runner.Clock.total` found, in words.
+    """What :meth:`bsam.recipes.runner.EtaEstimator.total` found, in words.
 
     Example:
         >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))
@@ -46,7 +46,9 @@ def time_left(left: tuple[float, int]) -> str:
     if not unknown:
         return f"about {duration(seconds)}"
     return (
-        f"about {duration(seconds)}, and {unknown} run{'s' if unknown > 1 else ''} like none that was measured" if seconds else "unknown before the first epoch"
+        f"about {duration(seconds)}, and {unknown} run{'s' if unknown > 1 else ''} like none that was measured"
+        if seconds
+        else "unknown before the first epoch"
     )
 
 
@@ -59,12 +61,14 @@ def name_of(run: Run) -> str:
     """
     own = [f"{name} {run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    return ", ".join([MODELS[run.model].title, DATASETS[run.data].title, column_of(run).title, *own, *noise, f"seed {run.seed}"])
+    return ", ".join(
+        [MODELS[run.model].title, DATASETS[run.data].title, column_of(run).title, *own, *noise, f"seed {run.seed}"]
+    )
 
 
 def plan_info(states: Sequence[State]) -> list[tuple[str, str, float | None]]:
     """Each run in words, how far it is, and seconds that are left of it; None where nothing like it was measured."""
-    clock = Clock(states)
+    clock = EtaEstimator(states)
     return [(name_of(state.run), str(state), clock.left(state)) for state in states]
 
 
@@ -74,7 +78,13 @@ def plan_table(recipe: Recipe, states: Sequence[State]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=f"{recipe.title}: {len(states)} runs", box=box.SIMPLE_HEAD, show_edge=False, title_style="bold", title_justify="left")
+    table = Table(
+        title=f"{recipe.title}: {len(states)} runs",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        title_style="bold",
+        title_justify="left",
+    )
     for name, side in (("run", "left"), ("state", "left"), ("left", "right")):
         table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
     for name, state, seconds in plan_info(states):
@@ -92,12 +102,14 @@ def totals(states: Sequence[State]) -> str:
     """
     over, begun = sum(state.over for state in states), sum(bool(state.epochs) and not state.over for state in states)
     missing = len(states) - over - begun
-    return f"{len(states)} runs: {over} over, {begun} begun, {missing} missing. Time left: {time_left(Clock(states).total(states))}."
+    return f"{len(states)} runs: {over} over, {begun} begun, {missing} missing. Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
 @contextlib.contextmanager
-def watching(console: Console, runs: int) -> Iterator[Watcher]:
-    """A watcher that shows two bars: the recipe's runs, and the epochs of the one that is on; above them a line for each run that is over."""
+def watching(console: Console, runs: int) -> Iterator[Callbacks]:
+    """A watcher that shows two bars: the recipe's runs, and the epochs of the one that is on; above them a line for
+    each run that is over.
+    """
     with progress(console, {"runs": runs, "epochs": 1}) as bars:
 
         def begins(state: State, over: int, left: tuple[float, int]) -> None:
@@ -110,4 +122,4 @@ def watching(console: Console, runs: int) -> Iterator[Watcher]:
             if state.diverged is not None:
                 console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
 
-        yield Watcher(begins, lambda done, total: bars.reach("epochs", done, total), ends, console.print)
+        yield Callbacks(begins, lambda done, total: bars.reach("epochs", done, total), ends, console.print)

@@ -16,7 +16,9 @@ Row: TypeAlias = dict[str, Any]
 
 
 def rows_info(cells: Sequence[Cell]) -> list[Row]:
-    """One row per method, noise rate and seed, after the last epoch. Accuracies are shares, 0 to 1; sharpness is of the labels as trained on."""
+    """One row per method, noise rate and seed, after the last epoch. Accuracies are shares, 0 to 1; sharpness is of the
+    labels as trained on.
+    """
     return [_row(cell, result) for cell in cells for result in cell.results]
 
 
@@ -24,8 +26,8 @@ def _row(cell: Cell, result: Result) -> Row:
     run, found = result.run, result.last.sharpness
     assert found is not None  # final runs measure it
     return {
-        "method": cell.contender.name,
-        "title": cell.contender.title,
+        "method": cell.candidate.name,
+        "title": cell.candidate.title,
         "label_noise": run.label_noise,
         "seed": run.seed,
         "test_accuracy": result.score,
@@ -51,7 +53,7 @@ def tuning_info(cells: Sequence[Cell]) -> dict[str, Any]:
         "chosen_by": "accuracy on the validation set (clean labels) after the last epoch; of equals the first tried",
         "choices": [
             {
-                "method": cell.contender.name,
+                "method": cell.candidate.name,
                 "label_noise": cell.label_noise,
                 **_candidate(cell.choice),
                 "tried": [_candidate(result) for result in cell.tuning],
@@ -63,7 +65,12 @@ def tuning_info(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _candidate(result: Result) -> Row:
     run = result.run
-    return {"lr": run.lr, "weight_decay": run.weight_decay, "arguments": dict(run.arguments), "validation_accuracy": result.score}
+    return {
+        "lr": run.lr,
+        "weight_decay": run.weight_decay,
+        "arguments": dict(run.arguments),
+        "validation_accuracy": result.score,
+    }
 
 
 def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]:
@@ -72,7 +79,7 @@ def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]
         "environment": environment_info(),
         "settings": {
             **plan.settings(),
-            "methods": [contender.name for contender in plan.contenders],
+            "methods": [candidate.name for candidate in plan.candidates_of],
             "sharpness_radius": SHARPNESS_RADIUS,
             "curvature_samples": CURVATURE_SAMPLES,
             "workers": 2,

@@ -38,9 +38,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def summary_info(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry per noise rate and method: a :class:`Spread` of every measure over the seeds, and ``relative_time``, the time of a step over SGD's.
+    """One entry per noise rate and method: a :class:`Spread` of every measure over the seeds, and ``relative_time``,
+    the time of a step over SGD's.
 
-    Each run is compared with SGD's run at the same noise rate and seed, which ran at about the same time; the median of these is taken. Without SGD
+    Each run is compared with SGD's run at the same noise rate and seed, which ran at about the same time; the median of
+    these is taken. Without SGD
     there is no relative time: None.
     """
     sgd = {(row["label_noise"], row["seed"]): row["seconds_per_step"] for row in rows if row["method"] == "sgd"}
@@ -51,7 +53,11 @@ def summary_info(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {
             **{name: group[0][name] for name in ("method", "title", "label_noise", "lr", "weight_decay", "arguments")},
             **{name: spread([row[name] for row in group]) for name in MEASURES},
-            "relative_time": statistics.median(row["seconds_per_step"] / sgd[row["label_noise"], row["seed"]] for row in group) if sgd else None,
+            "relative_time": statistics.median(
+                row["seconds_per_step"] / sgd[row["label_noise"], row["seed"]] for row in group
+            )
+            if sgd
+            else None,
         }
         for group in groups.values()
     ]
@@ -60,7 +66,10 @@ def summary_info(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def summary_tables(summary: Sequence[dict[str, Any]]) -> list[Table]:
     """One table per noise rate."""
     need("rich", "demo")
-    return [_table(noise, [entry for entry in summary if entry["label_noise"] == noise]) for noise in dict.fromkeys(entry["label_noise"] for entry in summary)]
+    return [
+        _table(noise, [entry for entry in summary if entry["label_noise"] == noise])
+        for noise in dict.fromkeys(entry["label_noise"] for entry in summary)
+    ]
 
 
 def _table(noise: float, entries: Sequence[dict[str, Any]]) -> Table:
@@ -68,7 +77,9 @@ def _table(noise: float, entries: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     title = f"{heading(noise)}, n = {entries[0]['test_accuracy'].n}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False, title_style="bold", title_justify="left")
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False, title_style="bold", title_justify="left"
+    )
     table.add_column("method", no_wrap=True)
     for name in ("acc. %", "loss", "MaxS", "MinS", "BilS", "λmax", "time", "lr", "rho", "decay"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -100,7 +111,8 @@ def heading(noise: float) -> str:
 
 
 def radius(arguments: dict[str, float]) -> str:
-    """The radius for the table: one where all are equal, the weight of the loss for SAF and MESA, a dash where there is neither.
+    """The radius for the table: one where all are equal, the weight of the loss for SAF and MESA, a dash where there is
+    neither.
 
     Example:
         >>> radius({"rho_max": 0.1, "rho_min": 0.1, "passes": 2}), radius({"rho_max": 0.1, "rho_min": 0.05}), radius({"lam": 0.3}), radius({})

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..data import DATASETS, load
 from ..data.augment import augmentation, normalise
 from ..data.examples import Dataset, Examples
@@ -36,7 +36,7 @@ class Classification(Task):
         data: images at hand, in place of those that the run names.
 
     Example:
-        >>> task = Classification(Run("sgd", label_noise=0.25, held_out="validation"), torch.device("cpu"))
+        >>> task = Classification(Run("sgd", label_noise=0.25, eval_split="validation"), torch.device("cpu"))
         >>> task.samples, task.classes, len(task.notes()["flipped"])
         (640, 10, 160)
     """
@@ -44,19 +44,23 @@ class Classification(Task):
     measure = Measure("accuracy", "accuracy in %", 100)
     logits: ClassVar[bool] = True
 
-    def __init__(self, run: Run, device: torch.device, data_dir: Path | None = None, data: Dataset | None = None) -> None:
+    def __init__(
+        self, run: Run, device: torch.device, data_dir: Path | None = None, data: Dataset | None = None
+    ) -> None:
         data = data or _load(run.data, data_dir)
-        held_out: Examples | None = getattr(data, run.held_out)
-        if held_out is None:
-            raise Refusal(f"{run.data} has no {run.held_out} set: set held_out to test")
+        eval_split: Examples | None = getattr(data, run.eval_split)
+        if eval_split is None:
+            raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
         train = data.train if run.limit_train is None else _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.places(run.limit_train)[flipped]
         self.run, self.device, self.classes, self.samples = run, device, data.classes, len(train)
         self._mean, self._std = data.mean, data.std
-        self._sets = train, held_out  # as they were read
+        self._sets = train, eval_split  # as they were read
         self._train = train.labelled(noisy).to(device)
-        self._held_out = (held_out if run.limit_test is None else _limited(held_out, "limit_test", run.limit_test)).to(device)
+        self._held_out = (
+            eval_split if run.limit_test is None else _limited(eval_split, "limit_test", run.limit_test)
+        ).to(device)
         self._augment = augmentation(run.augment or DATASETS[run.data].augmentation, data)
         self.smoothing = label_smoothing(run.label_smoothing, data.classes)
         self._size = EVALUATION_BATCH[device.type]
@@ -70,7 +74,10 @@ class Classification(Task):
             with torch.no_grad():
                 network.eval()(torch.zeros(image.shape))
         except RuntimeError as error:
-            raise Refusal(f"{self.run.model} does not take images of {'x'.join(map(str, image.shape[1:]))}, as {self.run.data} has them") from error
+            raise BsamValueError(
+                f"{self.run.model} does not take images of {'x'.join(map(str, image.shape[1:]))}, as {self.run.data} "
+                "has them"
+            ) from error
         return network.train().to(self.device)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -94,7 +101,7 @@ class Classification(Task):
             logits = network(self._normalised(x)).float()
             loss += F.cross_entropy(logits, y, reduction="sum")
             right += (logits.argmax(1) == y).sum()
-        part, n = self.run.held_out, len(self._held_out)
+        part, n = self.run.eval_split, len(self._held_out)
         return {f"{part}_loss": float(loss) / n, f"{part}_accuracy": int(right) / n}
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
@@ -123,7 +130,8 @@ class Classification(Task):
 
 
 def label_smoothing(others: float, classes: int) -> float:
-    """Torch's ``label_smoothing``, which the true class has a share of, too, for the probability that the other classes are to have together.
+    """Torch's ``label_smoothing``, which the true class has a share of, too, for the probability that the other classes
+    are to have together.
 
     Example:
         >>> torch_s = label_smoothing(0.1, classes=10)
@@ -132,11 +140,14 @@ def label_smoothing(others: float, classes: int) -> float:
     """
     most = (classes - 1) / classes  # what the other classes have when all have the same
     if others > most:
-        raise Refusal(f"label_smoothing must be at most {most:g}, or the true class would be the least likely of {classes}; got {others}")
+        raise BsamValueError(
+            f"label_smoothing must be at most {most:g}, or the true class would be the least likely of {classes}; got "
+            f"{others}"
+        )
     return others * classes / (classes - 1)
 
 
 def _limited(examples: Examples, name: str, n: int) -> Examples:
     if n > len(examples):
-        raise Refusal(f"{name} must be at most {len(examples)}, the size of the set; got {n}")
+        raise BsamValueError(f"{name} must be at most {len(examples)}, the size of the set; got {n}")
     return examples.some(n)

@@ -9,19 +9,26 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 
 
 @functools.cache
 def compiler_trouble(device: torch.device) -> str | None:
-    """Why ``torch.compile`` does not work on this device, tried once on a small layer, forward and backward; None where it does."""
+    """Why ``torch.compile`` does not work on this device, tried once on a small layer, forward and backward; None where
+    it does.
+    """
 
     def layer(x: Tensor, weight: Tensor) -> Tensor:
         return (x @ weight).relu().sum()
 
     try:
-        torch.compile(layer)(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device, requires_grad=True)).backward()
-    except (RuntimeError, OSError) as error:  # RuntimeErrors are all of torch._dynamo's, and that of a Python it does not know; an OSError that of its cache
+        torch.compile(layer)(
+            torch.ones(2, 2, device=device), torch.ones(2, 2, device=device, requires_grad=True)
+        ).backward()
+    except (
+        RuntimeError,
+        OSError,
+    ) as error:  # RuntimeErrors are all of torch._dynamo's, and that of a Python it does not know; an OSError that of its cache
         return _reason(error)
     return None
 
@@ -34,7 +41,9 @@ def compiling(name: str) -> Iterator[None]:
     try:
         yield
     except TorchDynamoException as error:
-        raise Refusal(f"compile is set, and torch.compile cannot take {name} ({_reason(error)}): leave compile out") from error
+        raise BsamRuntimeError(
+            f"compile is set, and torch.compile cannot take {name} ({_reason(error)}): leave compile out"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

@@ -13,15 +13,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..core.checks import check_count, check_number, check_radius
-from ..core.refusal import Refusal
+from ..core.errors import BsamValueError
 from ..methods import METHODS
 
 Base = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16"]
-Part = Literal["validation", "test"]
+Split = Literal["validation", "test"]
 MOST_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
-_CHOICES: dict[str, Any] = {"base": Base, "schedule": Schedule, "precision": Precision, "held_out": Part}
+_CHOICES: dict[str, Any] = {"base": Base, "schedule": Schedule, "precision": Precision, "eval_split": Split}
 
 
 def arguments_of(method: str) -> tuple[str, ...]:
@@ -37,10 +37,12 @@ def arguments_of(method: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of one training run: two runs with equal settings give equal numbers on one machine. The defaults are the paper's for CIFAR-10.
+    """The settings of one training run: two runs with equal settings give equal numbers on one machine. The defaults
+    are the paper's for CIFAR-10.
 
     Args:
-        method: ``"sgd"`` is the base optimizer alone; else a name of :data:`bsam.methods.METHODS`, around the base optimizer.
+        method: ``"sgd"`` is the base optimizer alone; else a name of :data:`bsam.methods.METHODS`, around the base
+            optimizer.
         arguments: of the method, by name.
         task: what is learned, a name of :data:`bsam.training.loop.TASKS`.
         model: a name of :data:`bsam.models.MODELS`.
@@ -54,18 +56,20 @@ class Run:
         nesterov: whether SGD's momentum is Nesterov's.
         weight_decay: of the base optimizer.
         epochs: how many.
-        batch: samples a step, of all processes together; a remainder of the epoch that does not fill a batch is left out.
+        batch: samples a step, of all processes together; a remainder of the epoch that does not fill a batch is left
+            out.
         label_smoothing: the probability that the other classes share.
         label_noise: the share of the training labels that is flipped.
         limit_train: train on so many samples, as evenly from all classes as can be; None: on all.
         limit_test: judge on so many, likewise; None: on all.
         precision: bf16 runs the network under autocast.
-        compile: whether the network goes through ``torch.compile``, where that works. Its kernels round otherwise: after 20 steps in fp32 the weights are off
-            those of plain steps by less than 2 % of the way that they went.
-        capture: whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all alike. After 20 steps in fp32 the weights
-            are off those of plain steps by less than 0.5 % of the way that they went; with asam, gam, msam or Adam, which carry rounding further, 2 %.
+        compile: whether the network goes through ``torch.compile``, where that works. Its kernels round otherwise:
+            after 20 steps in fp32 the weights are off those of plain steps by less than 2 % of the way that they went.
+        capture: whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all
+            alike. After 20 steps in fp32 the weights are off those of plain steps by less than 0.5 % of the way that
+            they went; with asam, gam, msam or Adam, which carry rounding further, 2 %.
         seed: of the initial weights, the order of the samples, their augmentation and the flipped labels.
-        held_out: the set that the network is judged on; a run that helps to choose settings never sees the test set.
+        eval_split: the set that the network is judged on; a run that helps to choose settings never sees the test set.
         probe: read sharpness and gradients every so many steps, by :class:`bsam.flatness.Probe`; None reads none.
         radius: at which the sharpness on the whole training set is measured after every epoch; None measures none.
         curvature: whether the largest eigenvalue of the Hessian is taken after the last epoch.
@@ -77,7 +81,7 @@ class Run:
         >>> Run("sma")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: method must be one of sgd, sam, ...; got 'sma'
+        bsam.core.errors.BsamValueError: method must be one of sgd, sam, ...; got 'sma'
     """
 
     method: str
@@ -103,7 +107,7 @@ class Run:
     compile: bool = False
     capture: bool = True
     seed: int = 0
-    held_out: Part = "test"
+    eval_split: Split = "test"
     probe: int | None = None
     radius: float | None = None
     curvature: bool = False
@@ -111,31 +115,46 @@ class Run:
 
     def __post_init__(self) -> None:
         if not isinstance(self.arguments, Mapping):
-            raise Refusal(f"arguments must be those of the method, by name, as {{'rho': 0.05}}; got {self.arguments!r}")
+            raise BsamValueError(
+                f"arguments must be those of the method, by name, as {{'rho': 0.05}}; got {self.arguments!r}"
+            )
         for item in fields(self):
-            object.__setattr__(self, item.name, _plain(getattr(self, item.name)))  # a copy: the caller's arguments may change later
+            object.__setattr__(
+                self, item.name, _plain(getattr(self, item.name))
+            )  # a copy: the caller's arguments may change later
         names = ("sgd", *METHODS)
         if self.method not in names:
-            raise Refusal(f"method must be one of {', '.join(names)}; got {self.method!r}")
+            raise BsamValueError(f"method must be one of {', '.join(names)}; got {self.method!r}")
         if self.method == "sgd" and self.arguments:
-            raise Refusal(f"sgd takes no arguments of a method, got {self.arguments!r}")
+            raise BsamValueError(f"sgd takes no arguments of a method, got {self.arguments!r}")
         known = () if self.method == "sgd" else arguments_of(self.method)
         for name, value in self.arguments.items():
             if name not in known:
-                raise Refusal(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
+                raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
             if not _is_json(value):
-                raise Refusal(f"{name} must be a number, a text, or a list of them, so that the settings can be written down; got {value!r}")
+                raise BsamValueError(
+                    f"{name} must be a number, a text, or a list of them, so that the settings can be written down; "
+                    f"got {value!r}"
+                )
         for name in ("task", "model", "data", "augment"):
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and (name, value) != ("augment", None):
-                raise Refusal(f"{name} must be a name, got {value!r}")
+                raise BsamValueError(f"{name} must be a name, got {value!r}")
         if self.probe is not None and self.method == "sgd":
-            raise Refusal("the probe looks at the passes of a sharpness-aware method, and sgd is none: leave probe out, or take sam with rho=0, which is sgd")
+            raise BsamValueError(
+                "the probe looks at the passes of a sharpness-aware method, and sgd is none: leave probe out, or take "
+                "sam with rho=0, which is sgd"
+            )
         if self.probe is not None and METHODS[self.method].is_loss:
-            raise Refusal(f"the probe looks at the passes of a sharpness-aware method, and {self.method} is a loss: leave probe out")
+            raise BsamValueError(
+                f"the probe looks at the passes of a sharpness-aware method, and {self.method} is a loss: leave probe "
+                "out"
+            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in get_args(choices):
-                raise Refusal(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+                raise BsamValueError(
+                    f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}"
+                )
         for name in ("epochs", "batch"):
             check_count(name, getattr(self, name))
         for name in ("limit_train", "limit_test", "probe", "relief"):
@@ -148,17 +167,20 @@ class Run:
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("nesterov", "compile", "capture", "curvature"):
             if not isinstance(getattr(self, name), bool):
-                raise Refusal(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise BsamValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.momentum >= 1:
-            raise Refusal(f"momentum must be below 1, got {self.momentum}")
+            raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
         if self.nesterov and (self.base != "sgd" or not self.momentum):
-            raise Refusal(f"nesterov is a kind of SGD's momentum, and here base is {self.base} with momentum {self.momentum}: leave it out")
+            raise BsamValueError(
+                f"nesterov is a kind of SGD's momentum, and here base is {self.base} with momentum {self.momentum}: "
+                "leave it out"
+            )
         if self.warmup > self.epochs:
-            raise Refusal(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
+            raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
         if self.radius is not None:
             check_radius("radius", self.radius)
         if self.relief is not None and (self.relief < 3 or self.relief % 2 == 0):  # now, not after the last epoch
-            raise Refusal(f"relief must be 3, 5, 7 ..., so that the network is at the centre; got {self.relief}")
+            raise BsamValueError(f"relief must be 3, 5, 7 ..., so that the network is at the centre; got {self.relief}")
 
     def settings(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
@@ -204,8 +226,16 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         >>> check_settings(Path("runs/demo"), {"epochs": 2}, {"epochs": 3})
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: runs/demo holds results with other settings (epochs 2 there, 3 here): choose another folder, or remove that one
+        bsam.core.errors.BsamValueError: runs/demo holds results with other settings (epochs 2 there, 3 here): choose
+        another folder, or remove that one
     """
-    differing = [f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    differing = [
+        f"{name} {theirs.get(name)} there, {ours.get(name)} here"
+        for name in {**theirs, **ours}
+        if theirs.get(name) != ours.get(name)
+    ]
     if differing:
-        raise Refusal(f"{folder} holds results with other settings ({'; '.join(differing)}): choose another folder, or remove that one")
+        raise BsamValueError(
+            f"{folder} holds results with other settings ({'; '.join(differing)}): choose another folder, or remove "
+            "that one"
+        )

@@ -34,7 +34,11 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
 def _device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"device": device.type, "threads": torch.get_num_threads()}
-    return {"device": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
 
 
 def _version(package: str) -> str | None:

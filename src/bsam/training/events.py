@@ -54,7 +54,12 @@ class Events:
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
         self._file = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
-        self._append([_double(1, time.time()) + _bytes(3, b"brain.Event:2"), *(event for epoch in epochs for event in _events(epoch))])
+        self._append(
+            [
+                _double(1, time.time()) + _bytes(3, b"brain.Event:2"),
+                *(event for epoch in epochs for event in _events(epoch)),
+            ]
+        )
 
     def add(self, epoch: Mapping[str, Any]) -> None:
         """The numbers of one more epoch."""
@@ -64,7 +69,9 @@ class Events:
         with writing(self._file), self._file.open("ab") as file:
             for event in events:
                 length = struct.pack("<Q", len(event))
-                file.write(length + struct.pack("<I", masked_crc(length)) + event + struct.pack("<I", masked_crc(event)))
+                file.write(
+                    length + struct.pack("<I", masked_crc(length)) + event + struct.pack("<I", masked_crc(event))
+                )
 
 
 def _events(epoch: Mapping[str, Any]) -> list[bytes]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..core.checks import is_number
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 
 T = TypeVar("T")
 
@@ -37,20 +37,24 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         mend = _MENDS.get(error.errno or 0, "Once that is mended, call again")
-        raise Refusal(f"{path} could not be written ({error.strerror}); what was there before is kept. {mend}") from error
+        raise BsamRuntimeError(
+            f"{path} could not be written ({error.strerror}); what was there before is kept. {mend}"
+        ) from error
 
 
 @contextlib.contextmanager
 def usable(folder: Path, purpose: str) -> Iterator[None]:
-    """An ``OSError`` in here means that the folder cannot be used, and is raised as a Refusal that says so."""
+    """An ``OSError`` in here means that the folder cannot be used, and is raised as a BsamError that says so."""
     try:
         yield
     except OSError as error:
-        raise Refusal(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
+        raise BsamRuntimeError(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file. Whatever happens meanwhile, the path holds the old content or the new one; once this returns, the new one is on the disk."""
+    """Write a file. Whatever happens meanwhile, the path holds the old content or the new one; once this returns, the
+    new one is on the disk.
+    """
     draft = path.with_name(f"{path.name}.draft")
     with writing(path):
         try:
@@ -104,14 +108,14 @@ def parse_json(content: bytes, kind: type[T], name: object, mend: str) -> T:
         >>> parse_json(b'{"epoch": 1', dict, "line 1 of runs.jsonl", "remove the file")
         Traceback (most recent call last):
         ...
-        bsam.core.refusal.Refusal: line 1 of runs.jsonl is damaged: it holds no JSON object; remove the file
+        bsam.core.errors.BsamRuntimeError: line 1 of runs.jsonl is damaged: it holds no JSON object; remove the file
     """
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
-        raise Refusal(f"{name} is damaged: it holds no JSON {'object' if kind is dict else 'array'}; {mend}")
+        raise BsamRuntimeError(f"{name} is damaged: it holds no JSON {'object' if kind is dict else 'array'}; {mend}")
     return found
 
 
@@ -168,11 +172,13 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """What :func:`write_checkpoint` wrote; a file that is anything else is refused, and nothing in it is executed."""
     first, _, content = read_bytes(path).partition(b"\n")
     if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
-        raise Refusal(f"{path} is damaged: its content is not what was written")
+        raise BsamRuntimeError(f"{path} is damaged: its content is not what was written")
     try:
         return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except Exception as error:  # torch raises what it happens to stumble over
-        raise Refusal(f"{path} was refused: it holds more than tensors and plain values, or something else") from error
+        raise BsamRuntimeError(
+            f"{path} was refused: it holds more than tensors and plain values, or something else"
+        ) from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -180,7 +186,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refusal(f"{path} cannot be read ({error.strerror})") from error
+        raise BsamRuntimeError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _strict(value: Any) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import BsamError, BsamRuntimeError
 from ..core.extras import need
-from ..core.refusal import Refusal
 from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
 from .environment import environment_info
@@ -53,13 +53,14 @@ class _Tensor:
     data_offsets: list[int]
 
 
-class Folder:
+class RunDir:
     """A folder for one run, held by one process at a time.
 
-    ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` each machine that worked on it,
-    ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.bsam`` the state after the
-    last epoch (and, until the run is finished, ``checkpoint-before.bsam`` that before), ``curvature.json`` the eigenvalue and the landscape after the last
-    epoch, ``model.safetensors`` the trained network. All of them are written whole or not at all.
+    ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` each
+    machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
+    ``probe.jsonl`` the probe's readings, ``checkpoint.bsam`` the state after the last epoch (and, until the run is
+    finished, ``checkpoint-before.bsam`` that before), ``curvature.json`` the eigenvalue and the landscape after the
+    last epoch, ``model.safetensors`` the trained network. All of them are written whole or not at all.
 
     Args:
         path: made if need be. A folder that holds another configuration, or something else, is refused and not touched.
@@ -70,9 +71,11 @@ class Folder:
     def __init__(self, path: str | Path, run: Run, tell: Callable[[str], None] = print) -> None:
         self.path, self.run, self._tell = Path(path), run, tell
         self._held = contextlib.ExitStack()
-        self._whole = False  # whether the newest checkpoint is: a damaged one must not take the place of the one before it
+        self._whole = (
+            False  # whether the newest checkpoint is: a damaged one must not take the place of the one before it
+        )
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> RunDir:
         need("safetensors", "train")  # now, not after the last epoch
         config = self.path / "config.json"
         with usable(self.path, "a run"), contextlib.ExitStack() as stack:
@@ -90,14 +93,20 @@ class Folder:
             theirs = read_json(config, dict, "it is not the configuration of a run: choose another folder")
             check_settings(self.path, theirs, json.loads(json.dumps(self.run.settings())))
         elif strangers:
-            raise Refusal(f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
+            raise BsamRuntimeError(
+                f"{self.path} holds files of something else ({', '.join(strangers[:3])}): choose another folder"
+            )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._held.close()
 
     def begin(self, training: Training, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Note the settings, which have proved possible by now; the data; the machine that goes to work, and how; what the task wants written down; and the
-        epochs so far: a process may have been killed before it did. Other data than that of the epochs so far is refused.
+        """Note the settings, which have proved possible by now; the data; the machine that goes to work, and how; what
+        the task wants written down; and the
+        epochs so far: a process may have been killed before it did. Other data than that of the epochs so far is
+            refused.
         """
         task, team = training.task, training.team
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
@@ -121,12 +130,17 @@ class Folder:
                 state = read_checkpoint(file, device)
                 self._whole = file.name == CHECKPOINT
                 return state
-            except Refusal as refusal:
-                self._tell(f"{refusal}. {'Going on from the one before it' if file != found[-1] else 'There is none before it'}.")
+            except BsamError as error:
+                self._tell(
+                    f"{error}. {'Going on from the one before it' if file != found[-1] else 'There is none before it'}."
+                )
         if found:
-            raise Refusal(f"{self.path} has no checkpoint that is whole: remove {' and '.join(file.name for file in found)} there to start anew")
+            raise BsamRuntimeError(
+                f"{self.path} has no checkpoint that is whole: remove {' and '.join(file.name for file in found)} "
+                "there to start anew"
+            )
         if (self.path / NETWORK).exists():
-            raise Refusal(
+            raise BsamRuntimeError(
                 f"{self.path} holds {NETWORK}, and no checkpoint from which damaged files could be written anew: "
                 f"remove {NETWORK} there to train the whole run again, or choose another folder. "
                 "If only curvature.json is damaged, remove that file"
@@ -151,7 +165,9 @@ class Folder:
             write(self.path / "probe.jsonl", lines(readings))
 
     def finish(self, network: nn.Module, found: Mapping[str, Any] | None = None) -> None:
-        """Write what was found after the last epoch, if anything, and the trained network: where that is, the run is finished."""
+        """Write what was found after the last epoch, if anything, and the trained network: where that is, the run is
+        finished.
+        """
         from safetensors.torch import save
 
         if found is not None:
@@ -176,8 +192,8 @@ def read_run(path: Path) -> Run:
     """The settings of a run folder."""
     try:
         return Run(**read_json(path / "config.json", dict, "choose another folder"))
-    except (ValueError, TypeError) as error:
-        raise Refusal(f"{path} is no folder of a run: {error}") from error
+    except (BsamError, TypeError) as error:
+        raise BsamRuntimeError(f"{path} is no folder of a run: {error}") from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -188,14 +204,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     file = path / "metrics.jsonl"
     try:
         rows = read_json_lines(file, ANEW)
-    except Refusal as refusal:
-        if isinstance(refusal.__cause__, FileNotFoundError):
+    except BsamError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
             return []
         raise
     kinds = {name: _METRICS.get(name, float) for name in {"epoch", "seconds", *rows[0]}} if rows else {}
     whole = all(fits(row, kinds) and row["seconds"] is not None for row in rows)
     if not whole or [row["epoch"] for row in rows] != [*range(1, len(rows) + 1)]:
-        raise Refusal(f"{file} is damaged: it does not hold the same numbers of each epoch; {ANEW}")
+        raise BsamRuntimeError(f"{file} is damaged: it does not hold the same numbers of each epoch; {ANEW}")
     return rows
 
 
@@ -204,14 +220,17 @@ def last_metrics(path: Path) -> dict[str, Any]:
     found, epochs = read_metrics(path), read_run(path).epochs
     if len(found) != epochs:
         file = path / "metrics.jsonl"
-        raise Refusal(f"{file} does not hold the run's {epochs} epochs; {ANEW}")
+        raise BsamRuntimeError(f"{file} does not hold the run's {epochs} epochs; {ANEW}")
     return found[-1]
 
 
 def read_network(path: Path, network: nn.Module) -> nn.Module:
     """The network of a finished run, read into one of its architecture."""
     if not (path / NETWORK).exists():
-        raise Refusal(f"{path} has no model.safetensors: the run is not finished. `bsam train --out {path}` with the same settings goes on with it")
+        raise BsamRuntimeError(
+            f"{path} has no model.safetensors: the run is not finished. `bsam train --out {path}` with the same "
+            "settings goes on with it"
+        )
     network.load_state_dict(read_weights(path))
     return network
 
@@ -228,7 +247,7 @@ def has_network(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise Refusal(f"{path / NETWORK} cannot be read ({error.strerror})") from error
+        raise BsamRuntimeError(f"{path / NETWORK} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError):
         return False
     if not isinstance(header, dict):
@@ -249,13 +268,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise Refusal(f"{file} is damaged ({error}); {ANEW}") from error
+        raise BsamRuntimeError(f"{file} is damaged ({error}); {ANEW}") from error
     header, _ = _parts(content)
     about = json.loads(header).get("__metadata__") or {}
     digest = about.get("sha256")
     is_old = about.keys() <= {"run"}  # files of earlier versions have no digest
     if not is_old and (digest is None or _digest(content, digest) != digest):
-        raise Refusal(f"{file} is damaged: its content is not what was written; {ANEW}")
+        raise BsamRuntimeError(f"{file} is damaged: its content is not what was written; {ANEW}")
     return tensors
 
 

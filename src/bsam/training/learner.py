@@ -27,7 +27,7 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Learner:
+class TrainStep:
     """A network, the optimizer that moves its weights, and the loss that it lowers.
 
     Args:
@@ -39,7 +39,7 @@ class Learner:
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 3)
-        >>> learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> learner = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> learner.step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)).shape
         torch.Size([])
     """
@@ -84,7 +84,7 @@ class Learner:
         return loss
 
 
-def equip(
+def build_optimizer(
     method: str,
     arguments: Mapping[str, Any],
     base: Optimizer,
@@ -92,8 +92,9 @@ def equip(
     forward: Callable[[Tensor], Any] | None = None,
     criterion: Criterion = cross_entropy,
     **known: Any,
-) -> Learner:
-    """A network with ``base`` alone for the method ``"sgd"``; with a method of METHODS around it; or, for SAF and MESA, with ``base`` on their loss.
+) -> TrainStep:
+    """A network with ``base`` alone for the method ``"sgd"``; with a method of METHODS around it; or, for SAF and MESA,
+    with ``base`` on their loss.
 
     Args:
         method: its name.
@@ -102,21 +103,21 @@ def equip(
         model: the network, or its DDP or compiled wrapper.
         forward: what calls it, under autocast for example; None: the model itself.
         criterion: from outputs and a batch to one loss per sample.
-        known: what the training knows and some methods ask for, under the names of their arguments: ``seed``, ``total_steps``, ``samples``, ``classes``. A
-            method gets what it asks for.
+        known: what the training knows and some methods ask for, under the names of their arguments: ``seed``,
+            ``total_steps``, ``samples``, ``classes``. A method gets what it asks for.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 3)
-        >>> equip("rst", {"p": 0.25}, torch.optim.SGD(model.parameters(), lr=0.1), model, seed=7, total_steps=100).optimizer.seed
+        >>> build_optimizer("rst", {"p": 0.25}, torch.optim.SGD(model.parameters(), lr=0.1), model, seed=7, total_steps=100).optimizer.seed
         7
     """
     forward = forward or model
     if method == "sgd":
-        return Learner(forward, base, criterion)
+        return TrainStep(forward, base, criterion)
     cls: Any = METHODS[method].cls
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
     own = cls(**{**{name: known[name] for name in inspect.signature(cls).parameters if name in known}, **arguments})
     if METHODS[method].is_loss:
-        return Learner(forward, base, criterion, own.to(next(model.parameters()).device))
-    return Learner(forward, own, criterion)
+        return TrainStep(forward, base, criterion, own.to(next(model.parameters()).device))
+    return TrainStep(forward, own, criterion)

@@ -9,13 +9,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 from .files import usable
 
 LOCK = ".bsam-lock"  # the name of the file, which is there while a process holds the folder
 
 
-class Taken(Refusal):
+class RunLocked(BsamRuntimeError):
     """Another process holds the folder."""
 
 
@@ -29,12 +29,12 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
     Args:
         folder: made if need be.
         activity: what a process does in it, for the message to another one: ``"training"``.
-        wait: for the process that holds it, rather than raise :class:`Taken`.
+        wait: for the process that holds it, rather than raise :class:`RunLocked`.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder), "training"):
-        ...     with contextlib.suppress(Taken), locked(Path(folder), "training"):
+        ...     with contextlib.suppress(RunLocked), locked(Path(folder), "training"):
         ...         print("not reached")
     """
     path = folder / LOCK
@@ -58,16 +58,18 @@ def _acquired(path: Path, activity: str, wait: bool) -> int:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_symlink():
                     trouble = "is a symbolic link, which is not followed"
-                    raise Refusal(f"{path} {trouble}: remove it, or choose another folder")
+                    raise BsamRuntimeError(f"{path} {trouble}: remove it, or choose another folder")
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 stack.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 who = f"{path.parent}: another process is {activity} there"
-                raise Taken(f"{who}. Wait for it, or choose another folder") from error
+                raise RunLocked(f"{who}. Wait for it, or choose another folder") from error
             except OSError as error:  # a network file system may have no locks
-                raise Refusal(f"{path} cannot be locked ({error.strerror}): choose a folder elsewhere") from error
+                raise BsamRuntimeError(
+                    f"{path} cannot be locked ({error.strerror}): choose a folder elsewhere"
+                ) from error
             if _is_at(descriptor, path):
                 stack.pop_all()
                 return descriptor

@@ -8,18 +8,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError
 from ..flatness.sharpness import Sharpness
 from .config import Run, check_settings
 from .files import fits, parse_json, usable, write, writing
 from .lock import LOCK
-from .result import Epoch, Relief, Result
+from .result import Epoch, LossSurface, Result
 
 _NUMBERS = {name: kind for name, kind in get_type_hints(Result).items() if name not in ("run", "measure")}
 
 
 class Record:
-    """Finished runs as JSON lines in ``folder/runs.jsonl``, one per run, below a first line with the settings that they share.
+    """Finished runs as JSON lines in ``folder/runs.jsonl``, one per run, below a first line with the settings that they
+    share.
 
     Args:
         folder: made if need be. One that holds runs under other settings is refused, and nothing in it is touched.
@@ -55,14 +56,16 @@ class Record:
             try:
                 self._remember(_result(row))
             except (KeyError, TypeError, ValueError) as error:
-                raise Refusal(f"{name} is damaged, or of another version ({_said(error)}): {mend}") from error
+                raise BsamRuntimeError(f"{name} is damaged, or of another version ({_said(error)}): {mend}") from error
         if len(whole) < len(lines):
             write(self._file, b"".join(whole))
 
     def _start(self, settings: Mapping[str, Any]) -> None:
         strangers = sorted(path.name for path in self.folder.iterdir() if path.name not in (self._file.name, LOCK))
         if strangers:
-            raise Refusal(f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder")
+            raise BsamRuntimeError(
+                f"{self.folder} holds files of something else ({', '.join(strangers[:3])}): choose another folder"
+            )
         write(self._file, (json.dumps(dict(settings)) + "\n").encode())
 
     def __contains__(self, run: Run) -> bool:
@@ -104,7 +107,7 @@ def _result(line: dict[str, Any]) -> Result:
         tuple(epochs),
         line["seconds_per_step"],
         line["top_eigenvalue"],
-        None if relief is None else Relief(tuple(relief["axis"]), tuple(map(tuple, relief["loss"]))),
+        None if relief is None else LossSurface(tuple(relief["axis"]), tuple(map(tuple, relief["loss"]))),
         line.get("measure", "accuracy"),
     )
     if result.score is None:
@@ -115,5 +118,5 @@ def _result(line: dict[str, Any]) -> Result:
     return result
 
 
-def _is_square(relief: Relief | None) -> bool:
+def _is_square(relief: LossSurface | None) -> bool:
     return relief is not None and {len(relief.loss), *map(len, relief.loss)} == {len(relief.axis)}

@@ -20,8 +20,10 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Relief:
-    """The loss on a plane through the network, as plain numbers: a row for each place along the first direction. The network is at the centre."""
+class LossSurface:
+    """The loss on a plane through the network, as plain numbers: a row for each place along the first direction. The
+    network is at the centre.
+    """
 
     axis: tuple[float, ...]
     loss: tuple[tuple[float, ...], ...]
@@ -29,13 +31,15 @@ class Relief:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. The eigenvalue and the relief are of the network after the last epoch, on some of the training data, labels as trained on."""
+    """A finished run. The eigenvalue and the relief are of the network after the last epoch, on some of the training
+    data, labels as trained on.
+    """
 
     run: Run
     epochs: tuple[Epoch, ...]
     seconds_per_step: float  # the mean over an epoch, whose steps may differ; of these the median
     top_eigenvalue: float | None = None  # the largest of the Hessian; NaN where that is not finite
-    relief: Relief | None = None
+    relief: LossSurface | None = None
     measure: str = "accuracy"  # of the task
 
     @property
@@ -46,10 +50,16 @@ class Result:
     @property
     def score(self) -> float:
         """The task's measure (accuracy, as a share) after the last epoch, on the set that was held out."""
-        return self.last.metrics[f"{self.run.held_out}_{self.measure}"]
+        return self.last.metrics[f"{self.run.eval_split}_{self.measure}"]
 
 
 def result_of(run: Run, epochs: list[dict[str, Any]], steps: int, measure: str) -> Result:
     """A finished run from its metrics, epoch by epoch."""
-    found = [Epoch({k: v for k, v in e.items() if k != "sharpness"}, None if e.get("sharpness") is None else Sharpness(**e["sharpness"])) for e in epochs]
+    found = [
+        Epoch(
+            {k: v for k, v in e.items() if k != "sharpness"},
+            None if e.get("sharpness") is None else Sharpness(**e["sharpness"]),
+        )
+        for e in epochs
+    ]
     return Result(run, tuple(found), statistics.median(e["seconds"] for e in epochs) / steps, measure=measure)

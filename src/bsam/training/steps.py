@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from ..core.optimizer import SharpnessAware
-from .learner import Learner
+from .learner import TrainStep
 
 WARM_UP = 3  # steps before the capture: they allocate, choose kernels and compile
 
 
 @contextlib.contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Where everything must happen that a CUDA graph is to capture, from the building of the network on; nothing special on a CPU.
+    """Where everything must happen that a CUDA graph is to capture, from the building of the network on; nothing
+    special on a CPU.
 
     Batches have one shape all through a training, so that a search for the best kernels pays.
     """
@@ -37,7 +38,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 class Plain:
     """Steps one by one."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: TrainStep) -> None:
         self.learner = learner
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -46,12 +47,14 @@ class Plain:
 
 
 class Captured(Plain):
-    """Steps as one CUDA graph. The first ones are taken plainly, the next one is captured; from then on batches are copied to where the graph reads them.
+    """Steps as one CUDA graph. The first ones are taken plainly, the next one is captured; from then on batches are
+    copied to where the graph reads them.
 
-    The learning rate must be a tensor on the device, and every step the same sequence of kernels. Steps that a probe is to read are taken plainly.
+    The learning rate must be a tensor on the device, and every step the same sequence of kernels. Steps that a probe is
+    to read are taken plainly.
     """
 
-    def __init__(self, learner: Learner, watched: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, learner: TrainStep, watched: Callable[[int], bool] | None = None) -> None:
         super().__init__(learner)
         self._watched = watched or (lambda t: False)
         self._plain = 0

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from ..flatness.dataset_loss import Batches
 from .config import Run
 
-Batch: TypeAlias = tuple[Tensor, ...]  # the inputs first, then targets, and last each sample's place in the training set
+Batch: TypeAlias = tuple[
+    Tensor, ...
+]  # the inputs first, then targets, and last each sample's place in the training set
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Task(ABC):
     """
 
     measure: ClassVar[Measure]  # what a table shows
-    logits: ClassVar[bool] = False  # whether outputs are the logits of classes and the first target is the class: what SAF and MESA need
+    logits: ClassVar[bool] = (
+        False  # whether outputs are the logits of classes and the first target is the class: what SAF and MESA need
+    )
     samples: int  # to train on
     classes: int  # outputs of a sample
     smoothing: float = 0.0  # of the labels, as torch's cross-entropy counts it: for SAF and MESA, which bring their own
@@ -65,7 +69,9 @@ class Task(ABC):
         """A new network on the device, its weights a function of the run's seed."""
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most tasks draw something, some do not
-        """What chance decides in an epoch, counted from 0, is drawn here: a function of seed and epoch, so that a resumed run draws the same."""
+        """What chance decides in an epoch, counted from 0, is drawn here: a function of seed and epoch, so that a
+        resumed run draws the same.
+        """
 
     @abstractmethod
     def batch(self, index: Tensor) -> Batch:

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..core.refusal import Refusal
+from ..core.errors import BsamRuntimeError, BsamValueError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Team:
+class DistributedContext:
     """The processes of a run: this one's rank, how many there are, and its device."""
 
     device: torch.device
@@ -62,38 +62,43 @@ class Team:
 
 
 @contextlib.contextmanager
-def team(device: str | None = None) -> Iterator[Team]:
+def team(device: str | None = None) -> Iterator[DistributedContext]:
     """This process alone, or with those that ``torchrun`` started beside it.
 
     Args:
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None takes a GPU if there is one. Of several processes each takes the GPU of its local rank.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None takes a GPU if there is one. Of several processes each takes
+            the GPU of its local rank.
 
     Example:
         >>> with team("cpu") as alone:
         ...     print(alone)
-        Team(device=device(type='cpu'), rank=0, size=1)
+        DistributedContext(device=device(type='cpu'), rank=0, size=1)
     """
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(name)
     except RuntimeError as error:
-        raise Refusal(f"device must be cpu, cuda or cuda:N, got {name!r}") from error
+        raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}") from error
     if place.type not in ("cpu", "cuda"):
-        raise Refusal(f"device must be cpu, cuda or cuda:N, got {name!r}")
+        raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise Refusal("device is cuda, and torch sees no GPU here: take cpu")
+        raise BsamRuntimeError("device is cuda, and torch sees no GPU here: take cpu")
     try:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         int(os.environ["RANK"] if size > 1 else "0")
     except (ValueError, KeyError) as error:
-        raise Refusal("WORLD_SIZE is set, but not as torchrun sets it, with RANK and LOCAL_RANK: start by torchrun, or unset it") from error
+        raise BsamRuntimeError(
+            "WORLD_SIZE is set, but not as torchrun sets it, with RANK and LOCAL_RANK: start by torchrun, or unset it"
+        ) from error
     if size == 1:
-        yield Team(place)
+        yield DistributedContext(place)
         return
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
-        atexit.register(dist.destroy_process_group)  # not before: processes that parted would not find each other again for the next run
-    yield Team(place, dist.get_rank(), dist.get_world_size())
+        atexit.register(
+            dist.destroy_process_group
+        )  # not before: processes that parted would not find each other again for the next run
+    yield DistributedContext(place, dist.get_rank(), dist.get_world_size())

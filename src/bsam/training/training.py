@@ -15,20 +15,25 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..core.checks import check_count
+from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.optimizer import SharpnessAware
-from ..core.refusal import Refusal
 from ..flatness.probe import Probe
 from ..flatness.sharpness import Sharpness, sharpness
 from ..methods import METHODS
 from .bf16 import emulated, is_emulated
 from .compiler import compiler_trouble, compiling
 from .config import Run
-from .learner import Learner, equip
+from .learner import TrainStep, build_optimizer
 from .steps import Captured, Plain
 from .task import Task
-from .team import Team
+from .team import DistributedContext
 
-_MECHANICS = ("lr", "fused", "foreach", "capturable")  # how a step is computed here, whatever machine wrote the checkpoint; the schedule sets the value of lr
+_MECHANICS = (
+    "lr",
+    "fused",
+    "foreach",
+    "capturable",
+)  # how a step is computed here, whatever machine wrote the checkpoint; the schedule sets the value of lr
 _ORDER, _REST = 0x0DE, 0x4E57  # keep apart what is drawn from one (seed, epoch)
 
 
@@ -41,20 +46,34 @@ class Training:
         team: the processes that share the work.
     """
 
-    def __init__(self, run: Run, task: Task, team: Team) -> None:
+    def __init__(self, run: Run, task: Task, team: DistributedContext) -> None:
         if run.batch % team.size:
-            raise Refusal(f"batch must be a multiple of the {team.size} processes that share it, got {run.batch}")
+            raise BsamValueError(
+                f"batch must be a multiple of the {team.size} processes that share it, got {run.batch}"
+            )
         self.steps = task.samples // run.batch
         if not self.steps:
-            raise Refusal(f"batch must be at most {task.samples}, the number of training samples; got {run.batch}")
+            raise BsamValueError(
+                f"batch must be at most {task.samples}, the number of training samples; got {run.batch}"
+            )
         loss = run.method != "sgd" and METHODS[run.method].is_loss
         if loss and not task.logits:
-            raise Refusal(f"{run.method} compares logits of classes, and {run.task} has none: choose another method")
+            raise BsamRuntimeError(
+                f"{run.method} compares logits of classes, and {run.task} has none: choose another method"
+            )
         if run.method == "saf" and team.size > 1:
-            raise Refusal("saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa")
+            raise BsamRuntimeError(
+                "saf remembers each sample's logits, and here other processes see them: train with one process, or by "
+                "mesa"
+            )
         self.run, self.task, self.team = run, task, team
         self.network = task.network()
-        self.captured = run.capture and team.device.type == "cuda" and team.size == 1 and (run.method == "sgd" or METHODS[run.method].capturable)
+        self.captured = (
+            run.capture
+            and team.device.type == "cuda"
+            and team.size == 1
+            and (run.method == "sgd" or METHODS[run.method].capturable)
+        )
         self.emulated = run.precision == "bf16" and is_emulated(team.device)
         self.compiled = run.compile and compiler_trouble(team.device) is None
         wrapped = team.wrapped(self.network)
@@ -65,16 +84,24 @@ class Training:
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.learner.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.learner.optimizer)
-        self._step = Captured(self.learner, None if self.probe is None else self.probe.due) if self.captured else Plain(self.learner)
+        self._step = (
+            Captured(self.learner, None if self.probe is None else self.probe.due)
+            if self.captured
+            else Plain(self.learner)
+        )
 
     def epoch(self, number: int) -> dict[str, Any]:
-        """Train for an epoch, counted from 0: the mean loss before its steps, the learning rate and rho_min of its last step, and seconds."""
+        """Train for an epoch, counted from 0: the mean loss before its steps, the learning rate and rho_min of its last
+        step, and seconds.
+        """
         run, device = self.run, self.team.device
         start = time.perf_counter()
         self.network.train()
         self.task.begin_epoch(number)
         self.learner.begin_epoch(number)
-        order = np.random.default_rng((run.seed, number, _ORDER)).permutation(self.task.samples)[: self.steps * run.batch]
+        order = np.random.default_rng((run.seed, number, _ORDER)).permutation(self.task.samples)[
+            : self.steps * run.batch
+        ]
         total, lr = torch.zeros((), device=device), 0.0
         compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
         with self._drawing(number), compiler, emulated(self.emulated):
@@ -88,7 +115,9 @@ class Training:
 
     @contextlib.contextmanager
     def _drawing(self, number: int) -> Iterator[None]:
-        """Random numbers of the network (dropout) are a function of seed, epoch and rank; the caller's stay as they were."""
+        """Random numbers of the network (dropout) are a function of seed, epoch and rank; the caller's stay as they
+        were.
+        """
         device = self.team.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             seed = int(np.random.default_rng((self.run.seed, number, _REST, self.team.rank)).integers(2**63))
@@ -132,7 +161,11 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
         loss = self.learner.loss
-        return {"network": self.network.state_dict(), "optimizer": self.learner.optimizer.state_dict(), "loss": None if loss is None else loss.state_dict()}
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "loss": None if loss is None else loss.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave."""
@@ -148,14 +181,22 @@ class Training:
 
 def _check_memory(run: Run, optimizer: Optimizer) -> None:
     """Refuse a method whose memory would differ from process to process: a checkpoint holds that of the first one."""
-    if isinstance(optimizer, SharpnessAware) and optimizer.m_sharpness and (remembered := (*optimizer.vectors, *optimizer.numbers)):
-        raise Refusal(
-            f"{run.method} remembers something between steps ({', '.join(remembered)}), with m_sharpness each process something of its own, and a checkpoint "
-            "holds the first one's, so that a resumed run would be another: leave m_sharpness out, or take a method that remembers nothing"
+    if (
+        isinstance(optimizer, SharpnessAware)
+        and optimizer.m_sharpness
+        and (remembered := (*optimizer.vectors, *optimizer.numbers))
+    ):
+        raise BsamRuntimeError(
+            f"{run.method} remembers something between steps ({', '.join(remembered)}), with m_sharpness each process "
+            "something of its own, and a checkpoint "
+            "holds the first one's, so that a resumed run would be another: leave m_sharpness out, or take a method "
+            "that remembers nothing"
         )
 
 
-def learner_of(run: Run, task: Task, model: nn.Module, steps: int, capturable: bool = False, processes: int = 1) -> Learner:
+def learner_of(
+    run: Run, task: Task, model: nn.Module, steps: int, capturable: bool = False, processes: int = 1
+) -> TrainStep:
     """The network with what the settings name to train it, for ``steps`` steps, in one of so many processes."""
     device = next(model.parameters()).device
 
@@ -163,17 +204,36 @@ def learner_of(run: Run, task: Task, model: nn.Module, steps: int, capturable: b
         with autocast(run, device):
             return model(x)
 
-    known = {"seed": run.seed, "total_steps": steps, "samples": task.samples, "classes": task.classes, "label_smoothing": task.smoothing}
-    return equip(run.method, _share_of_arguments(run, processes), base_of(run, model, capturable), model, forward, task.losses, **known)
+    known = {
+        "seed": run.seed,
+        "total_steps": steps,
+        "samples": task.samples,
+        "classes": task.classes,
+        "label_smoothing": task.smoothing,
+    }
+    return build_optimizer(
+        run.method,
+        _share_of_arguments(run, processes),
+        base_of(run, model, capturable),
+        model,
+        forward,
+        task.losses,
+        **known,
+    )
 
 
 def _share_of_arguments(run: Run, processes: int) -> Mapping[str, Any]:
-    """The method's arguments in each process: ksam's k counts samples of the whole batch, of which a process has its share."""
+    """The method's arguments in each process: ksam's k counts samples of the whole batch, of which a process has its
+    share.
+    """
     if run.method != "ksam" or processes == 1:
         return run.arguments
     k = check_count("k", run.arguments.get("k", inspect.signature(METHODS["ksam"].cls).parameters["k"].default))
     if k % processes:
-        raise Refusal(f"k must be a multiple of the {processes} processes, each of which takes the hardest samples of its share; got {k}")
+        raise BsamValueError(
+            f"k must be a multiple of the {processes} processes, each of which takes the hardest samples of its "
+            f"share; got {k}"
+        )
     return {**run.arguments, "k": k // processes}
 
 
@@ -189,5 +249,7 @@ def base_of(run: Run, model: nn.Module, capturable: bool = False) -> Optimizer:
 
 
 def autocast(run: Run, device: torch.device) -> torch.autocast:
-    """In which the network runs. Without torch's cache of casts: its entries would outlive the graph that captured them."""
+    """In which the network runs. Without torch's cache of casts: its entries would outlive the graph that captured
+    them.
+    """
     return torch.autocast(device.type, torch.bfloat16, enabled=run.precision == "bf16", cache_enabled=False)

@@ -22,7 +22,8 @@ _stop: Event | None = None  # set in a worker: when the one who asked for the ru
 
 
 class Workers:
-    """Processes that train. They start with the first run that they get, and are a context manager: nobody is left behind.
+    """Processes that train. They start with the first run that they get, and are a context manager: nobody is left
+    behind.
 
     An interrupt (Ctrl-C) reaches the caller only; the workers then leave their runs after the epoch they are in.
 
@@ -31,14 +32,18 @@ class Workers:
     """
 
     def __init__(self, count: int = 2) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in whatever state they are
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork would inherit torch's threads in whatever state they are
         self._stop = context.Event()
         self._pool = ProcessPoolExecutor(count, context, _prepare, (self._stop,))
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is not None:
             self._stop.set()
         self._pool.shutdown(cancel_futures=True)
@@ -53,7 +58,9 @@ class Workers:
 
 @contextlib.contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C from their first instruction on: a child inherits that, and prints no traceback while it imports torch."""
+    """Processes started in here ignore Ctrl-C from their first instruction on: a child inherits that, and prints no
+    traceback while it imports torch.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,11 +15,12 @@ from .weights import Weights
 Kept: TypeAlias = dict[Tensor, Tensor] | float  # one tensor per parameter, or a number
 
 
-class Memory:
+class MethodState:
     """Vectors by name, one tensor per parameter, and numbers by name, which live in the parameter groups.
 
-    What :meth:`keep` is given counts once the step is taken: a backward that raises leaves no trace, and a step that is skipped (because a scaled gradient
-    overflowed, or by the user) is not remembered. Of several backwards before a step, each sees what the step before left, and the last one's counts.
+    What :meth:`keep` is given counts once the step is taken: a backward that raises leaves no trace, and a step that is
+    skipped (because a scaled gradient overflowed, or by the user) is not remembered. Of several backwards before a
+    step, each sees what the step before left, and the last one's counts.
     """
 
     def __init__(self, vectors: Sequence[str], numbers: Sequence[str]) -> None:
@@ -34,7 +35,11 @@ class Memory:
 
     def keep(self, name: str, value: Vector | float, weights: Weights) -> None:
         """Note a vector or a number."""
-        self._noted[name] = dict(zip(weights.params, value.tensors(weights.params), strict=True)) if isinstance(value, Vector) else value
+        self._noted[name] = (
+            dict(zip(weights.params, value.tensors(weights.params), strict=True))
+            if isinstance(value, Vector)
+            else value
+        )
 
     def settle(self, reached: Sequence[Tensor]) -> None:
         """The backward succeeded: what it noted will count, for the parameters that it reached."""
@@ -60,8 +65,11 @@ class Memory:
         found = [self._tensors[p].get(name) for p in weights.params]
         if all(t is None for t in found):
             return None
-        tensors = (torch.zeros_like(p, requires_grad=False) if t is None else t.to(p) for t, p in zip(found, weights.params, strict=True))
-        return Vector(tensors, weights.cut)
+        tensors = (
+            torch.zeros_like(p, requires_grad=False) if t is None else t.to(p)
+            for t, p in zip(found, weights.params, strict=True)
+        )
+        return Vector(tensors, weights.layout)
 
     def merge_into(self, state_dict: dict[str, Any], param_groups: Sequence[dict[str, Any]]) -> None:
         """Add the vectors to a state dict of the base optimizer; the numbers are in its groups already."""
@@ -80,7 +88,9 @@ class Memory:
         for packed, group in zip(state_dict["param_groups"], param_groups, strict=True):
             for i, p in zip(packed["params"], group["params"], strict=True):
                 entry = state_dict["state"].get(i, {})
-                self._tensors[p] = {k: entry[k].to(device=p.device, dtype=p.dtype, copy=True) for k in self.vectors if k in entry}
+                self._tensors[p] = {
+                    k: entry[k].to(device=p.device, dtype=p.dtype, copy=True) for k in self.vectors if k in entry
+                }
 
 
 def of_base(state_dict: dict[str, Any], names: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a list of parameters is cut into parts that one ``torch._foreach_*`` call can take."""
+"""How a list of parameters is layout into parts that one ``torch._foreach_*`` call can take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
-Parts: TypeAlias = list[list[Tensor]]
+Buckets: TypeAlias = list[list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
+class Bucket:
     """Tensors of one parameter group, device, dtype and sharding, by their place in the list of parameters."""
 
     group: int
@@ -30,32 +30,36 @@ class Part:
         return self.sharding is None and not self.dtype.is_complex
 
 
-class Cut:
-    """A list of parameters, cut into parts. Vectors of equal cuts can be combined."""
+class Layout:
+    """A list of parameters, layout into parts. Vectors of equal cuts can be combined."""
 
     def __init__(self, tensors: Sequence[Tensor], groups: Sequence[int] | None = None) -> None:
         indices: dict[tuple[int, torch.device, torch.dtype, Sharding], list[int]] = {}
         for i, t in enumerate(tensors):
             indices.setdefault((groups[i] if groups is not None else 0, t.device, t.dtype, sharding(t)), []).append(i)
         self.size = len(tensors)
-        self.parts = [Part(*key, tuple(places)) for key, places in indices.items()]
+        self.parts = [Bucket(*key, tuple(places)) for key, places in indices.items()]
         wide = any(part.dtype in (torch.float64, torch.complex128) for part in self.parts)
         self.scalar_dtype = torch.float64 if wide else torch.float32
         self.devices = {part.device for part in self.parts}
         self.on_cpu = all(device.type == "cpu" for device in self.devices)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Cut) and self.parts == other.parts)
+        return self is other or (isinstance(other, Layout) and self.parts == other.parts)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def split(self, tensors: Sequence[Tensor]) -> Parts:
-        """Part by part, what of ``tensors`` is on this rank, as real tensors of the same storage."""
+    def split(self, tensors: Sequence[Tensor]) -> Buckets:
+        """Bucket by part, what of ``tensors`` is on this rank, as real tensors of the same storage."""
         pieces = ([tensors[i] for i in part.indices] for part in self.parts)
-        return [piece if part.plain else [local(t) for t in piece] for part, piece in zip(self.parts, pieces, strict=True)]
+        return [
+            piece if part.plain else [local(t) for t in piece] for part, piece in zip(self.parts, pieces, strict=True)
+        ]
 
-    def join(self, parts: Parts, like: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The inverse of :meth:`split`: one tensor per parameter; complex and sharded ones as ``like`` has them, if given, else as they are."""
+    def join(self, parts: Buckets, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The inverse of :meth:`split`: one tensor per parameter; complex and sharded ones as ``like`` has them, if
+        given, else as they are.
+        """
         out: list[Tensor] = [torch.empty(0)] * self.size
         for part, tensors in zip(self.parts, parts, strict=True):
             as_is = part.plain or like is None
@@ -63,8 +67,10 @@ class Cut:
                 out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
         return out
 
-    def total(self, values: Parts, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """One number from one scalar per tensor, part by part: ``reduce`` (a sum or a norm) over tensors, devices and, for sharded parts, ranks."""
+    def total(self, values: Buckets, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """One number from one scalar per tensor, part by part: ``reduce`` (a sum or a norm) over tensors, devices and,
+        for sharded parts, ranks.
+        """
         home = values[0][0].device
         gathered: dict[Sharding, list[Tensor]] = {}
         for part, scalars in zip(self.parts, values, strict=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 
-def coins(seed: int, t: int, n: int, p: float) -> list[bool]:
-    """``n`` coins for step ``t``; each shows heads with probability ``p``.
+def bernoulli(seed: int, t: int, n: int, p: float) -> list[bool]:
+    """``n`` bernoulli for step ``t``; each shows heads with probability ``p``.
 
     Example:
-        >>> coins(0, 3, 4, p=0.5) == coins(0, 3, 4, p=0.5)
+        >>> bernoulli(0, 3, 4, p=0.5) == bernoulli(0, 3, 4, p=0.5)
         True
-        >>> sum(coins(0, t, 1, p=0.25)[0] for t in range(1000))
+        >>> sum(bernoulli(0, t, 1, p=0.25)[0] for t in range(1000))
         243
     """
     return [bool(number < p) for number in np.random.default_rng((seed, t)).random(n)]
