@@ -11,7 +11,7 @@ TEN = Examples(torch.arange(10.0).view(10, 1, 1, 1), torch.arange(10))
 
 
 def numbered(y):
-    """Images whose only pixel is their place."""
+    """Images whose only pixel is their index."""
     return Examples(torch.arange(float(len(y))).view(-1, 1, 1, 1), y)
 
 
@@ -68,19 +68,14 @@ def test_a_whole_data_set_moves(validation):
 
 
 def test_digits_are_a_data_set_that_needs_no_folder():
-    data = load("digits")
+    entry, data = DATASETS["digits"], load("digits")
     assert isinstance(data, Digits)
     assert (len(data.train), len(data.validation), len(data.test)) == (640, 400, 757)
     assert torch.equal(data.train.x, digits().train.x)
-    augment = augmentation(DATASETS["digits"].augmentation, data)
-    assert torch.equal(augment(data.train.x, augment.draws(640, 0, 0, 8)), data.train.x)  # they are normalised already
-
-
-def test_what_the_list_says_of_the_digits_is_true():
-    entry, data = DATASETS["digits"], load("digits")
     assert (entry.classes, entry.channels, entry.side) == (data.classes, *data.train.x.shape[1:3])
     assert data.classes == int(data.train.y.max()) + 1
-    assert not entry.needs_folder
+    augment = augmentation(entry.augmentation, data)
+    assert torch.equal(augment(data.train.x, augment.draws(640, 0, 0, 8)), data.train.x)  # they are normalised already
 
 
 def test_the_list_is_sound():
@@ -88,13 +83,12 @@ def test_the_list_is_sound():
     for name, entry in DATASETS.items():
         assert entry.name == name
         assert entry.augmentation in AUGMENTATIONS
-        assert entry.needs_folder == bool(entry.sources)
+        assert entry.needs_folder == (name != "digits")
 
 
 def test_unknown_names_and_missing_folders_are_refused(tmp_path):
-    with pytest.raises(
-        bsam.BsamError, match="data must be one of digits, cifar10, cifar100, fashion_mnist; got 'cifar'"
-    ):
+    known = "digits, cifar10, cifar100, fashion_mnist"
+    with pytest.raises(bsam.BsamError, match=f"data must be one of {known}; got 'cifar'"):
         load("cifar")
     for name in ("cifar10", "cifar100", "fashion_mnist"):
         with pytest.raises(bsam.BsamError, match="--data-dir"):

@@ -10,8 +10,6 @@ import tarfile
 import tempfile
 import urllib.error
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -85,33 +83,20 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
 
 
 def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)  # torch.hub has no argument for it
     try:
-        with _socket_timeout(TIMEOUT):
-            torch.hub.download_url_to_file(source.url, str(file), source.sha256, progress)
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-        raise _failed(source, target, str(error)) from error
-    except RuntimeError as error:  # torch's for another SHA-256
-        reason = f"it is incomplete or not the file that its authors published: {error}"
-        raise _failed(source, target, reason) from error
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Limit the time that new sockets wait: ``torch.hub`` has no argument for it."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
+        torch.hub.download_url_to_file(source.url, str(file), source.sha256, progress)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
+        other = isinstance(error, RuntimeError)  # torch's for another SHA-256
+        reason = f"{'it is incomplete or not the file that its authors published: ' if other else ''}{error}"
+        verb = "unpack" if source.is_archive else "put"
+        raise BsamRuntimeError(
+            f"{source.url} could not be downloaded ({reason}): try again, or get it on a machine with internet and "
+            f"{verb} it in {target.parent}, so that {target} is there"
+        ) from error
     finally:
-        socket.setdefaulttimeout(before)
-
-
-def _failed(source: Source, target: Path, reason: str) -> BsamRuntimeError:
-    verb = "unpack" if source.is_archive else "put"
-    return BsamRuntimeError(
-        f"{source.url} could not be downloaded ({reason}): try again, or get it on a machine with internet and {verb} "
-        f"it in {target.parent}, so that {target} is there"
-    )
+        socket.setdefaulttimeout(timeout)
 
 
 def _unpack(source: Source, archive: Path) -> Path:
