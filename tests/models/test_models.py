@@ -91,12 +91,6 @@ def test_parameters_are_as_many_as_counted_by_hand(name):
         assert count(build(name)) == MODELS[name].parameters
 
 
-def test_the_published_sizes():
-    assert MODELS["resnet18"].parameters == 11_173_962
-    assert MODELS["wide_resnet28_10"].parameters == 36_479_194
-    assert MODELS["pyramidnet110"].parameters == 28_485_477
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
     model = build(name, classes=7, seed=0)
@@ -195,20 +189,17 @@ def test_a_seed_decides_every_weight_and_leaves_random_numbers_alone(name, monke
     assert all(not other[key].equal(one[key]) for key in kernels)
 
 
-def test_without_a_seed_the_callers_random_numbers_decide():
+def test_without_a_seed_the_global_generator_is_used():
     torch.manual_seed(9)
-    one = build("resnet8").state_dict()
-    other = build("resnet8").state_dict()
-    torch.manual_seed(9)
-    again = build("resnet8").state_dict()
-    assert again["conv.weight"].equal(one["conv.weight"])
-    assert not other["conv.weight"].equal(one["conv.weight"])
+    one, other = build("resnet8").state_dict(), build("resnet8").state_dict()
     seeded = build("resnet8", seed=9).state_dict()
     assert all(seeded[key].equal(value) for key, value in one.items())
+    assert not other["conv.weight"].equal(one["conv.weight"])
 
 
-def test_digits_net_takes_other_widths():
+def test_other_widths():
     assert DigitsNet(classes=3, width=4)(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+    assert PyramidNet(8, 0)(torch.randn(2, 3, 8, 8)).shape == (2, 10)  # all shortcuts are the identity
 
 
 def test_digits_net_equals_the_plain_constructor_bit_for_bit():
@@ -216,8 +207,7 @@ def test_digits_net_equals_the_plain_constructor_bit_for_bit():
     plain = DigitsNet(10)
     built = build("digits_net", seed=3)
     assert isinstance(built, DigitsNet)
-    for (key, p), (other, q) in zip(plain.named_parameters(), built.named_parameters(), strict=True):
-        assert key == other
+    for p, q in zip(plain.parameters(), built.parameters(), strict=True):
         assert p.equal(q)
         assert p.stride() == q.stride()
     x = torch.randn(4, 1, 8, 8)
@@ -247,8 +237,8 @@ def test_the_default_device_is_honoured_with_and_without_a_seed():
     assert {p.device.type for p in build("resnet8", seed=0).parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize("name", ["resnet9", "ResNet18", "", "bsam"])
-def test_an_unknown_name_is_refused_with_those_known(name):
+@pytest.mark.parametrize("name", ["resnet9", "ResNet18", ""])
+def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(bsam.BsamError, match=rf"model must be one of {', '.join(MODELS)}; got '{name}'"):
         build(name)
 
@@ -291,10 +281,6 @@ def test_invalid_settings_are_refused_by_name(build_wrong, culprit):
         build_wrong()
 
 
-def test_a_pyramid_that_does_not_widen_has_plain_shortcuts():
-    assert PyramidNet(8, 0)(torch.randn(2, 3, 8, 8)).shape == (2, 10)
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_functional_call_takes_other_weights(name):
     model, other = build(name, seed=0).eval(), build(name, seed=1).eval()
@@ -303,11 +289,13 @@ def test_functional_call_takes_other_weights(name):
         assert torch.func.functional_call(model, other.state_dict(), x).equal(other(x))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "wide_resnet10_1", "pyramidnet8"])
-def test_one_graph_holds_the_whole_network(name):
+@pytest.mark.parametrize(
+    ("name", "backend"), [("resnet8", "eager"), ("wide_resnet10_1", "eager"), ("pyramidnet8", "aot_eager")]
+)
+def test_a_network_compiles_to_one_graph(name, backend):
     model = build(name, seed=0)
     x, y = images(MODELS[name], side=8), torch.tensor([1, 5])
-    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True)
     for net in (model, compiled):
         F.cross_entropy(net(x), y).backward()
     for p, q in zip(model.parameters(), compiled.parameters(), strict=True):
