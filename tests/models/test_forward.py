@@ -110,7 +110,7 @@ def test_the_pass_equals_the_papers_description(name, training):
     torch.manual_seed(0)
     make, described = CASES[name]
     model = scattered(make()).train(training)
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     layers = Layers({key: value.clone() for key, value in model.state_dict().items()}, training)
     with torch.no_grad():
         torch.testing.assert_close(model(x), described(layers, x), rtol=1e-9, atol=1e-9)
