@@ -115,6 +115,8 @@ CRAFTED = {
     "a longer content": python2(content=CONTENT + b"x"),
     "a shorter content": python2(content=CONTENT[:-1]),
     "objects": python2(dtype="O8"),
+    "a dtype of many tuples": HEAD + b"cnumpy\ndtype\n)" + b"\x85" * 100_000 + b"\x85Ru.",
+    "an odd escape": HEAD + b"S'\\d'\ncos\nsystem\nu.",
     "an array that takes another for its type": python2().replace(b"q\x05", b"q\x050h\x03"),
     "a codec that compresses": HEAD + b"c_codecs\nencode\n" + short("a" * 9) + short("zlib_codec") + b"\x86Ru.",
     "text outside of latin1": HEAD + b"c_codecs\nencode\nX\x03\x00\x00\x00\xe2\x82\xacX\x06\x00\x00\x00latin1\x86Ru.",

@@ -14,7 +14,7 @@ from ..core.errors import BsamRuntimeError
 
 # what the documentation of pickle names, and what damaged files were seen to raise
 _ERRORS: tuple[type[Exception], ...] = (pickle.UnpicklingError, struct.error, EOFError, MemoryError)
-_ERRORS += (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_ERRORS += (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, Warning)
 
 
 class _Dtype:
