@@ -1,26 +1,32 @@
-"""What all tests build on: a small network with batch norm, a batch, and the optimizers to compare."""
+"""Fixtures of all tests: a small network with a batch, base optimizers, and a function that starts two ranks."""
 
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # here and in the processes that tests start: pytest-xdist fills the cores
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
+
 
 @dataclass
 class Problem:
-    """A network, a batch and the loss closures a user might write for them."""
+    """A network, a batch and loss closures."""
 
     model: nn.Module
     x: Tensor
@@ -30,7 +36,7 @@ class Problem:
         return F.cross_entropy(self.model(self.x), self.y)
 
     def losses(self, indices: Any = slice(None)) -> Tensor:
-        """One per sample, of the samples asked for: what methods that choose samples need."""
+        """Return the loss of each sample at ``indices``, for methods that select samples."""
         return F.cross_entropy(self.model(self.x[indices]), self.y[indices], reduction="none")
 
     def clone(self) -> Problem:
@@ -57,13 +63,13 @@ def problem() -> Problem:
 
 @pytest.fixture
 def plain(problem: Problem) -> Problem:
-    """The same without batch norm, where every sample stands for itself."""
+    """The same without batch norm: the loss of a sample does not depend on the others."""
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     return Problem(model, problem.x, problem.y)
 
 
 def evenly(labels: Tensor, n: int) -> list[int]:
-    """The places of ``n`` samples: the first of each class, the second of each, and so on; in their order."""
+    """Return the sorted indices of ``n`` samples: the first of each class, then the second of each, and so on."""
     seen: dict[int, int] = {}
     turns = []
     for place, label in enumerate(labels.tolist()):
@@ -79,11 +85,12 @@ def evenly_fixture() -> Callable[[Tensor, int], list[int]]:
 
 CRASHES = pytest.StashKey[list[str]]()
 HEAP = "malloc(): unaligned tcache chunk detected"
+CRASH_TITLE = "processes that died of heap corruption"
 
 
 @pytest.fixture(scope="session")
 def two_ranks_of(pytestconfig: pytest.Config) -> Callable[[Path, Path], list[Any]]:
-    """Starts ``SCRIPT RANK FOLDER`` as two processes; what each saved as ``RANK.pt``."""
+    """A function that starts ``SCRIPT RANK FOLDER`` as two processes and returns what each saved as ``RANK.pt``."""
     return partial(run_ranks, pytestconfig.stash.setdefault(CRASHES, []))
 
 
@@ -93,12 +100,12 @@ def run_ranks_fixture() -> Callable[[list[str], Path, Path], list[Any]]:
 
 
 def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
-    """What each of the two processes saved; a process that fails, fails the test.
+    """Return what each of the two processes saved; a process that fails makes the test fail.
 
-    There is one exception. Once, in some hundred starts, a rank was aborted by glibc with :data:`HEAP`, and the cause
-    was not found: DDP and FSDP alone, without this library, under malloc's own checks, showed nothing either. Ranks
-    that end in exactly this way are started once more, and the summary of the tests shows the first ones' stacks. Any
-    other signal, and a second time, fails.
+    There is one exception. Once in some hundred starts, glibc aborted a rank with :data:`HEAP`, and the cause was not
+    found: DDP and FSDP alone, without this library, under malloc's own checks, showed nothing either. Ranks that end in
+    exactly this way are started once more, and the summary of the tests shows the stacks of the first ones. Any other
+    signal fails, and so does a second abort.
     """
     for attempt in (folder / "first", folder / "second"):
         codes, errors = start_ranks(script, attempt)
@@ -111,7 +118,7 @@ def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
 
 
 def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
-    """How each of two processes ended, and what it said."""
+    """Return the exit codes of two processes and their error streams."""
     folder.mkdir()
     command = [sys.executable, "-X", "faulthandler", "-W", "error::UserWarning", str(script)]
     commands = [[*command, str(rank), str(folder)] for rank in range(2)]
@@ -125,18 +132,24 @@ def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
     return [process.returncode for process in processes], errors
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A crash is told of, also where the second start went well."""
-    for crash in config.stash.get(CRASHES, []):
-        terminalreporter.section("processes that died of heap corruption")
-        terminalreporter.write_line(crash)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach crashes to the report, which pytest-xdist sends from a worker to the process that prints the summary."""
+    report = yield
+    crashes = item.config.stash.get(CRASHES, [])
+    report.sections.extend((CRASH_TITLE, crash) for crash in crashes)
+    crashes.clear()
+    return report
 
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell starts what it runs in the background deaf to it, and so would be what tests start
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show every crash, also where the second start succeeded."""
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    for title, crash in (section for report in reports for section in getattr(report, "sections", ())):
+        if title == CRASH_TITLE:
+            terminalreporter.section(title)
+            terminalreporter.write_line(crash)
 
-torch.set_num_threads(1)  # the networks are tiny, and CI has two cores
 
 BASES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-2),

@@ -1,26 +1,32 @@
-"""The fixture that starts two ranks: a crash must not pass unnoticed."""
+"""The fixture that starts two ranks: a crash must not go unnoticed, also in a worker of pytest-xdist."""
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 HEAP = "malloc(): unaligned tcache chunk detected"
-START = """
-import os, signal, sys
+START = f"""
+import os, shutil, signal, sys
 rank, folder = int(sys.argv[1]), sys.argv[2]
 first = folder.endswith("first")
 
 def heap():
-    print("malloc(): unaligned tcache chunk detected", file=sys.stderr, flush=True)
+    print({HEAP!r}, file=sys.stderr, flush=True)
     os.abort()
-
-def save():
-    import torch
-    torch.save({"rank": rank}, f"{folder}/{rank}.pt")
 """
+
+
+def script(folder: Path, then: str) -> Path:
+    """A script that does something and then copies a saved tensor, which is faster than importing torch to save one."""
+    torch.save({"a": 1}, folder / "saved.pt")
+    path = folder / "script.py"
+    path.write_text(f"{START}\n{then}\nshutil.copy({str(folder / 'saved.pt')!r}, f'{{folder}}/{{rank}}.pt')\n")
+    return path
 
 
 @pytest.mark.parametrize(
@@ -35,33 +41,36 @@ def save():
     ],
 )
 def test_ranks_that_end_in_any_other_way_fail_at_once(end, run_ranks, tmp_path):
-    script, crashes = tmp_path / "script.py", []
-    script.write_text(f"{START}\nif first:\n    {end}\nsave()\n")
     with pytest.raises(AssertionError):
-        run_ranks(crashes, script, tmp_path)
+        run_ranks([], script(tmp_path, f"if first:\n    {end}"), tmp_path)
     assert not (tmp_path / "second").exists()
 
 
 def test_a_second_death_of_heap_corruption_fails_and_both_are_noted(run_ranks, tmp_path):
-    script, crashes = tmp_path / "script.py", []
-    script.write_text(f"{START}\nheap()\n")
+    crashes = []
     with pytest.raises(AssertionError, match="unaligned tcache"):
-        run_ranks(crashes, script, tmp_path)
+        run_ranks(crashes, script(tmp_path, "heap()"), tmp_path)
     assert [crash.splitlines()[0] for crash in crashes] == ["script.py: the ranks ended with [-6, -6]"] * 2
 
 
 def test_one_death_of_heap_corruption_is_in_the_summary_with_its_stacks(tmp_path):
-    """As a user sees it: the tests pass, and the summary tells."""
+    """The tests pass, and the summary shows the crash of a worker."""
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
-    (tmp_path / "script.py").write_text(f"{START}\nif first and rank == 1:\n    heap()\nsave()\n")
+    script(tmp_path, "if first and rank == 1:\n    heap()")
     (tmp_path / "test_ranks.py").write_text(
         "from pathlib import Path\n"
         "def test_ranks(two_ranks_of, tmp_path):\n"
-        "    found = two_ranks_of(Path(__file__).with_name('script.py'), tmp_path)\n"
-        "    assert found == [{'rank': 0}, {'rank': 1}]\n"
+        "    assert two_ranks_of(Path(__file__).with_name('script.py'), tmp_path) == [{'a': 1}] * 2\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
-    found = subprocess.run([*command, "test_ranks.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    options = ["-n", "1", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    command = [sys.executable, "-m", "pytest", *options, "test_ranks.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert found.returncode == 0, found.stdout
-    for words in ("processes that died of heap corruption", "script.py: the ranks ended with [0, -6]", HEAP, "in heap"):
-        assert words in found.stdout
+    title = "processes that died of heap corruption"
+    for words in (title, "script.py: the ranks ended with [0, -6]", HEAP, "in heap"):
+        assert found.stdout.count(words) == 1
+
+
+def test_tests_and_the_processes_that_they_start_use_one_thread():
+    assert torch.get_num_threads() == 1
+    assert os.environ["OMP_NUM_THREADS"] == "1"

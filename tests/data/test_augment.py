@@ -5,22 +5,19 @@ import pytest
 import torch
 
 import bsam
-from bsam.data.augment import AUGMENTATIONS, Augment, Draws, augmentation, normalise
+from bsam.data.augment import AUGMENTATIONS, Augment, AugmentDraws, augmentation, normalise
 from bsam.data.examples import Dataset, Examples
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def images(n: int, channels: int = 3, side: int = 32) -> torch.Tensor:
-    return torch.randint(
-        0, 256, (n, channels, side, side), generator=torch.Generator().manual_seed(n), dtype=torch.uint8
-    )
+    generator = torch.Generator().manual_seed(n)
+    return torch.randint(0, 256, (n, channels, side, side), generator=generator, dtype=torch.uint8)
 
 
 def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel by pixel, as the usual pipeline treats one image: the bytes after crop and flip, and the final numbers in
-    double precision.
-    """
+    """Pixel by pixel: the bytes of one image after crop and flip, and the final numbers in double precision."""
     dy, begin, down, across, top, left = row
     channels, side, _ = x.shape
     assert down == 1
@@ -45,11 +42,9 @@ def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarr
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_equals_the_treatment_of_one_image_at_a_time(name):
-    data = Dataset(
-        "some", 10, Examples(images(1), torch.zeros(1)), None, Examples(images(1), torch.zeros(1)), MEAN, STD
-    )
-    augment, x = augmentation(name, data), images(24)
-    draws = augment.draws(24, seed=1, epoch=2, side=32)
+    some = Examples(images(1), torch.zeros(1))
+    augment, x = augmentation(name, Dataset("some", 10, some, None, some, MEAN, STD)), images(12)
+    draws = augment.draws(12, seed=1, epoch=2, side=32)
     found = augment(x, draws)
     assert found.dtype == torch.float32
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -57,24 +52,15 @@ def test_equals_the_treatment_of_one_image_at_a_time(name):
         np.testing.assert_allclose(ours, one_image(image, row, augment)[1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "augment",
-    [
-        Augment(cutout=0),
-        Augment(pad=0, cutout=0),
-        Augment(flip=False, cutout=0),
-        Augment(pad=1, cutout=0),
-        Augment(pad=32, cutout=0),
-    ],
-)
+@pytest.mark.parametrize("setting", [{}, {"pad": 0}, {"flip": False}, {"pad": 1}, {"pad": 32}], ids=str)
 @pytest.mark.parametrize("side", [32, 9])
-def test_crop_and_flip_are_exact(augment, side):
-    x = images(8, side=side)
-    draws = augment.draws(8, seed=0, epoch=0, side=side)
+def test_crop_and_flip_are_exact(setting, side):
+    augment, x = Augment(cutout=0, **setting), images(6, side=side)
+    draws = augment.draws(6, seed=0, epoch=0, side=side)
+    expected = [one_image(image, row, augment)[0] for image, row in zip(x.numpy(), draws.table.tolist(), strict=True)]
     for pixels in (x.float(), x.float().contiguous(memory_format=torch.channels_last)):
-        found = augment(pixels, draws)  # numbers are not divided, and mean 0 and deviation 1 change no bit
-        for image, row, ours in zip(x.numpy(), draws.table.tolist(), found.numpy(), strict=True):
-            np.testing.assert_array_equal(ours, one_image(image, row, augment)[0])
+        # numbers are not divided, and mean 0 and deviation 1 change no bit
+        np.testing.assert_array_equal(augment(pixels, draws).numpy(), expected)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +68,7 @@ def test_crop_and_flip_are_exact(augment, side):
     [(-8, -8, (0, 8), (0, 8)), (23, 23, (23, 32), (23, 32)), (-8, 23, (0, 8), (23, 32)), (5, 0, (5, 21), (0, 16))],
 )
 def test_the_hole_ends_at_the_border(top, left, rows, columns):
-    draws = Draws(torch.tensor([[4, 4, 1, 1, top, left], [4, 4, 1, 1, 32, 32]]))
+    draws = AugmentDraws(torch.tensor([[4, 4, 1, 1, top, left], [4, 4, 1, 1, 32, 32]]))
     cut, whole = Augment(mean=(0.5,), std=(0.1,))(torch.full((2, 3, 32, 32), 255, dtype=torch.uint8), draws)
     expected = torch.full((3, 32, 32), 5.0)
     torch.testing.assert_close(whole, expected)
@@ -93,7 +79,7 @@ def test_the_hole_ends_at_the_border(top, left, rows, columns):
 
 def test_draws_cover_their_range_evenly():
     n, side = 40_000, 32
-    draws = Draws.of(n, seed=3, epoch=7, side=side)
+    draws = Augment().draws(n, seed=3, epoch=7, side=side)
     assert draws.table.shape == (n, 6)
 
     def near(count, share):
@@ -118,21 +104,18 @@ def test_draws_cover_their_range_evenly():
     assert near((hole & (top == left)).sum(), 0.5 / side)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 500)])
-def test_holes_for_none_and_for_all(share, expected):
-    assert (Augment(cutout_p=share).draws(500, 0, 0, 32).corner < 32).all(1).sum() == expected
-
-
-def test_without_flips_no_step_goes_back():
+def test_settings_without_chance():
+    assert not (Augment(cutout_p=0.0).draws(500, 0, 0, 32).corner < 32).any()
+    assert (Augment(cutout_p=1.0).draws(500, 0, 0, 32).corner < 32).all()
     assert (Augment(flip=False).draws(500, 0, 0, 32).step == 1).all()
 
 
-def test_draws_follow_seed_and_epoch_alone():
-    state = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
-    first = Draws.of(100, seed=1, epoch=2).table
-    assert torch.equal(Draws.of(100, seed=1, epoch=2).table, first)
+def test_draws_are_a_function_of_seed_and_epoch():
+    state, draws = (torch.random.get_rng_state(), np.random.get_state()[1].tolist()), Augment().draws
+    first = draws(100, seed=1, epoch=2, side=32).table
+    assert torch.equal(draws(100, seed=1, epoch=2, side=32).table, first)
     for seed, epoch in ((1, 3), (2, 2), (2, 1)):
-        assert (Draws.of(100, seed, epoch).table != first).any(1).sum() > 90
+        assert (draws(100, seed, epoch, 32).table != first).any(1).sum() > 90
     assert torch.equal(torch.random.get_rng_state(), state[0])
     assert np.random.get_state()[1].tolist() == state[1]
 
@@ -145,10 +128,6 @@ def test_an_image_keeps_its_draws_in_any_batch():
         assert torch.equal(augment(x[index], draws[index]), whole[index])
     assert torch.equal(draws[3:5].table, draws.table[3:5])
     assert len(draws[order[:4]]) == 4
-
-
-def test_draws_move():
-    assert Draws.of(4, 0, 0).to("meta").table.device.type == "meta"
 
 
 def test_the_images_stay_as_they_are():
@@ -164,9 +143,8 @@ def test_normalises_bytes_and_numbers(channels, mean, std):
     x = images(5, channels)
     for pixels, unit in ((x, 255.0), (x.float(), 1.0)):
         found = normalise(pixels, mean, std)
-        expected = (x.double() / unit - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(std).double().view(
-            -1, 1, 1
-        )
+        center, scale = (torch.tensor(values).double().view(-1, 1, 1) for values in (mean, std))
+        expected = (x.double() / unit - center) / scale
         assert found.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(found, expected.float(), rtol=2e-6, atol=2e-6)
     assert torch.equal(normalise(x.float(), (0.0,), (1.0,)), x.float())
@@ -182,32 +160,39 @@ def test_inference_mode_leaves_no_trace():
 
 
 def test_no_shape_and_no_value_comes_from_the_data():
-    """On the meta device nothing has a value: whatever asked for one, or for a shape that depends on one, would raise."""
+    """On the meta device, reading a value or a shape that depends on one raises."""
     augment = Augment(mean=MEAN, std=STD)
-    assert augment(images(4).to("meta"), Draws.of(4, 0, 0).to("meta")).shape == (4, 3, 32, 32)
+    assert augment(images(4).to("meta"), augment.draws(4, 0, 0, 32).to("meta")).shape == (4, 3, 32, 32)
 
 
 def test_compiles_in_one_piece():
     augment, x = Augment(mean=MEAN, std=STD), images(6)
     draws = augment.draws(6, 0, 0, 32)
-    compiled = torch.compile(lambda x, table: augment(x, Draws(table)), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda x, table: augment(x, AugmentDraws(table)), backend="eager", fullgraph=True)
     assert torch.equal(compiled(x, draws.table), augment(x, draws))
 
 
-def test_refuses_what_cannot_be():
-    augment = Augment(mean=MEAN, std=STD)
-    with pytest.raises(bsam.BsamError, match="4 images need as many draws, got 3"):
-        augment(images(4), Draws.of(3, 0, 0))
-    with pytest.raises(bsam.BsamError, match="images of 1 channels"):
-        augment(images(4, channels=1), Draws.of(4, 0, 0))
-    for arguments, word in (
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
         ({"pad": -1}, "pad"),
         ({"cutout": -1}, "cutout"),
         ({"cutout_p": 1.5}, "cutout_p"),
-        ({"cutout_p": float("nan")}, "cutout_p"),
-    ):
-        with pytest.raises(bsam.BsamError, match=word):
-            Augment(**arguments)
+        ({"cutout_p": np.nan}, "cutout_p"),
+    ],
+    ids=str,
+)
+def test_invalid_settings_are_refused(arguments, word):
+    with pytest.raises(bsam.BsamError, match=word):
+        Augment(**arguments)
+
+
+def test_invalid_images_and_seeds_are_refused():
+    augment = Augment(mean=MEAN, std=STD)
+    with pytest.raises(bsam.BsamError, match="4 images need as many draws, got 3"):
+        augment(images(4), augment.draws(3, 0, 0, 32))
+    with pytest.raises(bsam.BsamError, match="images of 1 channels"):
+        augment(images(4, channels=1), augment.draws(4, 0, 0, 32))
     for seed, epoch in ((-1, 0), (0, -1)):
         with pytest.raises(bsam.BsamError, match="not be negative"):
-            Draws.of(3, seed, epoch)
+            augment.draws(3, seed, epoch, 32)

@@ -36,24 +36,19 @@ def test_reads_what_was_written(zipped, below, tmp_path):
         assert (examples.x.dtype, examples.y.dtype) == (torch.uint8, torch.int64)
         assert examples.x.tolist() == IMAGES[part][:, None].tolist()
         assert examples.y.tolist() == LABELS[part].tolist()
-    assert (data.name, data.classes, data.validation, data.mean, data.std) == (
-        "fashion_mnist",
-        10,
-        None,
-        (0.2860,),
-        (0.3530,),
-    )
+    assert (data.name, data.classes, data.validation) == ("fashion_mnist", 10, None)
+    assert (data.mean, data.std) == ((0.2860,), (0.3530,))
 
 
 IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 DAMAGE = {
-    "truncated": (lambda c: c[:-1], "holds 23,535"),
-    "over-long": (lambda c: c + b"x", "holds more"),
-    "labels for images": (lambda c: struct.pack(">II", 2049, 30) + bytes(30), "no idx file of 30 x 28 x 28 bytes"),
-    "another magic number": (lambda c: struct.pack(">I", 2052) + c[4:], "no idx file"),
-    "another count": (lambda c: struct.pack(">II", 2051, 29) + c[8:], "no idx file"),
-    "another side": (lambda c: c[:8] + struct.pack(">II", 14, 56) + c[16:], "no idx file"),
-    "empty": (lambda c: b"", "no idx file"),
+    "truncated": (lambda c: c[:-1], "must have 23,536 bytes, an idx file of 30 x 28 x 28 bytes, and has 23,535;"),
+    "too long": (lambda c: c + b"x", "has more;"),
+    "empty": (lambda c: b"", "has 0;"),
+    "labels for images": (lambda c: struct.pack(">II", 2049, 30) + bytes(30), "has 38;"),
+    "another magic number": (lambda c: struct.pack(">I", 2052) + c[4:], "not an idx file of 30 x 28 x 28 bytes"),
+    "another count": (lambda c: struct.pack(">II", 2051, 29) + c[8:], "not an idx file"),
+    "another side": (lambda c: c[:8] + struct.pack(">II", 14, 56) + c[16:], "not an idx file"),
 }
 
 
@@ -65,34 +60,33 @@ def test_damaged_files_are_refused(damage, zipped, tmp_path):
     path = tmp_path / (IMAGE_FILE + ".gz" * zipped)
     content = path.read_bytes()
     path.write_bytes(gzip.compress(change(gzip.decompress(content))) if zipped else change(content))
-    with pytest.raises(bsam.BsamError, match=message) as refused:
+    with pytest.raises(bsam.BsamError, match=rf"^{path} .*{message}"):
         read_fashion_mnist(tmp_path, 30, 10)
-    assert str(path) in str(refused.value)
 
 
 def flipped(content: bytes, place: int) -> bytes:
     return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: c[:-9],
-        lambda c: c[: len(c) // 2],
-        lambda c: flipped(c, len(c) - 6),  # the checksum
-        lambda c: flipped(c, 2000),
-        lambda c: flipped(c, 10),
-        lambda c: c + b"rubbish",
-        lambda c: c + c,
-        lambda c: c + gzip.compress(bytes(100_000_000)),
-        lambda c: b"no gzip at all",
-        lambda c: b"",
-    ],
-)
+CORRUPT = {
+    "cut by 9": lambda c: c[:-9],
+    "cut in half": lambda c: c[: len(c) // 2],
+    "another checksum": lambda c: flipped(c, len(c) - 6),
+    "another byte": lambda c: flipped(c, 2000),
+    "another header": lambda c: flipped(c, 10),
+    "followed by text": lambda c: c + b"rubbish",
+    "twice": lambda c: c + c,
+    "followed by much": lambda c: c + gzip.compress(bytes(20_000_000), 1),
+    "text": lambda c: b"not gzip at all",
+    "empty": lambda c: b"",
+}
+
+
+@pytest.mark.parametrize("change", CORRUPT)
 def test_corrupt_gz_is_refused(change, tmp_path):
     write(tmp_path, zipped=True)
     path = tmp_path / f"{IMAGE_FILE}.gz"
-    path.write_bytes(change(path.read_bytes()))
+    path.write_bytes(CORRUPT[change](path.read_bytes()))
     with pytest.raises(bsam.BsamError, match=IMAGE_FILE):
         read_fashion_mnist(tmp_path, 30, 10)
 
@@ -109,11 +103,9 @@ def test_a_wrong_label_is_refused(tmp_path):
 
 def test_a_missing_file_is_named_and_small_sets_are_not_the_published_one(tmp_path):
     write(tmp_path, zipped=True)
-    with pytest.raises(bsam.BsamError, match="no idx file of 60000 x 28 x 28 bytes"):
+    with pytest.raises(bsam.BsamError, match="an idx file of 60000 x 28 x 28 bytes, and has 23,536"):
         fashion_mnist(tmp_path)
     (tmp_path / f"{LABEL_FILE}.gz").unlink()
-    with pytest.raises(
-        bsam.BsamError,
-        match=rf"no Fashion-MNIST in {tmp_path}: {LABEL_FILE} or {LABEL_FILE}\.gz is missing; --download",
-    ):
+    missing = rf"no Fashion-MNIST in {tmp_path}: {LABEL_FILE} or {LABEL_FILE}\.gz is missing; --download"
+    with pytest.raises(bsam.BsamError, match=missing):
         read_fashion_mnist(tmp_path, 30, 10)

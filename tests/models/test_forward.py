@@ -1,6 +1,4 @@
-"""The networks against their papers' descriptions, layer by layer with plain functions and the tensors of the state
-dict.
-"""
+"""The networks against their papers' descriptions, by plain functions of the tensors in the state dict."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bsam.models.pyramidnet import PyramidNet, pyramidnet8
-from bsam.models.resnet import resnet8, resnet18
-from bsam.models.wide_resnet import WideResNet, wide_resnet10_1
+from bsam.models import MODELS
+from bsam.models.pyramidnet import PyramidNet
+from bsam.models.wide_resnet import WideResNet
 
 
 @dataclass
 class Layers:
-    """A state dict, whose running statistics move as the network's should."""
+    """Layers as functions of a state dict, whose running statistics are updated as in training."""
 
     state: dict[str, Tensor]
     training: bool
@@ -29,10 +27,8 @@ class Layers:
         return F.conv2d(x, weight, stride=stride, padding={3: 1, 1: 0}[weight.shape[-1]])
 
     def bn(self, x: Tensor, name: str) -> Tensor:
-        mean, var, weight, bias = (
-            self.state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
-        )
-        return F.batch_norm(x, mean, var, weight, bias, self.training, momentum=0.1, eps=1e-5)
+        parts = (self.state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, *parts, self.training, momentum=0.1, eps=1e-5)
 
     def relu_bn(self, x: Tensor, name: str) -> Tensor:
         return self.bn(x, name).clamp(min=0)
@@ -43,7 +39,7 @@ class Layers:
 
 
 def residual(layers: Layers, x: Tensor, stages: int, blocks: int) -> Tensor:
-    """He et al. 2016, figure 2 and section 4.2: the sum is activated, a projection with norm where the shape changes."""
+    """He et al. 2016, figure 2 and section 4.2: ReLU after the sum, a projection with norm where the shape changes."""
     x = layers.relu_bn(layers.conv(x, "conv"), "bn")
     for stage in range(stages):
         for block in range(blocks):
@@ -59,9 +55,7 @@ def residual(layers: Layers, x: Tensor, stages: int, blocks: int) -> Tensor:
 
 
 def wide(layers: Layers, x: Tensor, n: int, widen: int) -> Tensor:
-    """Zagoruyko & Komodakis 2016, table 1, with the order norm, ReLU, convolution: a changed shape is projected from
-    the activated input.
-    """
+    """Zagoruyko & Komodakis 2016, table 1, norm and ReLU before a convolution; projections take the activated input."""
     x = layers.conv(x, "conv")
     for stage in range(3):
         for block in range(n):
@@ -77,9 +71,7 @@ def wide(layers: Layers, x: Tensor, n: int, widen: int) -> Tensor:
 
 
 def pyramid(layers: Layers, x: Tensor, n: int) -> Tensor:
-    """Han et al. 2017, figure 6d: one ReLU in a block, none after the sum; the shortcut is pooled 2x2 where the stride
-    is 2, and its missing channels are 0.
-    """
+    """Han et al. 2017, figure 6d: one ReLU per block, none after the sum; the shortcut is pooled, then zero-padded."""
     x = layers.bn(layers.conv(x, "conv"), "bn")
     for stage in range(3):
         for block in range(n):
@@ -95,12 +87,12 @@ def pyramid(layers: Layers, x: Tensor, n: int) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Layers, Tensor], Tensor]]] = {
-    "resnet18": (resnet18, lambda layers, x: residual(layers, x, 4, 2)),
-    "resnet8": (resnet8, lambda layers, x: residual(layers, x, 3, 1)),
+    "resnet18": (MODELS["resnet18"].build, lambda layers, x: residual(layers, x, 4, 2)),
+    "resnet8": (MODELS["resnet8"].build, lambda layers, x: residual(layers, x, 3, 1)),
     "wide_resnet16_4": (lambda: WideResNet(16, 4), lambda layers, x: wide(layers, x, 2, 4)),
-    "wide_resnet10_1": (wide_resnet10_1, lambda layers, x: wide(layers, x, 1, 1)),
+    "wide_resnet10_1": (MODELS["wide_resnet10_1"].build, lambda layers, x: wide(layers, x, 1, 1)),
     "pyramidnet20": (lambda: PyramidNet(20, 50), lambda layers, x: pyramid(layers, x, 3)),
-    "pyramidnet8": (pyramidnet8, lambda layers, x: pyramid(layers, x, 1)),
+    "pyramidnet8": (MODELS["pyramidnet8"].build, lambda layers, x: pyramid(layers, x, 1)),
 }
 
 
@@ -118,7 +110,7 @@ def test_the_pass_equals_the_papers_description(name, training):
     torch.manual_seed(0)
     make, described = CASES[name]
     model = scattered(make()).train(training)
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     layers = Layers({key: value.clone() for key, value in model.state_dict().items()}, training)
     with torch.no_grad():
         torch.testing.assert_close(model(x), described(layers, x), rtol=1e-9, atol=1e-9)

@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.models import MODELS, Model, build
+from bsam.models import MODELS, ModelEntry, build
 from bsam.models.digits_net import DigitsNet
 from bsam.models.pyramidnet import PyramidNet
 from bsam.models.resnet import ResNet
 from bsam.models.wide_resnet import WideResNet
 
-SMALL = [name for name, model in MODELS.items() if model.parameters < 10**6]
+SMALL = [name for name, entry in MODELS.items() if entry.parameters < 10**6]
 LARGE = [name for name in MODELS if name not in SMALL]
 SMALL_FOR_32 = [name for name in SMALL if MODELS[name].images == 32]
 
 
-def images(model: Model, side: int | None = None, n: int = 2) -> Tensor:
-    side = model.images if side is None else side
-    x = torch.randn(n, model.channels, side, side, generator=torch.Generator().manual_seed(0))
-    return x.to(memory_format=model.memory_format)
+def images(entry: ModelEntry, side: int | None = None, n: int = 2) -> Tensor:
+    side = entry.images if side is None else side
+    x = torch.randn(n, entry.channels, side, side, generator=torch.Generator().manual_seed(0))
+    return x.to(memory_format=entry.memory_format)
 
 
 def count(model: nn.Module) -> int:
@@ -40,9 +40,7 @@ def bn(width: int) -> int:
 
 
 def residual(stem: int, widths: list[list[int]], classes: int, channels: int) -> int:
-    """By hand: stem and linear layer, and of each block the two convolutions, the two norms and a projection with norm
-    where the width changes.
-    """
+    """By hand: stem, linear layer, and in each block two convolutions, two norms, perhaps a projection with norm."""
     total, before = conv(channels, stem) + bn(stem), stem
     for width in (width for stage in widths for width in stage):
         total += conv(before, width) + bn(width) + conv(width, width) + bn(width)
@@ -93,17 +91,14 @@ def test_parameters_are_as_many_as_counted_by_hand(name):
         assert count(build(name)) == MODELS[name].parameters
 
 
-def test_the_published_sizes():
-    assert MODELS["resnet18"].parameters == 11_173_962
-    assert MODELS["wide_resnet28_10"].parameters == 36_479_194
-    assert MODELS["pyramidnet110"].parameters == 28_485_477
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
     model = build(name, classes=7, seed=0)
+    kernels = [p for p in model.parameters() if p.dim() == 4]
+    assert kernels
+    assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
     before = copy.deepcopy(dict(model.named_buffers()))
-    x = images(MODELS[name], side=16 if name in LARGE else None)
+    x = images(MODELS[name], side=8 if name in LARGE else None)
     out = model(x)
     assert out.shape == (2, 7)
     F.cross_entropy(out, torch.tensor([1, 5])).backward()
@@ -116,10 +111,9 @@ def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
     assert all(not b.equal(before[key]) for key, b in model.named_buffers())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_lie_in_the_memory_format_of_the_entry_and_stay_there_in_a_copy(name):
-    model = build(name, seed=0) if name in SMALL else build(name)
-    kernels = [p for p in copy.deepcopy(model).parameters() if p.dim() == 4]
+@pytest.mark.parametrize("name", SMALL)
+def test_a_copy_keeps_the_memory_format_of_the_entry(name):
+    kernels = [p for p in copy.deepcopy(build(name, seed=0)).parameters() if p.dim() == 4]
     assert kernels
     assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
     assert (MODELS[name].memory_format == torch.channels_last) == (name != "digits_net")
@@ -170,9 +164,7 @@ def test_widths_of_the_real_pyramid_grow_by_five_at_each_block():
         model = PyramidNet(110, 270)
     assert [len(stage) for stage in model.stages] == [18, 18, 18]
     assert [block.conv2.out_channels for stage in model.stages for block in stage] == list(range(21, 287, 5))
-    assert [block.conv1.stride for stage in model.stages for block in stage if block.conv1.stride != (1, 1)] == [
-        (2, 2)
-    ] * 2
+    assert [block.conv1.stride[0] for stage in model.stages for block in stage].count(2) == 2
 
 
 @pytest.mark.parametrize("name", SMALL_FOR_32)
@@ -197,25 +189,25 @@ def test_a_seed_decides_every_weight_and_leaves_random_numbers_alone(name, monke
     assert all(not other[key].equal(one[key]) for key in kernels)
 
 
-def test_without_a_seed_the_callers_random_numbers_decide():
+def test_without_a_seed_the_global_generator_is_used():
     torch.manual_seed(9)
-    one = build("resnet8").state_dict()
-    other = build("resnet8").state_dict()
-    torch.manual_seed(9)
-    again = build("resnet8").state_dict()
-    assert again["conv.weight"].equal(one["conv.weight"])
-    assert not other["conv.weight"].equal(one["conv.weight"])
+    one, other = build("resnet8").state_dict(), build("resnet8").state_dict()
     seeded = build("resnet8", seed=9).state_dict()
     assert all(seeded[key].equal(value) for key, value in one.items())
+    assert not other["conv.weight"].equal(one["conv.weight"])
 
 
-def test_digits_net_is_the_demos_to_the_last_bit():
+def test_other_widths():
+    assert DigitsNet(classes=3, width=4)(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+    assert PyramidNet(8, 0)(torch.randn(2, 3, 8, 8)).shape == (2, 10)  # all shortcuts are the identity
+
+
+def test_digits_net_equals_the_plain_constructor_bit_for_bit():
     torch.manual_seed(3)
     plain = DigitsNet(10)
     built = build("digits_net", seed=3)
     assert isinstance(built, DigitsNet)
-    for (key, p), (other, q) in zip(plain.named_parameters(), built.named_parameters(), strict=True):
-        assert key == other
+    for p, q in zip(plain.parameters(), built.parameters(), strict=True):
         assert p.equal(q)
         assert p.stride() == q.stride()
     x = torch.randn(4, 1, 8, 8)
@@ -245,28 +237,28 @@ def test_the_default_device_is_honoured_with_and_without_a_seed():
     assert {p.device.type for p in build("resnet8", seed=0).parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize("name", ["resnet9", "ResNet18", "", "bsam"])
-def test_an_unknown_name_is_refused_with_those_known(name):
+@pytest.mark.parametrize("name", ["resnet9", "ResNet18", ""])
+def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(bsam.BsamError, match=rf"model must be one of {', '.join(MODELS)}; got '{name}'"):
         build(name)
 
 
+WRONG = [
+    ("classes", 0),
+    ("classes", -1),
+    ("classes", 2.0),
+    ("classes", True),
+    ("channels", 0),
+    ("channels", -3),
+    ("seed", -1),
+]
+
+
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"classes": 0},
-        {"classes": -1},
-        {"classes": 2.0},
-        {"classes": True},
-        {"channels": 0},
-        {"channels": -3},
-        {"seed": -1},
-    ],
-)
-def test_wrong_numbers_are_refused_by_name(name, wrong):
-    with torch.device("meta"), pytest.raises(bsam.BsamError, match=next(iter(wrong))):
-        build(name, **wrong)
+def test_wrong_numbers_are_refused_by_name(name):
+    for argument, value in WRONG:
+        with torch.device("meta"), pytest.raises(bsam.BsamError, match=argument):
+            build(name, **{argument: value})
 
 
 @pytest.mark.parametrize(
@@ -284,13 +276,9 @@ def test_wrong_numbers_are_refused_by_name(name, wrong):
         (lambda: DigitsNet(width=0), "width"),
     ],
 )
-def test_networks_that_cannot_be_are_refused(build_wrong, culprit):
+def test_invalid_settings_are_refused_by_name(build_wrong, culprit):
     with pytest.raises(bsam.BsamError, match=culprit):
         build_wrong()
-
-
-def test_a_pyramid_that_does_not_widen_has_plain_shortcuts():
-    assert PyramidNet(8, 0)(torch.randn(2, 3, 8, 8)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -301,11 +289,13 @@ def test_functional_call_takes_other_weights(name):
         assert torch.func.functional_call(model, other.state_dict(), x).equal(other(x))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "wide_resnet10_1", "pyramidnet8"])
-def test_one_graph_holds_the_whole_network(name):
+@pytest.mark.parametrize(
+    ("name", "backend"), [("resnet8", "eager"), ("wide_resnet10_1", "eager"), ("pyramidnet8", "aot_eager")]
+)
+def test_a_network_compiles_to_one_graph(name, backend):
     model = build(name, seed=0)
     x, y = images(MODELS[name], side=8), torch.tensor([1, 5])
-    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True)
     for net in (model, compiled):
         F.cross_entropy(net(x), y).backward()
     for p, q in zip(model.parameters(), compiled.parameters(), strict=True):
@@ -324,31 +314,16 @@ def test_names_in_the_state_dict_are_those_of_saved_files():
         residual += [f"{at}.shortcut.0.weight", *norm(f"{at}.shortcut.1")] if stage else []
         preactive += [*norm(f"{at}.bn1"), f"{at}.conv1.weight", *norm(f"{at}.bn2"), f"{at}.conv2.weight"]
         preactive += [f"{at}.projection.weight"] if stage else []
-        pyramidal += [
-            *norm(f"{at}.bn1"),
-            f"{at}.conv1.weight",
-            *norm(f"{at}.bn2"),
-            f"{at}.conv2.weight",
-            *norm(f"{at}.bn3"),
-        ]
+        pyramidal += [*norm(f"{at}.bn1"), f"{at}.conv1.weight", *norm(f"{at}.bn2"), f"{at}.conv2.weight"]
+        pyramidal += norm(f"{at}.bn3")
     linear = ["linear.weight", "linear.bias"]
+    names = {
+        "resnet8": ["conv.weight", *norm("bn"), *residual, *linear],
+        "wide_resnet10_1": ["conv.weight", *preactive, *norm("bn"), *linear],
+        "pyramidnet8": ["conv.weight", *norm("bn"), *pyramidal, *norm("bn_last"), *linear],
+        "digits_net": ["0.weight", *norm("1"), "3.weight", *norm("4"), "7.weight", "7.bias"],
+    }
     with torch.device("meta"):
-        assert list(build("resnet8").state_dict()) == ["conv.weight", *norm("bn"), *residual, *linear]
-        assert list(build("wide_resnet10_1").state_dict()) == ["conv.weight", *preactive, *norm("bn"), *linear]
-        assert list(build("pyramidnet8").state_dict()) == [
-            "conv.weight",
-            *norm("bn"),
-            *pyramidal,
-            *norm("bn_last"),
-            *linear,
-        ]
-        assert list(build("digits_net").state_dict()) == [
-            "0.weight",
-            *norm("1"),
-            "3.weight",
-            *norm("4"),
-            "7.weight",
-            "7.bias",
-        ]
+        assert {name: list(build(name).state_dict()) for name in names} == names
         assert sum(key.endswith("conv2.weight") for key in build("pyramidnet110").state_dict()) == 54
         assert list(build("resnet18").state_dict())[-8:-2] == ["stages.3.1.conv2.weight", *norm("stages.3.1.bn2")]

@@ -10,7 +10,7 @@ from torch import nn
 
 import bsam
 from bsam.data import load
-from bsam.data.augment import Draws
+from bsam.data.augment import Augment
 from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.models import build
@@ -64,7 +64,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
     t = 0
     for epoch in range(3):
         model.train()
-        draws = Draws.of(100, seed=7, epoch=epoch)
+        draws = Augment().draws(100, seed=7, epoch=epoch, side=32)
         order = np.random.default_rng((7, epoch, 0x0DE)).permutation(100)
         losses = []
         for i in range(0, 96, 32):  # the last 4 do not fill a batch

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,20 +27,7 @@ spec.loader.exec_module(cases)
 
 def torchrun(folder, how):
     """The exit status and what was said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(port),
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]  # a port of its own
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
     log = folder / f"{how}.log"
     with log.open("w") as file:

@@ -1,36 +1,29 @@
-"""``--download``: data sets from their authors, with a bar."""
+"""The flag ``--download``."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.errors import BsamValueError
-from ..core.extras import need
 from ..data import dataset_entry, download
 
 
 def download_to(name: str, folder: Path | None) -> None:
-    """Get a data set into a folder, unless it is there, in whichever layout; one that comes with a package is refused."""
-    entry = dataset_entry(name)
-    if not entry.sources:
+    """Download a data set into a folder unless it is there, with a progress bar on a terminal.
+
+    One that comes with a package is an error.
+    """
+    if not dataset_entry(name).sources:
         raise BsamValueError(f"{name} comes with scikit-learn: leave --download out")
     if folder is None:
         raise BsamValueError("say with --data-dir in which folder to put what is downloaded")
-    if entry.is_in(folder):
-        return
-    need("rich", "train")
-    from rich.console import Console
-
-    from ..report.progress import progress
-
-    stage = "MB of data"
-    with progress(Console(), {stage: 1}) as bars:
-        download(name, folder, lambda done, total: bars.reach(stage, done // 10**6, total // 10**6))
+    download(name, folder, progress=sys.stderr.isatty())
 
 
 def download_all(names: Iterable[str], folder: Path | None) -> None:
-    """Get several data sets into a folder, each once; those that come with a package need nothing.
+    """Download several data sets into a folder, each once; those that come with a package need nothing.
 
     Example:
         >>> download_all(["digits", "digits"], None)

@@ -1,4 +1,4 @@
-"""What the networks train on, and the list of it all."""
+"""The data sets that networks are trained on, and the registry :data:`DATASETS`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from functools import partial
 from pathlib import Path
 
 from ..core.errors import BsamRuntimeError, BsamValueError
-from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, has_cifar
-from .digits import digits
-from .download import Progress, Source, fetch
+from . import cifar, digits, fashion_mnist
+from .cifar import CIFAR10, CIFAR100, has_cifar
 from .examples import Dataset
-from .fashion_mnist import SOURCES, fashion_mnist, has_fashion_mnist
+from .sources import Source, fetch
 
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """What the command line and the recipes need to know of a data set before it is loaded.
+    """Description of a data set, for the command line and the recipes.
 
     Args:
-        name: by which it is called on the command line.
-        title: its name in a table.
-        read: from a folder, or from nothing where it comes with a package.
-        classes: how many.
+        name: its name on the command line.
+        title: its name in tables.
+        read: reads it from a folder, which is ignored where it comes with a package.
+        classes: number of classes.
         channels: of an image.
         side: of an image, in pixels.
-        needs_folder: whether it is read from files.
-        augmentation: of :data:`bsam.data.augment.AUGMENTATIONS`, the one to train with unless another is asked for.
-        model: of :data:`bsam.models.MODELS`, the one to train unless another is asked for.
-        is_in: whether its files are where they would be read from, given a folder; always so where it comes with a
-            package.
-        sources: where its files come from.
+        augmentation: default among :data:`bsam.data.augment.AUGMENTATIONS`.
+        model: default among :data:`bsam.models.MODELS`.
+        is_in: returns whether its files are in a folder; True where it comes with a package.
+        sources: files to download; none where it comes with a package.
     """
 
     name: str
@@ -40,14 +37,18 @@ class DatasetEntry:
     classes: int
     channels: int
     side: int
-    needs_folder: bool
     augmentation: str
     model: str
-    is_in: Callable[[Path], bool]
+    is_in: Callable[[Path], bool] = lambda folder: True
     sources: tuple[Source, ...] = ()
 
+    @property
+    def needs_folder(self) -> bool:
+        """Whether it is read from files."""
+        return bool(self.sources)
+
     def load(self, folder: Path | None = None) -> Dataset:
-        """The data set, from a folder where it needs one."""
+        """Read the data set from a folder, or from its package."""
         if self.needs_folder and folder is None:
             raise BsamRuntimeError(
                 f"{self.title} is read from files: say in which folder they are (--data-dir), or where to --download "
@@ -56,59 +57,28 @@ class DatasetEntry:
         return self.read(folder or Path())
 
 
+_LIKE_CIFAR = (3, 32, "crop-flip-cutout", "resnet18")
+_LIKE_MNIST = (1, 28, "crop-flip", "resnet18")
+_HAS_CIFAR10, _HAS_CIFAR100 = partial(has_cifar, CIFAR10), partial(has_cifar, CIFAR100)
+_FASHION = (fashion_mnist.has_fashion_mnist, fashion_mnist.SOURCES)
+
 DATASETS: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
-        DatasetEntry("digits", "Digits", lambda _: digits(), 10, 1, 8, False, "none", "digits_net", lambda _: True),
-        DatasetEntry(
-            "cifar10",
-            "CIFAR-10",
-            cifar10,
-            10,
-            3,
-            32,
-            True,
-            "crop-flip-cutout",
-            "resnet18",
-            partial(has_cifar, CIFAR10),
-            (CIFAR10.source,),
-        ),
-        DatasetEntry(
-            "cifar100",
-            "CIFAR-100",
-            cifar100,
-            100,
-            3,
-            32,
-            True,
-            "crop-flip-cutout",
-            "resnet18",
-            partial(has_cifar, CIFAR100),
-            (CIFAR100.source,),
-        ),
-        DatasetEntry(
-            "fashion_mnist",
-            "Fashion-MNIST",
-            fashion_mnist,
-            10,
-            1,
-            28,
-            True,
-            "crop-flip",
-            "resnet18",
-            has_fashion_mnist,
-            SOURCES,
-        ),
+        DatasetEntry("digits", "Digits", lambda _: digits.digits(), 10, 1, 8, "none", "digits_net"),
+        DatasetEntry("cifar10", "CIFAR-10", cifar.cifar10, 10, *_LIKE_CIFAR, _HAS_CIFAR10, (CIFAR10.source,)),
+        DatasetEntry("cifar100", "CIFAR-100", cifar.cifar100, 100, *_LIKE_CIFAR, _HAS_CIFAR100, (CIFAR100.source,)),
+        DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist.fashion_mnist, 10, *_LIKE_MNIST, *_FASHION),
     )
 }
 
 
 def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """A data set by its name.
+    """Read a data set.
 
     Args:
-        name: of :data:`DATASETS`.
-        folder: where its files are; the digits need none.
+        name: one of :data:`DATASETS`.
+        folder: the one that holds its files; the digits need none.
 
     Example:
         >>> load("digits").train.x.shape
@@ -122,14 +92,13 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
     return dataset_entry(name).load(None if folder is None else Path(folder))
 
 
-def download(name: str, folder: str | Path, progress: Progress | None = None) -> None:
-    """Get the files of a data set from its authors' site, unless :func:`load` finds them all already, in any layout;
-    files that are there stay.
+def download(name: str, folder: str | Path, progress: bool = False) -> None:
+    """Download the files of a data set from its authors' site, unless :func:`load` finds all of them, in any layout.
 
     Args:
-        name: of :data:`DATASETS`.
-        folder: where to; :func:`load` finds them there.
-        progress: called with the bytes that have come and the bytes that will, for each file anew.
+        name: one of :data:`DATASETS`.
+        folder: where :func:`load` then finds them; files that are there stay.
+        progress: whether to show a progress bar on the error stream.
     """
     entry = dataset_entry(name)
     if entry.is_in(Path(folder)):
@@ -139,7 +108,7 @@ def download(name: str, folder: str | Path, progress: Progress | None = None) ->
 
 
 def dataset_entry(name: str) -> DatasetEntry:
-    """What :data:`DATASETS` says of a name; one that it does not have is refused."""
+    """Return the entry of :data:`DATASETS` with this name; an unknown one is an error that lists the known ones."""
     if name not in DATASETS:
         raise BsamValueError(f"data must be one of {', '.join(DATASETS)}; got {name!r}")
     return DATASETS[name]

@@ -1,4 +1,4 @@
-"""Handwritten digits, the set that comes with scikit-learn: no download."""
+"""The handwritten digits that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ import numpy as np
 import torch
 
 from ..core.extras import need
-from .examples import Dataset
-from .examples import Examples as Examples
+from .examples import Dataset, Examples
 
-TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; the rest makes accuracies precise
+TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; many to measure accuracies on
 
 
 @dataclass(frozen=True)
 class Digits(Dataset):
-    """A data set that always has a validation set."""
+    """A data set with a validation set."""
 
     validation: Examples
 
 
 def digits(seed: int = 0) -> Digits:
-    """The 1797 images of 8 x 8 pixels, in 640 to train on, 400 to choose settings on and 757 to test on; each class has
-    its share in all three.
+    """Return 1797 images of 8 x 8 pixels, stratified by class into 640 training, 400 validation and 757 test images.
 
-    Pixels are shifted and scaled by the mean and the standard deviation of the training images.
+    Pixels are normalised by the mean and the standard deviation of the training images.
 
     Args:
-        seed: which split; the same seed gives the same one.
+        seed: of the random split.
 
     Example:
         >>> data = digits()
@@ -49,8 +47,5 @@ def digits(seed: int = 0) -> Digits:
     x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
     seen = x[train]
     x = (x - seen.mean()) / seen.std()
-    sets = {
-        name: Examples(x[part], y[part])
-        for name, part in (("train", train), ("validation", validation), ("test", test))
-    }
-    return Digits("digits", 10, **sets, mean=(0.0,), std=(1.0,))
+    a, b, c = (Examples(x[part], y[part]) for part in (train, validation, test))
+    return Digits("digits", 10, train=a, validation=b, test=c, mean=(0.0,), std=(1.0,))

@@ -1,4 +1,4 @@
-"""Images with their classes, and the sets that a network is trained and judged on."""
+"""Labelled images, and a data set of training, validation and test images."""
 
 from __future__ import annotations
 
@@ -28,48 +28,45 @@ class Examples:
         return len(self.y)
 
     def labelled(self, y: Tensor) -> Examples:
-        """The same images with other labels."""
+        """Return the same images with other labels."""
         return replace(self, y=y)
 
     def some(self, n: int) -> Examples:
-        """``n`` of them, those at :meth:`places`."""
+        """Return ``n`` examples, those at :meth:`places`."""
         chosen = self.places(n)
         return Examples(self.x[chosen], self.y[chosen])
 
     def places(self, n: int) -> Tensor:
-        """Where ``n`` of them are, in their order, as evenly from all classes as can be: the first of each class, then
-        the second of each, and so on.
-        """
+        """Return the sorted indices of ``n`` examples: the first of each class, then the second of each, and so on."""
         if not 1 <= n <= len(self):
             raise BsamValueError(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
         by_class = self.y.sort(stable=True)
+        first = torch.searchsorted(by_class.values, by_class.values)  # of the same class, in the sorted order
         rank = torch.empty_like(by_class.indices)
-        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - torch.searchsorted(
-            by_class.values, by_class.values
-        )
+        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - first
         return rank.argsort(stable=True)[:n].sort().values
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same on another device."""
+        """Return a copy on another device."""
         return Examples(self.x.to(device), self.y.to(device))
 
     def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
-        """All of them in their order, ``size`` at a time; the last batch may be smaller."""
+        """Return all examples in order, in batches of ``size``; the last one may be smaller."""
         return list(zip(self.x.split(size), self.y.split(size), strict=True))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Sets that share no image. Pixels stay bytes until :mod:`bsam.data.augment` makes numbers of a batch.
+    """Training, validation and test images; pixels stay bytes until :mod:`bsam.data.augment` normalises a batch.
 
     Args:
-        name: of the whole.
-        classes: how many.
-        train: to train on.
-        validation: to choose settings on, where there is one.
-        test: to judge on.
-        mean: of the training pixels, one per channel, in units of ``x / 255`` where ``x`` are bytes.
-        std: their standard deviation, likewise.
+        name: of the data set.
+        classes: number of classes.
+        train: training set.
+        validation: validation set, if there is one.
+        test: test set.
+        mean: of the training pixels per channel; where they are bytes, of ``x / 255``.
+        std: standard deviation of the training pixels per channel, likewise.
     """
 
     name: str
@@ -81,6 +78,6 @@ class Dataset:
     std: tuple[float, ...]
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on another device."""
+        """Return a copy on another device."""
         validation = self.validation and self.validation.to(device)
         return replace(self, train=self.train.to(device), validation=validation, test=self.test.to(device))

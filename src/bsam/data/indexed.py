@@ -1,4 +1,4 @@
-"""Samples that know their number."""
+"""A dataset that yields the index of each sample."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..core.errors import BsamTypeError
 
 
 class Indexed(Dataset[Any]):
-    """A dataset of ``(x, y)`` that gives ``(x, y, index)``: what :class:`bsam.SAF` knows a sample by.
+    """Wrap a dataset of ``(x, y)`` so that it yields ``(x, y, index)``, as :class:`bsam.SAF` needs.
 
     Args:
-        dataset: any with ``__len__`` and ``__getitem__``.
+        dataset: has ``__len__`` and ``__getitem__`` and yields tuples or lists.
 
     Example:
         >>> import torch
@@ -31,7 +31,7 @@ class Indexed(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        index = range(len(self))[index]  # a negative one counts from the end, and one too far raises
+        index = range(len(self))[index]  # counts a negative one from the end, and checks the range
         sample = self.dataset[index]
         if not isinstance(sample, (tuple, list)):
             raise BsamTypeError(

@@ -1,4 +1,4 @@
-"""Labels that are wrong on purpose."""
+"""Label noise."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..core.errors import BsamValueError
 
 
 def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Give a share of the labels another class, each other class equally likely.
+    """Replace a fraction of the labels by another class, each other class equally likely.
 
     Args:
         labels: the true classes, 1-D.
-        share: of the labels to flip, 0 to 1; exactly ``round(share * len(labels))`` of them become wrong.
-        classes: how many there are.
-        seed: which labels, and to what.
+        share: fraction of the labels to flip, 0 to 1; exactly ``round(share * len(labels))`` labels change.
+        classes: number of classes.
+        seed: of the random choice.
 
     Returns:
-        The labels with the wrong ones among them (``labels`` itself stays), and the sorted places of the wrong ones.
+        The noisy labels, a new tensor, and the sorted indices of the wrong ones.
 
     Example:
         >>> labels = torch.arange(10)
@@ -32,9 +32,7 @@ def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[
         raise BsamValueError(f"classes must be 2 or more, or there is no other class to flip to; got {classes!r}")
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))].sort().values
-    away = torch.randint(
-        1, classes, (len(places),), generator=generator
-    )  # 1 .. classes - 1 further: never back to itself
+    shift = torch.randint(1, classes, (len(places),), generator=generator)  # never a multiple of classes
     noisy = labels.clone()
-    noisy[places] = (labels[places] + away.to(labels)) % classes
+    noisy[places] = (labels[places] + shift.to(labels)) % classes
     return noisy, places

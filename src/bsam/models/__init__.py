@@ -1,9 +1,10 @@
-"""What is trained: the networks, and the list of them all."""
+"""The networks, and the registry :data:`MODELS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,21 +12,21 @@ from torch import nn
 from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from .digits_net import DigitsNet
-from .pyramidnet import pyramidnet8, pyramidnet110
-from .resnet import resnet8, resnet18, resnet20
-from .wide_resnet import wide_resnet10_1, wide_resnet28_10
+from .pyramidnet import PyramidNet
+from .resnet import ResNet
+from .wide_resnet import WideResNet
 
 
 @dataclass(frozen=True)
-class Model:
-    """What the command line, the runs and the reports need to know of a network.
+class ModelEntry:
+    """Description of a network, for the command line, the runs and the reports.
 
     Args:
-        name: by which it is called on the command line.
+        name: its name on the command line.
         build: makes one from ``classes=`` and ``channels=``.
-        title: its name in a table.
-        parameters: how many, with 10 classes and its own ``channels``.
-        images: the side of those it is meant for.
+        title: its name in tables.
+        parameters: number of parameters with 10 classes and ``channels``.
+        images: side of the images that it was designed for.
         reference: authors, place and year; empty for our own.
         channels: of those images.
         memory_format: of its weights.
@@ -44,34 +45,33 @@ class Model:
 _RESNET = "He et al., CVPR 2016"
 _WIDE = "Zagoruyko & Komodakis, BMVC 2016"
 _PYRAMID = "Han et al., CVPR 2017"
+_FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
 
-MODELS: dict[str, Model] = {
-    model.name: model
-    for model in (
-        Model(
-            "digits_net", DigitsNet, "DigitsNet", 9_978, 8, channels=1, memory_format=torch.contiguous_format
-        ),  # the demo's numbers, to the last bit
-        Model("resnet8", resnet8, "ResNet-8", 78_042, 32, _RESNET),
-        Model("resnet20", resnet20, "ResNet-20", 272_474, 32, _RESNET),
-        Model("resnet18", resnet18, "ResNet-18", 11_173_962, 32, _RESNET),
-        Model("wide_resnet10_1", wide_resnet10_1, "WideResNet-10-1", 77_850, 32, _WIDE),
-        Model("wide_resnet28_10", wide_resnet28_10, "WideResNet-28-10", 36_479_194, 32, _WIDE),
-        Model("pyramidnet8", pyramidnet8, "PyramidNet-8", 114_906, 32, _PYRAMID),
-        Model("pyramidnet110", pyramidnet110, "PyramidNet-110", 28_485_477, 32, _PYRAMID),
+MODELS: dict[str, ModelEntry] = {
+    entry.name: entry
+    for entry in (
+        # contiguous: other formats change the last bits of the demo's numbers
+        ModelEntry("digits_net", DigitsNet, "DigitsNet", 9_978, 8, channels=1, memory_format=torch.contiguous_format),
+        ModelEntry("resnet8", partial(ResNet, _FOR_CIFAR, 1), "ResNet-8", 78_042, 32, _RESNET),
+        ModelEntry("resnet20", partial(ResNet, _FOR_CIFAR, 3), "ResNet-20", 272_474, 32, _RESNET),
+        ModelEntry("resnet18", partial(ResNet, _FOR_IMAGENET, 2), "ResNet-18", 11_173_962, 32, _RESNET),
+        ModelEntry("wide_resnet10_1", partial(WideResNet, 10, 1), "WideResNet-10-1", 77_850, 32, _WIDE),
+        ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
+        ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
+        ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
     )
 }
 
 
 def build(name: str, classes: int = 10, channels: int | None = None, seed: int | None = None) -> nn.Module:
-    """A network by its name, on torch's default device and in the memory format that its entry of :data:`MODELS` asks
-    for.
+    """Return a network on torch's default device, in the memory format of its entry in :data:`MODELS`.
 
     Args:
         name: one of :data:`MODELS`.
-        classes: how many.
-        channels: of the images; None: those that the network is meant for, 3 for all but ``digits_net``.
-        seed: of the initial weights, which are then drawn on the CPU, the same for every device, and the caller's
-            random numbers stay as they were. None draws from those.
+        classes: number of classes.
+        channels: of the images; None: those of its entry, 3 for all but ``digits_net``.
+        seed: of the initial weights, which are then drawn on the CPU, the same for every device, without changing the
+            global generators. None draws from these.
 
     Example:
         >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape

@@ -1,4 +1,4 @@
-"""What the networks are made of."""
+"""Building blocks of the networks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import nn
 
 
 def conv(width_in: int, width: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the image's side (up to its stride), drawn as He et al. (2015) do for ReLU:
-    variance 2 / fan-out.
+    """Return a convolution without bias, padded to keep the image's side, initialized as by He et al. (2015) for ReLU.
 
     Example:
         >>> import torch
@@ -24,11 +23,11 @@ def conv(width_in: int, width: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 def stages(
     block: Callable[[int, int, int], nn.Module], width_in: int, widths: Sequence[Sequence[int]]
 ) -> nn.Sequential:
-    """Stages of residual blocks, where every stage but the first begins by halving the image's side.
+    """Return stages of residual blocks; every stage but the first halves the image's side in its first block.
 
     Args:
         block: makes a block from its input width, its output width and its stride.
-        width_in: of the feature map that enters.
+        width_in: number of channels of the input.
         widths: for each stage, the output widths of its blocks.
 
     Example:
@@ -39,8 +38,7 @@ def stages(
     made = []
     for stage, outs in enumerate(widths):
         ins = [width_in, *outs]
-        made.append(
-            nn.Sequential(*(block(ins[i], out, 2 if stage > 0 and i == 0 else 1) for i, out in enumerate(outs)))
-        )
+        strides = [2 if stage > 0 else 1] + [1] * (len(outs) - 1)
+        made.append(nn.Sequential(*map(block, ins, outs, strides)))
         width_in = outs[-1]
     return nn.Sequential(*made)

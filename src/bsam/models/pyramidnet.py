@@ -12,11 +12,11 @@ from .layers import conv, stages
 
 
 class PyramidBlock(nn.Module):
-    """``bn(conv(relu(bn(conv(bn(x))))))`` beside a shortcut without weights: a single ReLU, and nothing after the sum.
+    """Residual block ``bn(conv(relu(bn(conv(bn(x)))))) + shortcut(x)``: a single ReLU, and nothing after the sum.
 
-    The shortcut is ``x``, averaged over 2x2 where the stride is 2, with channels of zeros behind its own. What is added
-    to a whole channel of the sum, the next
-    batch norm takes away again: while training, the gradient of the last norm's bias is 0 but for rounding.
+    The shortcut has no weights: it is ``x``, averaged over 2x2 where the stride is 2, with channels of zeros appended.
+    The next batch norm removes what is added to a whole channel of the sum: in training, the gradient of the last
+    norm's bias is 0 up to rounding.
 
     Example:
         >>> PyramidBlock(16, 21, stride=2)(torch.zeros(2, 16, 8, 8)).shape
@@ -31,30 +31,26 @@ class PyramidBlock(nn.Module):
         self.halves = stride == 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """From one feature map to the next."""
+        """Compute a feature map from the one before."""
         out = self.conv1(self.bn1(x))
         out = self.bn3(self.conv2(F.relu(self.bn2(out))))
         if self.halves:
             x = F.avg_pool2d(x, 2, ceil_mode=True)  # an odd side rounds up, as the convolution's does
-        known = x.shape[1]
-        return torch.cat(
-            [out[:, :known] + x, out[:, known:]], dim=1
-        )  # F.pad(x) would do, but inductor (torch 2.13, CPU, bf16) then gives NaN gradients
+        known = x.shape[1]  # not F.pad(x): inductor (torch 2.13, CPU, bf16) then gives NaN gradients
+        return torch.cat([out[:, :known] + x, out[:, known:]], dim=1)
 
 
 class PyramidNet(nn.Module):
-    r"""A PyramidNet of basic blocks, which grows by the same number of channels at every block.
+    r"""PyramidNet of basic blocks, which grows by the same number of channels at every block.
 
-    The k-th of N blocks is :math:`16 + \alpha k / N` channels wide, rounded as the authors' code does (their paper
-    rounds down).
-    Weights begin as in that code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the linear
-        layer as torch draws it but for its
-    bias, which is 0.
+    The k-th of N blocks is :math:`16 + \alpha k / N` channels wide, rounded as in the authors' code (their paper rounds
+    down). Weights are initialized as in that code: convolutions normal with variance 2 / fan-out, batch norm to 1 and
+    0, the linear layer as by default in torch but for its bias, which is 0.
 
     Args:
         depth: 6n + 2, where n is the number of blocks in each of the three stages: 8, 14, 20, ..., 110, ...
-        alpha: how many channels wider than the stem's 16 the last block is.
-        classes: how many.
+        alpha: number of channels of the last block beyond the 16 of the stem.
+        classes: number of classes.
         channels: of the images.
 
     Example:
@@ -80,26 +76,6 @@ class PyramidNet(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images to logits."""
+        """Compute logits from images."""
         x = self.stages(self.bn(self.conv(x)))
         return self.linear(F.relu(self.bn_last(x)).mean((2, 3)))
-
-
-def pyramidnet8(classes: int = 10, channels: int = 3) -> PyramidNet:
-    """PyramidNet-8 with alpha 48, 114,906 parameters: for the CPU.
-
-    Example:
-        >>> sum(p.numel() for p in pyramidnet8().parameters())
-        114906
-    """
-    return PyramidNet(8, 48, classes, channels)
-
-
-def pyramidnet110(classes: int = 10, channels: int = 3) -> PyramidNet:
-    """PyramidNet-110 with alpha 270, 28,485,477 parameters.
-
-    Example:
-        >>> sum(p.numel() for p in pyramidnet110().parameters())
-        28485477
-    """
-    return PyramidNet(110, 270, classes, channels)

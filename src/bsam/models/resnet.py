@@ -13,7 +13,7 @@ from .layers import conv, stages
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm beside a shortcut: ``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``.
+    """Residual block: ``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``.
 
     The shortcut is ``x`` itself, or a 1x1 convolution with batch norm where the shape changes.
 
@@ -27,29 +27,29 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = conv(width_in, width, stride=stride), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = conv(width, width), nn.BatchNorm2d(width)
-        same = stride == 1 and width_in == width
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else nn.Sequential(conv(width_in, width, size=1, stride=stride), nn.BatchNorm2d(width))
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width:
+            self.shortcut = nn.Sequential(conv(width_in, width, size=1, stride=stride), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """From one feature map to the next."""
+        """Compute a feature map from the one before."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
-    """A ResNet with the stem for small images: a 3x3 convolution of stride 1, and no pooling before the global one.
+    """ResNet with the stem for small images: a 3x3 convolution of stride 1, and no pooling before the global one.
 
-    Convolutions begin as He et al. (2015) draw them (normal, variance 2 / fan-out), batch norm at 1 and 0, the linear
-    layer as torch draws it.
+    Shortcuts where the shape changes are projections, also in ResNet-20 and other networks for CIFAR, where He et al.
+    pad with zeros.
+
+    Convolutions are initialized as by He et al. (2015) (normal, variance 2 / fan-out), batch norm to 1 and 0, the
+    linear layer as by default in torch.
 
     Args:
-        widths: of the stages; each but the first halves the image's side.
-        blocks: in each stage.
-        classes: how many.
+        widths: number of channels of each stage; each but the first halves the image's side.
+        blocks: number of blocks in each stage.
+        classes: number of classes.
         channels: of the images.
 
     Example:
@@ -74,39 +74,6 @@ class ResNet(nn.Module):
         self.linear = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images to logits."""
+        """Compute logits from images."""
         x = F.relu(self.bn(self.conv(x)))
         return self.linear(self.stages(x).mean((2, 3)))
-
-
-def resnet8(classes: int = 10, channels: int = 3) -> ResNet:
-    """ResNet-8 (6n + 2 layers with n = 1), 78,042 parameters: for the CPU.
-
-    The shortcuts where the shape changes are projections, as in ResNet-18; He et al.'s networks for CIFAR pad with
-    zeros there.
-
-    Example:
-        >>> sum(p.numel() for p in resnet8().parameters())
-        78042
-    """
-    return ResNet((16, 32, 64), 1, classes, channels)
-
-
-def resnet20(classes: int = 10, channels: int = 3) -> ResNet:
-    """ResNet-20 (6n + 2 layers with n = 3), 272,474 parameters; its shortcuts are as in :func:`resnet8`.
-
-    Example:
-        >>> sum(p.numel() for p in resnet20().parameters())
-        272474
-    """
-    return ResNet((16, 32, 64), 3, classes, channels)
-
-
-def resnet18(classes: int = 10, channels: int = 3) -> ResNet:
-    """ResNet-18 with the stem for small images, 11,173,962 parameters.
-
-    Example:
-        >>> sum(p.numel() for p in resnet18().parameters())
-        11173962
-    """
-    return ResNet((64, 128, 256, 512), 2, classes, channels)

@@ -11,7 +11,7 @@ from .layers import conv, stages
 
 
 class PreActivationBlock(nn.Module):
-    """Batch norm and ReLU before each of two 3x3 convolutions, beside a shortcut that nothing activates.
+    """Residual block with batch norm and ReLU before each of two 3x3 convolutions, and nothing after the sum.
 
     Where the shape changes, the shortcut is a 1x1 convolution, without batch norm, of the activated input.
 
@@ -28,22 +28,22 @@ class PreActivationBlock(nn.Module):
         self.projection = None if stride == 1 and width_in == width else conv(width_in, width, size=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From one feature map to the next."""
+        """Compute a feature map from the one before."""
         active = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return out + (x if self.projection is None else self.projection(active))
 
 
 class WideResNet(nn.Module):
-    """A wide ResNet: a stem of 16 channels, three stages of pre-activation blocks, without dropout.
+    """Wide ResNet: a stem of 16 channels and three stages of pre-activation blocks, without dropout.
 
-    Weights begin as in the authors' code: convolutions normal with variance 2 / fan-out, batch norm at 1 and 0, the
-    linear layer as torch draws it but for its bias, which is 0.
+    Weights are initialized as in the authors' code: convolutions normal with variance 2 / fan-out, batch norm to 1 and
+    0, the linear layer as by default in torch but for its bias, which is 0.
 
     Args:
         depth: 6n + 4, where n is the number of blocks in a stage: 10, 16, 22, 28, ...
-        widen: times 16, 32 and 64 are the widths of the stages.
-        classes: how many.
+        widen: factor of the widths of the stages, 16, 32 and 64 channels.
+        classes: number of classes.
         channels: of the images.
 
     Example:
@@ -69,26 +69,6 @@ class WideResNet(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images to logits."""
+        """Compute logits from images."""
         x = F.relu(self.bn(self.stages(self.conv(x))))
         return self.linear(x.mean((2, 3)))
-
-
-def wide_resnet10_1(classes: int = 10, channels: int = 3) -> WideResNet:
-    """WideResNet-10-1, 77,850 parameters: for the CPU.
-
-    Example:
-        >>> sum(p.numel() for p in wide_resnet10_1().parameters())
-        77850
-    """
-    return WideResNet(10, 1, classes, channels)
-
-
-def wide_resnet28_10(classes: int = 10, channels: int = 3) -> WideResNet:
-    """WideResNet-28-10, 36,479,194 parameters.
-
-    Example:
-        >>> sum(p.numel() for p in wide_resnet28_10().parameters())
-        36479194
-    """
-    return WideResNet(28, 10, classes, channels)

@@ -1,0 +1,111 @@
+"""Download of data sets from their authors' sites, checked by SHA-256 before anything is unpacked."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import os
+import socket
+import tarfile
+import tempfile
+import urllib.error
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import torch
+
+from ..core.errors import BsamRuntimeError
+
+TIMEOUT = 60.0  # seconds without a byte
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to download.
+
+    Args:
+        url: its address.
+        sha256: of its content.
+        makes: what is in the folder afterwards: the directory inside of the archive, or the file itself.
+    """
+
+    url: str
+    sha256: str
+    makes: str
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether it is unpacked."""
+        return self.url.endswith(".tar.gz")
+
+
+def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
+    """Download a file into a folder and unpack it if it is an archive; what is there already stays as it is.
+
+    All of it happens in a temporary directory: the result appears under its name when it is complete, and an error or
+    an interruption leaves nothing behind.
+
+    Args:
+        source: the file.
+        folder: made if it does not exist.
+        progress: whether to show a progress bar on the error stream.
+
+    Returns:
+        The path of what ``source`` makes.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "labels.gz").write_bytes(b"there already")
+        ...     fetch(Source("https://example.org/labels.gz", "0" * 64, "labels.gz"), Path(folder)).name
+        'labels.gz'
+    """
+    target = folder / source.makes
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+            file = Path(temporary, PurePosixPath(source.url).name)
+            _receive(source, file, target, progress)
+            ready = _unpack(source, file) if source.is_archive else file
+            try:
+                os.replace(ready, target)
+            except OSError:
+                if not target.exists():  # else another process was faster, with the same content
+                    raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise BsamRuntimeError(
+            f"{target} could not be written: {reason}; choose another folder or make room"
+        ) from error
+    return target
+
+
+def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)  # torch.hub has no argument for it
+    try:
+        torch.hub.download_url_to_file(source.url, str(file), source.sha256, progress)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
+        other = isinstance(error, RuntimeError)  # torch's for another SHA-256
+        reason = f"{'it is incomplete or not the file that its authors published: ' if other else ''}{error}"
+        verb = "unpack" if source.is_archive else "put"
+        raise BsamRuntimeError(
+            f"{source.url} could not be downloaded ({reason}): try again, or get it on a machine with internet and "
+            f"{verb} it in {target.parent}, so that {target} is there"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+def _unpack(source: Source, archive: Path) -> Path:
+    unpacked = archive.parent / "unpacked"
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            tar.extractall(unpacked, filter="data")
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BsamRuntimeError(f"{source.url} cannot be unpacked: {error}") from error
+    if not (unpacked / source.makes).is_dir():
+        raise BsamRuntimeError(f"{source.url} holds no {source.makes}")
+    return unpacked / source.makes
