@@ -531,7 +531,7 @@ def test_not_finite_numbers_do_not_hide_the_others(model, samples):
 
 def test_a_walk_that_was_left_midway_compares_nothing(model, data):
     L = DatasetLoss(model, F.cross_entropy, data)
-    for walk in (L.pieces(), L.pieces()):
+    for walk in (L.weighted_batches(), L.weighted_batches()):
         next(walk)
         walk.close()
     assert L.samples is None

@@ -203,12 +203,12 @@ def test_instruments_enter_the_scope_where_it_pays_and_give_the_same_numbers(
     H = HessianOperator(large[0], F.cross_entropy, large[1])
     plain = INSTRUMENTS[instrument](H)
     assert not recordings  # too little work
-    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 15 * H.size)
+    monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 15 * H.size)
     found = INSTRUMENTS[instrument](H)
     assert len(recordings) == 2
     np.testing.assert_allclose(found, plain, rtol=1e-10)
     recordings.clear()
-    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 15 * H.size + 1)
+    monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 15 * H.size + 1)
     INSTRUMENTS[instrument](H)
     assert not recordings
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_recorded_is_computed_plainly_and_the_result_says_so(larg
     with H.linearized(PLENTY) as recording:
         assert apart(product(H), expected) < 1e-12
     assert recording.recorded < recording.batches == 2
-    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 1)
+    monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 1)
     found = trace(H, samples=6)
     match = pytest.raises(AssertionError, match=f"[12] of 2 batches computed without a recording: .*({reason})")
     with match:
@@ -391,7 +391,7 @@ def test_shapes_are_limited_unless_a_budget_is_given(large, recordings, monkeypa
     model, data = large
     data = [*data, *((data[0][0][:n], data[0][1][:n]) for n in (6, 5, 4))]
     H = HessianOperator(model, F.cross_entropy, data)
-    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 1)
+    monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 1)
     expected = product(H)
     with H.linearized() as recording:
         assert (recording.recorded, len(recordings)) == (4, 2)
@@ -500,7 +500,7 @@ def test_inputs_count_for_the_budget_and_random_numbers_stay(large, monkeypatch)
     model, data = large
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
     H = HessianOperator(model, F.cross_entropy, DataLoader(TensorDataset(x, y), batch_size=5))
-    monkeypatch.setattr("bsam.flatness.hessian.WORTH", 10**12)
+    monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 10**12)
     noise = torch.get_rng_state()
     with H.linearized():
         pass
