@@ -352,9 +352,9 @@ def test_a_zero_gradient_gives_zeros():
 
 
 def test_refusals():
-    with pytest.raises(bsam.BsamError, match="every must be a whole number of at least 1"):
+    with refused(match="every must be a whole number of at least 1"):
         Probe(every=0)
-    with pytest.raises(bsam.BsamError, match="rho_max must be a finite number"):
+    with refused(match="rho_max must be a finite number"):
         Probe(rho_max=float("nan"))
-    with pytest.raises(bsam.BsamError, match="rho_min must be a finite number that is not negative"):
+    with refused(match="rho_min must be a finite number that is not negative"):
         Probe(rho_min=-0.1)

@@ -233,7 +233,7 @@ REFUSED = {
 def test_operations_without_a_second_derivative_are_refused_and_sharpness_is_measured(data, name, way):
     model, loss_fn, message = REFUSED[name]
     H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
-    with pytest.raises(bsam.BsamError, match=re.escape(message)):
+    with refused(match=re.escape(message)):
         H.times(torch.ones(H.size, dtype=H.dtype))
     assert sharpness(model, loss_fn, data[:1]).bilateral > 0
 
@@ -251,7 +251,7 @@ class Checkpointed(nn.Module):
 def test_checkpoints(data, way):
     assert errors(Checkpointed(False), data, way)[0] < 1e-6
     for measure in (sharpness, lambda *rest: errors(rest[0], rest[2], way)):
-        with pytest.raises(bsam.BsamError, match=r"reentrant checkpoints.*use_reentrant=False"):
+        with refused(match=r"reentrant checkpoints.*use_reentrant=False"):
             measure(Checkpointed(True), F.cross_entropy, data)
 
 
@@ -300,13 +300,13 @@ def test_parameters_that_came_after_the_operator_are_refused(data):
     v = torch.ones(H.size, dtype=H.dtype)
     H.times(v)
     kept, model[2] = model[2], nn.Linear(5, 4).double()
-    with pytest.raises(bsam.BsamError, match=r"other trainable parameters.*a layer was replaced.*build it anew"):
+    with refused(match=r"other trainable parameters.*a layer was replaced.*build it anew"):
         H.times(v)
     model[2] = kept
     H.times(v)
-    with pytest.raises(bsam.BsamError, match="differentiation must be"):
+    with refused(match="differentiation must be"):
         HessianOperator(model, F.cross_entropy, data, differentiation="backward")
-    with pytest.raises(bsam.BsamError, match="loss_fn returned a complex number"):
+    with refused(match="loss_fn returned a complex number"):
         HessianOperator(model, lambda out, y: out.mean() * 1j, data).times(v)
 
 
@@ -376,7 +376,7 @@ def test_marks_under_other_marks_and_functions_that_come_later(data):
     H.times(torch.ones(H.size, dtype=H.dtype))
     for function in (Cube.apply, Wrapped.apply):
         model.function = function
-        with pytest.raises(bsam.BsamError, match="marked with @once_differentiable"):
+        with refused(match="marked with @once_differentiable"):
             H.times(torch.ones(H.size, dtype=H.dtype))
 
 
@@ -388,6 +388,6 @@ def test_a_copy_in_another_dtype_takes_no_weights_from_the_model(data):
         return F.cross_entropy(out, y) + 0.01 * sum(p.double().square().sum() for p in model.parameters())
 
     H = HessianOperator(model, penalised, batches, dtype=torch.float64)
-    with pytest.raises(bsam.BsamError, match="dtype= computes on a copy of the model, and loss_fn takes weights"):
+    with refused(match="dtype= computes on a copy of the model, and loss_fn takes weights"):
         H.times(torch.ones(H.size, dtype=H.dtype))
     HessianOperator(model, F.cross_entropy, batches, dtype=torch.float64).times(torch.ones(H.size, dtype=H.dtype))
