@@ -26,6 +26,15 @@ def test_200_steps_keep_the_basis_orthonormal_and_show_no_spurious_copies(dense)
     torch.testing.assert_close(residuals, (Y @ exact - theta[:, None] * Y).norm(dim=1), rtol=0, atol=1e-12)
 
 
+def test_a_start_near_the_basis_is_made_orthogonal_to_it(dense):
+    krylov = Krylov(dense[0], 9, torch.Generator().manual_seed(0))
+    krylov.begin()
+    for _ in range(5):
+        krylov.expand()
+    krylov.begin(krylov.V[0] + 1e-8 * dense[0].random(krylov.generator))
+    assert_orthonormal(krylov.V[:6])
+
+
 def test_restarts_keep_what_was_found_and_the_basis_orthonormal(dense):
     H, exact = dense
     krylov = Krylov(H, 30, torch.Generator().manual_seed(0))
