@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -64,6 +65,13 @@ def exact_hessian(model, loss_fn, data, mode="eval"):
 
     flat = torch.cat([p.detach().reshape(-1) for _, p in named])
     return torch.autograd.functional.hessian(loss, flat, vectorize=True)
+
+
+@functools.cache
+def reference(build, mode):
+    """A network, its batches and its dense Hessian, computed once for all tests: do not change them."""
+    model, data = made(build, sizes=(7, 2, 7))
+    return model, data, exact_hessian(model, F.cross_entropy, data, mode)
 
 
 class Quadratic(nn.Module):
@@ -153,7 +161,9 @@ def shared(value, name):
     return pytest.fixture(scope="session", name=name)(lambda: value)
 
 
-nets = shared({"made": made, "mlp": mlp, "batch norm": with_batch_norm, "exact": exact_hessian}, "nets")
+nets = shared(
+    {"made": made, "mlp": mlp, "batch norm": with_batch_norm, "exact": exact_hessian, "reference": reference}, "nets"
+)
 spectra = shared(with_spectrum, "with_spectrum")
 unchanged_model = shared(unchanged, "unchanged")
 passes = shared(Passes, "Passes")

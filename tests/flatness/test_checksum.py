@@ -162,7 +162,7 @@ INPUTS = {
     "half": lambda: torch.tensor([[65504.0]] * 4, dtype=torch.float16),
     "sparse": lambda: torch.eye(4).to_sparse(),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 1), 0.1, 0, torch.qint8),
-    "no number": lambda: torch.ones(4, 0),
+    "empty": lambda: torch.ones(4, 0),
     "no tensor": object,
     "0-dim": lambda: torch.tensor(3.0),
     "not by sample": lambda: {"x": torch.ones(4, 2), "edges": torch.ones(2, 9)},
