@@ -1,11 +1,10 @@
-"""Small networks, their exact Hessians, matrices with a spectrum of one's choice, and a witness that a model was left
-as it was.
-"""
+"""Small networks, their dense Hessians, matrices with a given spectrum, and a check that a model is unchanged."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -18,23 +17,14 @@ from bsam.flatness import HessianOperator
 
 
 def mlp(dtype=torch.float64):
-    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 5)).to(
-        dtype
-    )  # 445 parameters
+    layers = nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 5)
+    return nn.Sequential(*layers).to(dtype)  # 445 parameters
 
 
 def with_batch_norm(dtype=torch.float64):
-    layers = (
-        nn.Conv2d(1, 6, 3),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Conv2d(6, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.Tanh(),
-        nn.AvgPool2d(2),
-    )
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 5)).to(dtype)  # 693 parameters
+    first = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5)
+    second = nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.AvgPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32, 5)).to(dtype)  # 693 parameters
 
 
 INPUTS = {mlp: (10,), with_batch_norm: (1, 8, 8)}
@@ -58,7 +48,7 @@ def made(build, sizes=(7, 2, 15), dtype=torch.float64, train=0):
 
 
 def exact_hessian(model, loss_fn, data, mode="eval"):
-    """All of it, in float64: the mean over samples of each batch's mean loss, differentiated twice by torch, on a copy."""
+    """The dense Hessian of the mean over samples, in float64, by torch, on a copy."""
     model = copy.deepcopy(model).double().eval()
     for module in model.modules():
         if mode == "train" and isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -70,13 +60,18 @@ def exact_hessian(model, loss_fn, data, mode="eval"):
     def loss(flat):
         pieces = flat.split([p.numel() for _, p in named])
         weights = {name: piece.view(p.shape) for (name, p), piece in zip(named, pieces, strict=True)}
-        return sum(loss_fn(functional_call(model, weights, (x,)), y) * len(y) for x, y in data) / sum(
-            len(y) for _, y in data
-        )
+        losses = [loss_fn(functional_call(model, weights, (x,)), y) * len(y) for x, y in data]
+        return sum(losses) / sum(len(y) for _, y in data)
 
-    return torch.autograd.functional.hessian(
-        loss, torch.cat([p.detach().reshape(-1) for _, p in named]), vectorize=True
-    )
+    flat = torch.cat([p.detach().reshape(-1) for _, p in named])
+    return torch.autograd.functional.hessian(loss, flat, vectorize=True)
+
+
+@functools.cache
+def reference(build, mode):
+    """A network, its batches and its dense Hessian, computed once for all tests: do not change them."""
+    model, data = made(build, sizes=(7, 2, 7))
+    return model, data, exact_hessian(model, F.cross_entropy, data, mode)
 
 
 class Quadratic(nn.Module):
@@ -90,13 +85,57 @@ class Quadratic(nn.Module):
         return (A @ self.w) @ self.w / 2
 
 
+def with_dense_products(H, matrix):
+    """The operator with products by the dense matrix: the real ones are tested elsewhere, and are slower."""
+
+    def times(v):
+        H.products += 1
+        return matrix @ v
+
+    H.times = times
+    return H
+
+
 def with_spectrum(eigenvalues, dtype=torch.float64):
     """A Hessian with these eigenvalues in random directions, and the matrix."""
     generator = torch.Generator().manual_seed(11)
     Q = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), dtype=torch.float64, generator=generator)).Q
     A = (Q * torch.as_tensor(np.asarray(eigenvalues, dtype=float))) @ Q.T
     A = ((A + A.T) / 2).to(dtype)
-    return HessianOperator(Quadratic(len(A), dtype), lambda out, y: out, [(A, torch.zeros(1))]), A.double()
+    H = HessianOperator(Quadratic(len(A), dtype), lambda out, y: out, [(A, torch.zeros(1))])
+    return with_dense_products(H, A) if dtype == torch.float64 else H, A.double()
+
+
+class Stop(Exception):
+    """Raised by losses and data on purpose."""
+
+
+class Passes:
+    """Data that is another one in each pass, the last one from then on; raises Stop after ``limit`` batches in all."""
+
+    def __init__(self, *passes, limit=10**9):
+        self.passes, self.number, self.left = passes, 0, limit
+
+    def __iter__(self):
+        self.number += 1
+        for batch in self.passes[min(self.number, len(self.passes)) - 1]:
+            self.left -= 1
+            if self.left < 0:
+                raise Stop
+            yield batch
+
+
+def stopping(loss_fn, after):
+    """A loss that raises Stop after so many calls, and the list of its calls."""
+    calls = []
+
+    def wrapped(out, y):
+        calls.append(1)
+        if len(calls) > after:
+            raise Stop
+        return loss_fn(out, y)
+
+    return wrapped, calls
 
 
 @contextlib.contextmanager
@@ -118,9 +157,17 @@ def unchanged(model):
         assert before[1:] == after[1:]
 
 
-@pytest.fixture(scope="session")
-def nets():
-    return {"made": made, "mlp": mlp, "batch norm": with_batch_norm, "exact": exact_hessian}
+def shared(value, name):
+    return pytest.fixture(scope="session", name=name)(lambda: value)
+
+
+nets = shared(
+    {"made": made, "mlp": mlp, "batch norm": with_batch_norm, "exact": exact_hessian, "reference": reference}, "nets"
+)
+spectra = shared(with_spectrum, "with_spectrum")
+unchanged_model = shared(unchanged, "unchanged")
+passes = shared(Passes, "Passes")
+stop = shared((Stop, stopping), "stop")
 
 
 @pytest.fixture(scope="session")
@@ -136,11 +183,33 @@ def untrained():
     return model, data, exact_hessian(model, F.cross_entropy, data)
 
 
-@pytest.fixture(name="with_spectrum", scope="session")
-def with_spectrum_fixture():
-    return with_spectrum
+@pytest.fixture
+def operator(untrained):
+    """The Hessian of the untrained network, and the dense matrix."""
+    model, data, exact = untrained
+    return HessianOperator(model, F.cross_entropy, data), exact
 
 
-@pytest.fixture(name="unchanged", scope="session")
-def unchanged_fixture():
-    return unchanged
+@pytest.fixture(params=["untrained"])
+def dense(request):
+    """The same with products by the dense matrix; of another network, if a test is parametrized so."""
+    model, data, exact = request.getfixturevalue(request.param)
+    return with_dense_products(HessianOperator(model, F.cross_entropy, data), exact), exact
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+@pytest.fixture
+def samples():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(10, 6, generator=generator), torch.randint(0, 3, (10,), generator=generator)
+
+
+@pytest.fixture
+def data(samples):
+    x, y = samples
+    return [(x[:7], y[:7]), (x[7:], y[7:])]

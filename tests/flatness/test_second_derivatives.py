@@ -1,5 +1,6 @@
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import bsam
 from bsam.flatness import HessianOperator, sharpness
 from bsam.flatness.second_derivatives import Substitutes
+
+refused = partial(pytest.raises, bsam.BsamError)
 
 
 def used(norm):
@@ -60,10 +63,7 @@ def test_statistics_of_the_batch_and_mixed_precision_are_left_to_torch():
     assert not torch.equal(norm.running_mean, before)
     half, x = nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4, dtype=torch.bfloat16)
     with Substitutes():
-        assert torch.equal(
-            half(x),
-            nn.functional.batch_norm(x, half.running_mean, half.running_var, half.weight, half.bias, eps=half.eps),
-        )
+        assert torch.equal(half(x), F.batch_norm(x, half.running_mean, half.running_var, half.weight, half.bias))
 
 
 WAYS = pytest.mark.parametrize("way", ["reverse", "forward"])
@@ -78,19 +78,14 @@ def data():
 
 def by_differences(model, loss_fn, data, v, step=1e-5):
     """The change of the gradient along ``v``, with gradients by ``loss.backward()``."""
-    model = model.eval()
-    slopes = []
-    for sign in (1, -1):
+    model, params, slopes = model.eval(), list(model.parameters()), []
+    for move in (step, -2 * step, step):  # to either side, and back
         with torch.no_grad():
-            for p, t in zip(model.parameters(), v, strict=True):
-                p.add_(t, alpha=sign * step)
+            torch._foreach_add_(params, v, alpha=move)
         model.zero_grad()
         (sum(loss_fn(model(x), y) * len(y) for x, y in data) / sum(len(y) for _, y in data)).backward()
-        zeros = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
-        slopes.append(torch.cat([g.reshape(-1).clone() for g in zeros]))
-        with torch.no_grad():
-            for p, t in zip(model.parameters(), v, strict=True):
-                p.sub_(t, alpha=sign * step)
+        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in params)
+        slopes.append(torch.cat([g.reshape(-1) for g in gradients]))
     model.zero_grad()
     return (slopes[0] - slopes[1]) / (2 * step)
 
@@ -159,19 +154,18 @@ class Function(nn.Linear):
         return super().forward(x) + self.function(self.weight) * torch.arange(4, dtype=torch.float64)
 
 
-@WAYS
 @pytest.mark.parametrize("name", [*FUNCTIONS, "cayley"])
-def test_wrong_forward_derivatives_are_noticed(data, name, way):
-    model = Function(FUNCTIONS[name]) if name != "cayley" else mlp()
+def test_wrong_forward_derivatives_are_noticed(data, name):
     if name == "cayley":
         model = nn.Sequential(orthogonal(nn.Linear(4, 4), orthogonal_map="cayley"), nn.Tanh(), nn.Linear(4, 4)).double()
-    assert errors(model, data, way) == (pytest.approx(0, abs=1e-6), "reverse")
+    else:
+        model = Function(FUNCTIONS[name])
+    assert errors(model, data, "forward") == (pytest.approx(0, abs=1e-6), "reverse")
 
 
 @pytest.mark.filterwarnings("ignore:`?torch.nn.utils.weight_norm")
-@WAYS
 @pytest.mark.parametrize("normalized", [weight_norm, nn.utils.weight_norm])
-@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize(("dim", "way"), [(0, "forward"), (0, "reverse"), (1, "forward"), (None, "forward")])
 def test_weight_norm_has_a_hessian(data, way, normalized, dim):
     torch.manual_seed(0)
     kwargs = {"dim": dim} if dim is not None or normalized is nn.utils.weight_norm else {"dim": -1}
@@ -233,7 +227,7 @@ REFUSED = {
 def test_operations_without_a_second_derivative_are_refused_and_sharpness_is_measured(data, name, way):
     model, loss_fn, message = REFUSED[name]
     H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
-    with pytest.raises(bsam.BsamError, match=re.escape(message)):
+    with refused(match=re.escape(message)):
         H.times(torch.ones(H.size, dtype=H.dtype))
     assert sharpness(model, loss_fn, data[:1]).bilateral > 0
 
@@ -251,12 +245,13 @@ class Checkpointed(nn.Module):
 def test_checkpoints(data, way):
     assert errors(Checkpointed(False), data, way)[0] < 1e-6
     for measure in (sharpness, lambda *rest: errors(rest[0], rest[2], way)):
-        with pytest.raises(bsam.BsamError, match=r"reentrant checkpoints.*use_reentrant=False"):
+        with refused(match=r"reentrant checkpoints.*use_reentrant=False"):
             measure(Checkpointed(True), F.cross_entropy, data)
 
 
-@WAYS
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    ("kind", "way"), [(nn.LSTM, "reverse"), (nn.LSTM, "forward"), (nn.GRU, "forward"), (nn.RNN, "forward")]
+)
 def test_recurrent_networks_run_without_cudnn(data, kind, way):
     class Last(nn.Module):
         def __init__(self):
@@ -288,36 +283,9 @@ def test_compiled_networks_run_eagerly(data, way):
         model(data[0][0]).sum().backward()
         model.zero_grad()
         assert errors(model, data, way) == (pytest.approx(expected[0], abs=1e-7), expected[1])
-    with HessianOperator(torch.compile(plain, backend="aot_eager"), F.cross_entropy, data).linearized(
-        1 << 30
-    ) as recording:
+    H = HessianOperator(torch.compile(plain, backend="aot_eager"), F.cross_entropy, data)
+    with H.linearized(1 << 30) as recording:
         assert recording.recorded == 2
-
-
-def test_parameters_that_came_after_the_operator_are_refused(data):
-    model = mlp()
-    H = HessianOperator(model, F.cross_entropy, data)
-    v = torch.ones(H.size, dtype=H.dtype)
-    H.times(v)
-    kept, model[2] = model[2], nn.Linear(5, 4).double()
-    with pytest.raises(bsam.BsamError, match=r"other trainable parameters.*a layer was replaced.*build it anew"):
-        H.times(v)
-    model[2] = kept
-    H.times(v)
-    with pytest.raises(bsam.BsamError, match="differentiation must be"):
-        HessianOperator(model, F.cross_entropy, data, differentiation="backward")
-    with pytest.raises(bsam.BsamError, match="loss_fn returned a complex number"):
-        HessianOperator(model, lambda out, y: out.mean() * 1j, data).times(v)
-
-
-def test_the_forward_way_changes_no_version_of_a_weight(data):
-    model = mlp()
-    held = F.cross_entropy(model(data[0][0]), data[0][1])
-    H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
-    for _ in range(2):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    assert H.differentiation == "forward"
-    held.backward()  # would raise if a weight that it needs had been written to
 
 
 def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):
@@ -333,7 +301,7 @@ def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):
         def forward(self, x):
             return 30 * self.main(x) + self.scale * torch.linalg.det(self.part.weight) * torch.arange(4.0).double()
 
-    for scale, later in ((1e-3, None), (0.0, 1.0)):
+    for scale, later in ((2e-7, None), (0.0, 1.0)):
         model = Part(scale)
         H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
         H.times(torch.zeros(H.size, dtype=H.dtype))
@@ -376,7 +344,7 @@ def test_marks_under_other_marks_and_functions_that_come_later(data):
     H.times(torch.ones(H.size, dtype=H.dtype))
     for function in (Cube.apply, Wrapped.apply):
         model.function = function
-        with pytest.raises(bsam.BsamError, match="marked with @once_differentiable"):
+        with refused(match="marked with @once_differentiable"):
             H.times(torch.ones(H.size, dtype=H.dtype))
 
 
@@ -388,6 +356,6 @@ def test_a_copy_in_another_dtype_takes_no_weights_from_the_model(data):
         return F.cross_entropy(out, y) + 0.01 * sum(p.double().square().sum() for p in model.parameters())
 
     H = HessianOperator(model, penalised, batches, dtype=torch.float64)
-    with pytest.raises(bsam.BsamError, match="dtype= computes on a copy of the model, and loss_fn takes weights"):
+    with refused(match="dtype= computes on a copy of the model, and loss_fn takes weights"):
         H.times(torch.ones(H.size, dtype=H.dtype))
     HessianOperator(model, F.cross_entropy, batches, dtype=torch.float64).times(torch.ones(H.size, dtype=H.dtype))

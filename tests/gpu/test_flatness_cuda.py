@@ -1,4 +1,4 @@
-"""The instruments on the device: what they give there is what they give on the CPU."""
+"""Flatness on the device: results equal those on the CPU."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class Doubled(nn.Module):
 
 def setting(device, *extra):
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(4 * 25, 5)
-    ).double()
+    first = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+    model = nn.Sequential(*first, *extra, nn.Flatten(), nn.Linear(4 * 25, 5)).double()
     x, y = torch.randn(40, 2, 5, 5).double(), torch.randint(5, (40,))
     model(x)  # statistics of its own
     model, x, y = copy.deepcopy(model).to(device), x.to(device), y.to(device)
@@ -66,7 +65,8 @@ def test_products_equal_those_of_the_cpu(mode, extra):
 def test_spectra_equal_those_of_the_cpu():
     found = []
     for device in ("cpu", "cuda"):
-        H = HessianOperator(*(lambda model, data: (model, F.cross_entropy, data))(*setting(device)))
+        model, data = setting(device)
+        H = HessianOperator(model, F.cross_entropy, data)
         top = top_eigenvalues(H, k=10, tol=1e-9)
         assert top.converged
         density = spectral_density(H, steps=20, probes=2)

@@ -1,36 +1,38 @@
-"""What a batch is: a pair of inputs and targets, how many samples it has, and how it is cut and joined."""
+"""Batches of data: pairs of inputs and targets, their number of samples, and how they are split and joined."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.errors import BsamTypeError, BsamValueError
 
+Batches: TypeAlias = Iterable[tuple[Any, Any]]
+Sized: TypeAlias = tuple[Any, int]  # (inputs or outputs, targets), and the number of samples
 
-def pair(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a batch."""
+
+def unpack(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         raise BsamValueError(
-            f"each batch of data must be a pair (inputs, targets), and one is a {what}: pass [(x, y), ...] or a "
+            f"each batch of data must be a pair (inputs, targets), and one is a {kind}: pass [(x, y), ...] or a "
             "DataLoader"
         )
-    x, y = batch
-    return x, y
+    return batch[0], batch[1]
 
 
-def size_of(x: Any, y: Any) -> int:
-    """The number of samples of a batch: rows of the targets or else of the inputs, or entries of a list of targets."""
+def num_samples(x: Any, y: Any) -> int:
+    """Return the number of samples: rows of the targets, else of the inputs, or entries of a list of targets."""
     for value in (y, x):
         if isinstance(value, Tensor) and value.dim():
             return len(value)
     if isinstance(y, (list, tuple)) and y and all(isinstance(target, Mapping) for target in y):
-        return len(y)  # as for detection; that an image with three channels has three boxes means nothing
+        return len(y)  # object detection: the leading dimensions of images and boxes are not samples
     sizes = {len(leaf) for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.dim()}
     if len(sizes) == 1:
         return sizes.pop()
@@ -43,7 +45,7 @@ def size_of(x: Any, y: Any) -> int:
 
 
 def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
-    """A batch of tensors in pieces of at most ``size`` samples, each with its number of samples."""
+    """Split a batch of tensors into micro-batches of at most ``size`` samples, each with its number of samples."""
     for name, value in (("inputs", x), ("targets", y)):
         if not isinstance(value, Tensor):
             raise BsamTypeError(
@@ -53,46 +55,59 @@ def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
     if x.shape[:1] != y.shape[:1] or x.dim() == 0:
         raise BsamValueError(
             f"micro_batch splits inputs and targets alike, and a batch has inputs of the shape {tuple(x.shape)} and "
-            "targets "
-            f"of the shape {tuple(y.shape)}: give both a row for each sample, or leave it out"
+            f"targets of the shape {tuple(y.shape)}: give both a row for each sample, or leave it out"
         )
     return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
 
 
-def joined(batches: Sequence[tuple[Any, int]]) -> tuple[Any, int] | None:
-    """Outputs and targets of several batches as one; None where they cannot be joined."""
-    if not all(by_sample(part, n) for parts, n in batches for part in parts):
+def join(first: Sized, second: Sized) -> Sized | None:
+    """Concatenate two batches; None if their structure, the shapes of their samples or their other values differ."""
+    (a, n), (b, m) = first, second
+
+    def concatenated(s: Any, t: Any) -> Any:
+        if has_rows(s, n) and has_rows(t, m) and s.shape[1:] == t.shape[1:]:
+            return torch.cat([s, t])
+        if has_rows(s, n) or has_rows(t, m) or repr(s) != repr(t):
+            raise ValueError
+        return s
+
+    if not all(_by_sample(part, size) for parts, size in (first, second) for part in parts):
         return None
-    leaves, structures = zip(*(tree_flatten(parts) for parts, _ in batches), strict=True)
-    kinds = {
-        tuple(t.shape[1:] if has_rows(t, n) else repr(t) for t in own)
-        for own, (_, n) in zip(leaves, batches, strict=True)
-    }
-    if len(kinds) > 1 or any(structure != structures[0] for structure in structures):
+    try:
+        return tree_map(concatenated, a, b), n + m
+    except ValueError:  # of tree_map, too: the structures differ
         return None
-    n = batches[0][1]
-    whole = [torch.cat(rows) if has_rows(rows[0], n) else rows[0] for rows in zip(*leaves, strict=True)]
-    return tree_unflatten(whole, structures[0]), sum(n for _, n in batches)
 
 
-def halves(batch: tuple[Any, int]) -> list[tuple[Any, int]]:
-    """A batch in two parts; none where it cannot be cut. Numbers that are not by sample belong to both."""
+def halve(batch: Sized) -> list[Sized]:
+    """Split a batch in two, values that are not by sample going into both; an empty list if that is impossible."""
     parts, n = batch
-    if n < 2 or not all(by_sample(part, n) for part in parts):
+    if n < 2 or not all(_by_sample(part, n) for part in parts):
         return []
-    cuts = (slice(0, n // 2), slice(n // 2, n))
-    return [(tree_map(lambda t, cut=cut: t[cut] if has_rows(t, n) else t, parts), cut.stop - cut.start) for cut in cuts]
+    ranges = (slice(0, n // 2), slice(n // 2, n))
+    return [(tree_map(lambda t, r=r: t[r] if has_rows(t, n) else t, parts), r.stop - r.start) for r in ranges]
 
 
-def by_sample(part: Any, n: int) -> bool:
-    """Whether inputs, outputs or targets hold tensors with a row for each of ``n`` samples, and else numbers alone."""
-    leaves = tree_leaves(part)
+def _by_sample(part: Any, n: int) -> bool:
+    """Return whether some tensors have a row for each of ``n`` samples, and all other leaves are scalars."""
     if isinstance(part, (list, tuple)) and len(part) == n:
         return False  # it may have an entry for each sample
-    alone = all(has_rows(t, n) or not isinstance(t, Tensor) or t.dim() == 0 for t in leaves)
-    return alone and any(has_rows(t, n) for t in leaves)
+    leaves = tree_leaves(part)
+    others = [t for t in leaves if not has_rows(t, n)]
+    return len(others) < len(leaves) and all(not isinstance(t, Tensor) or t.dim() == 0 for t in others)
 
 
 def has_rows(leaf: Any, n: int) -> bool:
-    """Whether it is a tensor with a row for each of ``n`` samples."""
+    """Return whether ``leaf`` is a tensor with a row for each of ``n`` samples."""
     return isinstance(leaf, Tensor) and leaf.shape[:1] == (n,)
+
+
+class CastBatches:
+    """``data`` with all floating-point tensors in another dtype."""
+
+    def __init__(self, data: Batches, dtype: torch.dtype) -> None:
+        self.data, self.dtype = data, dtype
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.data:
+            yield tree_map(lambda t: t.to(self.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, batch)

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.checks import check_count, check_number
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..core.errors import BsamValueError
 from .hessian import HessianOperator
 from .lanczos import Krylov
-from .products import Array, Progress, seeded
+from .products import Array, Progress, no_progress, seeded
 
 
 @dataclass(frozen=True)
 class Density:
-    """The density of the eigenvalues on a grid; ``nodes`` and ``weights`` are the quadrature that was smoothed by a
-    Gaussian of width ``sigma``.
-    """
+    """The density of the eigenvalues on a grid: a quadrature, smoothed by a Gaussian of width ``sigma``."""
 
     grid: Array
     density: Array
-    nodes: Array
+    nodes: Array  # of the quadrature
     weights: Array
     sigma: float
     products: int
@@ -39,17 +37,17 @@ def spectral_density(
     sigma: float | None = None,
     progress: Progress | None = None,
 ) -> Density:
-    r"""The density of the eigenvalues, by stochastic Lanczos quadrature.
+    r"""Estimate the density of the eigenvalues by stochastic Lanczos quadrature.
 
-    Each probe is a random vector from which Lanczos runs, fully reorthogonalised; the Ritz values are nodes, the
-    squares of the first components of their vectors weights. The density integrates to 1 and is an average over probes,
-    smoothed by a Gaussian.
+    Lanczos with full reorthogonalisation runs from each of several random vectors; the Ritz values are the nodes, the
+    squares of the first components of their vectors the weights. The density is the average over the random vectors,
+    smoothed by a Gaussian, and integrates to 1.
 
     Args:
         H: the operator.
-        steps: of Lanczos, for each probe.
-        probes: how many random vectors.
-        seed: of them.
+        steps: of Lanczos, for each random vector.
+        probes: the number of random vectors.
+        seed: of the random vectors.
         points: of the grid.
         sigma: the width of the Gaussian; None takes 1 % of the range of the nodes.
         progress: called after each product with the number done and the number expected.
@@ -70,6 +68,7 @@ def spectral_density(
     check_count("points", points, low=2)
     if sigma is not None and check_number("sigma", sigma, low=0) == 0:
         raise BsamValueError("sigma must be above 0: the Gaussian needs a width")
+    report = progress or no_progress
     generator, before = seeded(seed), H.products
     nodes, weights = [], []
     krylov = Krylov(H, steps, generator)
@@ -79,26 +78,23 @@ def spectral_density(
             krylov.begin(H.random(generator, "signs"))
             for _ in range(steps):
                 krylov.expand()
-                if progress is not None:
-                    progress(H.products - before, steps * probes)
+                report(H.products - before, steps * probes)
             theta, S, _ = krylov.ritz()
             nodes.append(theta.numpy())
             weights.append(S[0].numpy() ** 2 / probes)
     x, w = np.concatenate(nodes), np.concatenate(weights)
-    width = (
-        0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12) if sigma is None else sigma
-    )  # wide enough for a grid of distinct numbers
-    grid = np.linspace(x.min() - 6 * width, x.max() + 6 * width, points)
-    if width < grid[1] - grid[0]:
-        raise BsamRuntimeError(
-            f"a Gaussian of the width sigma={width:.3g} falls between the {points} points of the grid: raise points "
-            "or sigma"
+    if sigma is None:  # wide enough for a grid of distinct numbers
+        sigma = 0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12)
+    grid = np.linspace(x.min() - 6 * sigma, x.max() + 6 * sigma, points)
+    if sigma < grid[1] - grid[0]:
+        raise BsamValueError(
+            f"a Gaussian of width {sigma:.3g} falls between the {points} points of the grid: raise points or sigma"
         )
-    return Density(grid, smoothed(grid, x, w, width), x, w, width, H.products - before, recording.note)
+    return Density(grid, smoothed(grid, x, w, sigma), x, w, sigma, H.products - before, recording.note)
 
 
 def smoothed(grid: Array, nodes: Array, weights: Array, sigma: float) -> Array:
-    """The density on a grid: at each node a Gaussian of that width and weight.
+    """Return the density on a grid: the sum of a Gaussian of width ``sigma`` at each node, times its weight.
 
     Example:
         >>> smoothed(np.array([0.0, 1.0]), np.array([1.0]), np.array([1.0]), sigma=0.5).round(3)

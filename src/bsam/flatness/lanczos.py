@@ -1,4 +1,4 @@
-"""Lanczos with full reorthogonalisation: no ghost copies of an eigenvalue, whatever the number of steps."""
+"""Lanczos with full reorthogonalisation: no eigenvalue appears in spurious copies, whatever the number of steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .hessian import HessianOperator
-from .products import finite
+from .products import check_finite
 
 CHUNK = 1 << 22  # entries of a vector that are rotated at a time
 
@@ -16,38 +16,36 @@ class Krylov:
 
     Args:
         H: the operator.
-        room: vectors that the basis may grow to, and one more.
-        generator: of the random numbers.
+        max_steps: the most products before a restart; the basis then has one vector more.
+        generator: of the random vectors.
     """
 
-    def __init__(self, H: HessianOperator, room: int, generator: torch.Generator) -> None:
-        self.H, self.room, self.generator = H, min(room, H.size), generator
-        self.V = torch.empty(self.room + 1, H.size, dtype=H.dtype, device=H.device)
-        self.T = torch.zeros(self.room, self.room, dtype=torch.float64)
+    def __init__(self, H: HessianOperator, max_steps: int, generator: torch.Generator) -> None:
+        self.H, self.max_steps, self.generator = H, min(max_steps, H.size), generator
+        self.V = torch.empty(self.max_steps + 1, H.size, dtype=H.dtype, device=H.device)
+        self.T = torch.zeros(self.max_steps, self.max_steps, dtype=torch.float64)
         self.steps = 0  # vectors whose products are known
-        self.beta = 0.0  # what the last product has outside of the basis
+        self.beta = 0.0  # the norm of the last product outside of the basis
 
     def begin(self, start: Tensor | None = None) -> None:
-        """Let the next vector be ``start``, or a random one, without its components in the basis."""
+        """Let the next vector be ``start``, or a random one, made orthogonal to the basis."""
         v = self.H.random(self.generator) if start is None else start.clone()
         v /= v.norm()
         self._orthogonalise(v, self.steps)
         self.V[self.steps] = v / v.norm()
 
     def _orthogonalise(self, v: Tensor, n: int) -> Tensor:
-        """Take the components along the first ``n`` vectors off ``v``, in place, and return them. Twice is enough, once
-        is not.
-        """
+        """Subtract the components along the first ``n`` vectors from ``v``, in place, and return them."""
         V = self.V[:n]
         total = torch.zeros(n, dtype=v.dtype, device=v.device)
-        for _ in range(2):
+        for _ in range(2):  # once leaves rounding errors, twice is enough
             c = V @ v
             v -= V.T @ c
             total += c
         return total
 
     def expand(self) -> None:
-        """One product more."""
+        """Extend the basis by one product."""
         j = self.steps
         w = self.H.times(self.V[j])
         scale = w.norm()
@@ -55,20 +53,17 @@ class Krylov:
         self.T[j, : j + 1] = c
         self.T[: j + 1, j] = c
         self.steps = j + 1
-        self.beta = finite(float(w.norm()))
+        self.beta = check_finite(float(w.norm()))
         if self.beta <= 10 * torch.finfo(w.dtype).eps * float(scale) or self.steps == self.H.size:
-            self.beta = 0.0  # the basis is invariant: go on with what it has not seen yet
+            self.beta = 0.0  # the basis is invariant: continue with a random vector orthogonal to it
             if self.steps < self.H.size:
                 self.begin()
         else:
             self.V[j + 1] = w / self.beta
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values in ascending order, their vectors in this basis (columns), and what is left of ``H y - theta y``
-        outside of it.
-        """
-        n = self.steps
-        theta, S = torch.linalg.eigh(self.T[:n, :n])
+        """Return Ritz values in ascending order, their vectors in this basis (columns), and their residual norms."""
+        theta, S = torch.linalg.eigh(self.T[: self.steps, : self.steps])
         return theta, S, self.beta * S[-1].abs()
 
     def restart(self, theta: Tensor, S: Tensor) -> None:

@@ -1,10 +1,11 @@
-"""The loss on a line or a plane through the model."""
+"""The loss on a line or a plane through the weights of a model."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..core.errors import BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
-from .products import Array
+from .products import Array, Progress, no_progress, seeded
 from .spectrum import top_eigenvalues
 
 Directions: TypeAlias = str | Sequence[Vector]
@@ -24,9 +25,7 @@ Directions: TypeAlias = str | Sequence[Vector]
 
 @dataclass(frozen=True)
 class Landscape:
-    """``loss[i]`` or ``loss[i, j]`` at ``axes[0][i]`` times the first direction and ``axes[1][j]`` times the second;
-    the model is at the centre.
-    """
+    """``loss[i, j]`` is the loss at ``w + axes[0][i] * u + axes[1][j] * v``, with the directions ``u`` and ``v``."""
 
     axes: tuple[Array, ...]
     loss: Array
@@ -35,7 +34,7 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Plane:
-    """Two directions of unit length, and where models lie in the plane that they span, seen from the first one."""
+    """Two orthonormal directions, and the coordinates of models in the plane that they span, relative to the first."""
 
     directions: tuple[Vector, Vector]
     coordinates: Array  # a row per model
@@ -56,14 +55,13 @@ def landscape(
     micro_batch: int | None = None,
     mode: str = "eval",
     batch_weight: BatchWeight | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Landscape:
-    """The mean loss over ``data`` on a grid around the model, which is afterwards as it was, bit for bit.
+    """Compute the mean loss over ``data`` on a grid around the model, which is afterwards as it was, bit for bit.
 
     Args:
-        model: the network.
-        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, iterated once per point of the grid, so no generator.
+        model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`; the data is
+            iterated once per point of the grid.
         span: how far the grid reaches to either side, in units of the directions.
         points: of each axis; odd, so that the model is one of them.
         dims: 1 or 2.
@@ -72,18 +70,15 @@ def landscape(
             so do biases and norm layers). ``"hessian"``: the eigenvectors of the largest eigenvalues, of unit length.
             Or the vectors themselves, such as those of :func:`plane_through`: the same ones for several models show all
             of them in parallel planes, on one scale.
-        accuracy: whether to take the share of right answers, too: of the labels ``y`` that are the largest of the
-            outputs along dimension 1.
-        micro_batch: the most samples to evaluate at a time; None takes batches as they come.
-        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
-        batch_weight: the weight of a batch in the mean, as in :class:`bsam.flatness.HessianOperator`.
+        accuracy: whether to compute the share of labels ``y`` that are the largest output along dimension 1, too.
         progress: called after each point with the number done and the number of all.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(model.weight, 2.0)
         >>> data = [(torch.ones(4, 1), torch.zeros(4, 1))]  # L(w) = w**2
-        >>> landscape(model, nn.functional.mse_loss, data, points=3, dims=1, directions=[Vector([torch.ones(1, 1)])]).loss
+        >>> v = Vector([torch.ones(1, 1)])
+        >>> landscape(model, nn.functional.mse_loss, data, points=3, dims=1, directions=[v]).loss
         array([1., 4., 9.])
 
     Reference: Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018.
@@ -99,6 +94,7 @@ def landscape(
     side = np.linspace(0.0, span, points // 2 + 1)
     axis = np.concatenate([-side[:0:-1], side])  # symmetric to the last bit, and 0 in the middle
     losses, hits = np.empty((points,) * dims), np.empty((points,) * dims)
+    report = progress or no_progress
     with L.measuring():
         for done, place in enumerate(itertools.product(range(points), repeat=dims), start=1):
             if all(i == points // 2 for i in place):
@@ -106,16 +102,62 @@ def landscape(
             else:
                 steps = [float(axis[i]) * v for i, v in zip(place, basis, strict=True)]
                 L.weights.move(sum(steps[1:], steps[0]))
-            losses[place], hit = L.value(_right if accuracy else None)
+            losses[place], hit = L.value(_correct if accuracy else None)
             hits[place] = np.nan if hit is None else hit
-            if progress is not None:
-                progress(done, points**dims)
+            report(done, points**dims)
     return Landscape((axis,) * dims, losses, hits if accuracy else None)
 
 
+def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
+    params, layout = L.weights.params, L.weights.layout
+    if not isinstance(directions, str) and isinstance(directions, Iterable):
+        shapes, directions = [p.shape for p in params], list(directions)
+        given = [v.tensors() for v in directions if isinstance(v, Vector)]
+        if len(given) < max(dims, len(directions)) or any([t.shape for t in v] != shapes for v in given):
+            raise BsamValueError(
+                f"directions must be {dims} vectors with one tensor for each trainable parameter of the model"
+            )
+        return [Vector([t.to(p) for t, p in zip(v, params, strict=True)], layout) for v in given[:dims]]
+    if directions == "hessian":
+        if sum(p.numel() for p in params) < dims:
+            raise BsamValueError(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
+        H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode, batch_weight=L.batch_weight)
+        return list(top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors or ())
+    if directions != "filter":
+        raise BsamValueError(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
+    if all(p.dim() < 2 for p in params):
+        raise BsamValueError(
+            'directions="filter" moves weights of two or more dimensions alone, not biases and norm layers, and no '
+            'trainable parameter of the model is one: take directions="hessian", or a list of vectors'
+        )
+    generator = seeded(seed)
+    return [Vector([_random_filters(p.detach(), generator) for p in params], layout) for _ in range(dims)]
+
+
+def _random_filters(w: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random tensor whose rows (filters) are as long as those of ``w``; zeros for biases and norm layers."""
+    if w.dim() < 2:
+        return torch.zeros_like(w)
+    d = torch.randn(w.shape, generator=generator).to(w)
+    length = partial(torch.linalg.vector_norm, dim=tuple(range(1, w.dim())), keepdim=True)
+    return d * (length(w) / length(d))
+
+
+def _correct(out: Any, y: Any) -> Tensor:
+    """Return for each label whether it is the class of the largest output."""
+    tensors = isinstance(out, Tensor) and isinstance(y, Tensor)
+    if not tensors or out.dim() < 2 or out.shape[1] < 2 or y.shape != out.shape[:1] + out.shape[2:]:
+        got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
+        raise BsamValueError(
+            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each place in the "
+            f"others, (B, C) and (B,) or (B, C, H, W) and (B, H, W); got outputs and labels of {got}: leave accuracy "
+            "out"
+        )
+    return out.argmax(1) == y
+
+
 def plane_through(models: Sequence[nn.Module]) -> Plane:
-    """The plane that lies best through the weights of several models (of three: that goes through them), for landscapes
-    that show all of them.
+    """Fit a plane to the weights of several models (it contains three of them), for landscapes that show all of them.
 
     Args:
         models: two or more networks of one architecture; the first one is the origin.
@@ -133,81 +175,18 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
     weights = [[p.detach() for p in model.parameters() if p.requires_grad] for model in models]
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
-    if sum(p.numel() for p in weights[0]) < 2:
+    sizes = [p.numel() for p in weights[0]]
+    if sum(sizes) < 2:
         raise BsamValueError("a plane needs models of at least two trainable parameters: are they frozen?")
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
     differences = flat - flat[0]
-    basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     if float(differences.norm()) == 0:
         raise BsamValueError("the models have the same weights: they span no plane")
+    basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     coordinates = differences @ basis.T
-    left = (differences - coordinates @ basis).norm(dim=1)
-    sizes = [p.numel() for p in weights[0]]
+    distances = (differences - coordinates @ basis).norm(dim=1)
     u, v = (
-        Vector([piece.view(p.shape).to(p) for piece, p in zip(row.split(sizes), weights[0], strict=True)])
+        Vector([part.view(p.shape).to(p) for part, p in zip(row.split(sizes), weights[0], strict=True)])
         for row in basis
     )
-    return Plane((u, v), coordinates.cpu().numpy(), left.cpu().numpy())
-
-
-def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
-    if not isinstance(directions, str) and isinstance(directions, Iterable):
-        given = list(directions)
-        if len(given) < dims or any(
-            not isinstance(v, Vector) or [t.shape for t in v.tensors()] != [p.shape for p in L.weights.params]
-            for v in given
-        ):
-            raise BsamValueError(
-                f"directions must be {dims} vectors with one tensor for each trainable parameter of the model"
-            )
-        return [
-            Vector([t.to(p) for t, p in zip(v.tensors(), L.weights.params, strict=True)], L.weights.layout)
-            for v in given[:dims]
-        ]
-    if directions == "hessian":
-        if sum(p.numel() for p in L.weights.params) < dims:
-            raise BsamValueError(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
-        H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode, batch_weight=L.batch_weight)
-        found = top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors
-        return list(found or ())
-    if directions != "filter":
-        raise BsamValueError(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
-    if all(p.dim() < 2 for p in L.weights.params):
-        raise BsamValueError(
-            'directions="filter" moves weights of two or more dimensions alone, not biases and norm layers, and no '
-            "trainable parameter of the model is one: "
-            'take directions="hessian", or a list of vectors'
-        )
-    generator = torch.Generator().manual_seed(check_count("seed", seed, low=0))
-    return [
-        Vector([_like_filters(p.detach(), generator) for p in L.weights.params], L.weights.layout) for _ in range(dims)
-    ]
-
-
-def _like_filters(w: Tensor, generator: torch.Generator) -> Tensor:
-    """A random tensor whose rows (filters) are as long as those of ``w``; zero for biases and norm layers."""
-    if w.dim() < 2:
-        return torch.zeros_like(w)
-    d = torch.randn(w.shape, generator=generator).to(w)
-    rows = tuple(range(1, w.dim()))
-    return d * (
-        torch.linalg.vector_norm(w, dim=rows, keepdim=True) / torch.linalg.vector_norm(d, dim=rows, keepdim=True)
-    )
-
-
-def _right(out: Any, y: Any) -> Tensor:
-    """For each label whether it is the class of the largest output."""
-    if (
-        not isinstance(out, Tensor)
-        or out.dim() < 2
-        or out.shape[1] < 2
-        or not isinstance(y, Tensor)
-        or y.shape != out.shape[:1] + out.shape[2:]
-    ):
-        got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
-        raise BsamValueError(
-            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each place in the "
-            "others, "
-            f"(B, C) and (B,) or (B, C, H, W) and (B, H, W); got outputs and labels of {got}: leave accuracy out"
-        )
-    return out.argmax(1) == y
+    return Plane((u, v), coordinates.cpu().numpy(), distances.cpu().numpy())

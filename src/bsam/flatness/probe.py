@@ -12,16 +12,14 @@ from ..core.objective import Evaluation, Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import TINY, Coefficient, PerGroup, Vector, ratio
 
-SAME = 1e-4  # relative distance within which two displacements count as one
+SAME = 1e-4  # relative distance within which two displacements count as equal
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was seen in one step, of its mini-batch: the loss, MaxS, MinS, BilS, the three gradient norms, the cosine of
-    g and g_min, and the radii.
+    """Sharpness of the loss of one mini-batch: MaxS, MinS, BilS, three gradient norms, and the cosine of g and g_min.
 
-    Where groups have radii of their own, ``rho_max`` and ``rho_min`` are the lengths of the two displacements that
-    follow from them.
+    Where groups have radii of their own, ``rho_max`` and ``rho_min`` are the lengths of the two displacements.
     """
 
     step: int
@@ -39,16 +37,15 @@ class Reading:
 
 
 class Probe:
-    """Reads MaxS, MinS, BilS, gradient norms and the cosine of g and g_min every few steps; of a step of several
-    ``backward`` calls, each of them.
+    """Measures sharpness every few steps of a training, at each ``backward`` call of such a step.
 
-    BSAM computes all of it anyway, and the probe costs no pass. Where a method lacks a point (SAM never goes downhill),
-    the probe evaluates it, on the same batch; random numbers, statistics of batch norm and the step itself stay what
-    they would have been without it. Under DDP and FSDP every rank has a probe, and all of them read the batch of all
-    ranks; with ``m_sharpness``, where each rank perturbs on its own, their own part of it.
+    BSAM evaluates all points that this needs anyway, and the probe costs no pass. Where a method lacks a point (SAM
+    never goes downhill), the probe evaluates it, on the same batch; random numbers, statistics of batch norm and the
+    step itself stay what they would have been without it. Under DDP and FSDP every rank has a probe, and all of them
+    measure the batch of all ranks; with ``m_sharpness``, where each rank perturbs on its own, its own part of it.
 
     Args:
-        every: how many steps lie between two readings.
+        every: the number of steps from one reading to the next.
         rho_max: the radius uphill; None takes the method's own (0.05 if it has none).
         rho_min: the radius downhill; None takes the method's own, or that of ``rho_max``.
 
@@ -72,51 +69,46 @@ class Probe:
         self.readings: list[Reading] = []
 
     def attach(self, optimizer: SharpnessAware) -> Probe:
-        """Let the optimizer show its passes to this probe from now on."""
+        """Measure the steps of this optimizer from now on, and return the probe."""
         optimizer.watchers.append(self)
         return self
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be read."""
+        """Return whether this step is measured."""
         return step % self.every == 0
 
     def watch(self, optimizer: SharpnessAware, L: Objective) -> None:
-        """Read a step: called once the method has made its passes, with all that they saw."""
+        """Measure a step: called once the method has made its passes, with all of their evaluations."""
         passes = len(L.seen)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
-            here = next((e for e in L.seen if e.at is None), None) or _evaluated(L, None)
+            here = next((e for e in L.seen if e.at is None), None) or _evaluate(L, None)
             g = here.gradient
-            top = self.rho_max if self.rho_max is not None else _own(optimizer, ("rho_max", "rho"), 0.05)
-            low = self.rho_min if self.rho_min is not None else _own(optimizer, ("rho_min",), top)
-            uphill, downhill = (g * rho / (g.norm() + TINY) for rho in (top, low))
-            up, down = (
-                _found(L.seen, uphill) or _evaluated(L, uphill),
-                _found(L.seen, -downhill) or _evaluated(L, -downhill),
-            )
+            top = self.rho_max if self.rho_max is not None else _radius(optimizer, ("rho_max", "rho"), 0.05)
+            low = self.rho_min if self.rho_min is not None else _radius(optimizer, ("rho_min",), top)
+            uphill, downhill = g * top / (g.norm() + TINY), -(g * low / (g.norm() + TINY))
+            up, down = (_find(L.seen, at) or _evaluate(L, at) for at in (uphill, downhill))
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))
         cosine = min(max(float(ratio(g.dot(down.gradient), n * n_min)), -1.0), 1.0)
         sharpness = loss_max - loss, loss - loss_min, loss_max - loss_min
-        rho_max, rho_min = (
-            float(e.norm()) if isinstance(rho, PerGroup) else float(rho) for rho, e in ((top, uphill), (low, downhill))
-        )
-        self.readings.append(
-            Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, len(L.seen) - passes)
-        )
+        pairs = ((top, uphill), (low, downhill))
+        rho_max, rho_min = (float(e.norm() if isinstance(rho, PerGroup) else rho) for rho, e in pairs)
+        extra = len(L.seen) - passes
+        self.readings.append(Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, extra))
 
     def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)
 
 
-def _own(optimizer: SharpnessAware, names: tuple[str, ...], default: Coefficient) -> Coefficient:
+def _radius(optimizer: SharpnessAware, names: tuple[str, ...], default: Coefficient) -> Coefficient:
     return next((optimizer.radii(name) for name in names if name in optimizer.settings), default)
 
 
-def _evaluated(L: Objective, at: Vector | None) -> Evaluation:
+def _evaluate(L: Objective, at: Vector | None) -> Evaluation:
     L.value_and_grad(at)
     return L.seen[-1]
 
 
-def _found(seen: list[Evaluation], at: Vector) -> Evaluation | None:
-    """The evaluation there, if the method made it."""
+def _find(seen: list[Evaluation], at: Vector) -> Evaluation | None:
+    """Return the evaluation at this displacement, if there is one."""
     return next((e for e in seen if e.at is not None and bool((e.at - at).norm() <= SAME * at.norm())), None)

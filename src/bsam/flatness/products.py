@@ -1,4 +1,4 @@
-"""What the instruments share that look at a Hessian through its products alone."""
+"""What the functions share that see a Hessian through its products alone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from ..core.checks import check_count
 from ..core.errors import BsamRuntimeError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-Progress: TypeAlias = Callable[[int, int], None]  # products done, and expected in all
+Progress: TypeAlias = Callable[[int, int], object]  # called with the number done, and the number expected in all
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Random numbers, on the CPU, so that the vectors made of them are the same on every device."""
+    """Return a generator on the CPU, so that the vectors drawn from it are the same for every device."""
     return torch.Generator().manual_seed(check_count("seed", seed, low=0))
 
 
-def finite(number: float) -> float:
-    """A number that was taken from a product, as it is; refused if it is none."""
+def no_progress(done: int, expected: int) -> None:
+    """Report nothing."""
+
+
+def check_finite(number: float) -> float:
+    """Return a number that was computed from a product, and raise if it is not finite."""
     if not math.isfinite(number):
         raise BsamRuntimeError(
-            "a Hessian product is not finite: the loss or its derivatives overflow, or are undefined where the "
-            "weights are"
+            "a Hessian product is not finite: the loss or its derivatives overflow, or are undefined at these weights"
         )
     return number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 from .checksum import agree as same_samples
 from .checksum import checksum
-from .dataset_loss import DatasetLoss, Piece
-from .linearized import Agree, BatchProduct, CannotRecord, Product, Recorder
+from .dataset_loss import DatasetLoss, WeightedBatch
+from .hvp import Product, Products
+from .linearized import Agree, BatchProduct, CannotRecord, Recorder
 
-Plain: TypeAlias = Callable[[list[Tensor], Piece], Product]  # the product of a batch, computed without a recording
+PlainProduct: TypeAlias = Callable[[list[Tensor], WeightedBatch], Product]  # computed without a recording
 
-ON_CPU = 3 << 30  # bytes; a container may have less than its machine reports
-WORTH = 5_000_000  # samples times weights from which on recording pays, unless a budget is given: it takes seconds
-SHAPES = 2  # shapes of batches to record, unless a budget is given: as a rule one, and another for the last batch
+CPU_BYTES = 3 << 30  # a container may have less than its machine reports
+MIN_WORK = 5_000_000  # samples times weights from which on recording pays, unless a budget is given: it takes seconds
+MAX_SHAPES = 2  # of batches to record, unless a budget is given: as a rule one, and another for the last batch
 
 
 class DataChanged(Exception):
@@ -31,7 +32,7 @@ class Recording:
 
     Args:
         budget: the most bytes to take.
-        shapes: the most shapes of batches to record, each of which takes seconds; None: any number.
+        max_shapes: the most shapes of batches to record, each of which takes seconds; None: any number.
 
     Attributes:
         batches: number of (micro-)batches of the data; 0 if none was tried.
@@ -40,11 +41,11 @@ class Recording:
         reason: why not all were recorded; empty if they were.
     """
 
-    def __init__(self, budget: int, shapes: int | None) -> None:
+    def __init__(self, budget: int, max_shapes: int | None) -> None:
         self.batches = self.recorded = self.bytes = 0
         self.reason = ""
-        self._budget, self._shapes = budget, shapes
-        self._products: list[tuple[BatchProduct, float, Tensor]] = []  # with the weight and the checksum of the batch
+        self._budget, self._max_shapes = budget, max_shapes
+        self._products: list[tuple[BatchProduct, float, Tensor]] = []  # with weight and checksum of the batch
 
     @property
     def note(self) -> str:
@@ -52,18 +53,18 @@ class Recording:
         plain = self.batches - self.recorded
         return f"{plain} of {self.batches} batches computed without a recording: {self.reason}" if plain else ""
 
-    def record(self, loss: DatasetLoss, v: list[Tensor], plain: Plain, agree: Agree) -> None:
-        """Record each batch of the data, as long as it can be done and fits, and its product is the plain one."""
+    def record(self, loss: DatasetLoss, v: list[Tensor], plain: PlainProduct, agree: Agree) -> None:
+        """Record one batch after the other, until one does not fit or its product differs from the plain one."""
         recorder = Recorder(loss)
-        for piece in loss.pieces():
+        for batch in loss.weighted_batches():
             self.batches += 1
             if self.reason:
                 continue
             try:
-                expected = plain(v, piece)
-                if not all(bool(t.isfinite().all()) for t in expected if t is not None):
+                expected = plain(v, batch)
+                if not all(bool(t.isfinite().all()) for t in expected):
                     raise CannotRecord("the product is not finite")
-                product, size = self._recorded(recorder, v, piece, expected, agree)
+                product, size = self._recorded(recorder, v, batch, expected, agree)
                 if self.bytes + size > self._budget:
                     raise CannotRecord(f"the memory of max_bytes={self._budget} is used up")
             except CannotRecord as error:
@@ -71,44 +72,57 @@ class Recording:
             except torch.OutOfMemoryError:
                 self.drop("out of memory")
             else:
-                self._products.append((product, piece[2], _fingerprint(piece)))
+                self._products.append((product, batch[2], _fingerprint(batch)))
                 self.recorded, self.bytes = self.recorded + 1, self.bytes + size
 
     def _recorded(
-        self, recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree
+        self, recorder: Recorder, v: list[Tensor], batch: WeightedBatch, expected: Product, agree: Agree
     ) -> tuple[BatchProduct, int]:
-        """The product of a batch by the graph of its shape, if it is the plain one.
+        """Return the product of a batch by the graphs of its shape, if it equals the plain one, and its bytes.
 
-        What Python read from the batch that was recorded (a size, a number, a branch) is constant in the graph.
+        What Python read from the batch that was traced (a size, a number, a branch) is constant in the graphs.
         """
-        shape = recorder.shape(*piece[:2])
-        trouble = "the network or the loss reads numbers or sizes from the data, or random ones"
+
+        def verified() -> tuple[BatchProduct, int]:
+            try:
+                product, size = recorder.linearized(*batch[:2])
+                found = product(v)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise CannotRecord("a recorded graph does not fit another batch") from error
+            if not agree(found, expected):
+                raise CannotRecord("a recorded product differs from the plain one")
+            return product, size
+
+        shape = recorder.shape(*batch[:2])
+        reason = "the network or the loss reads numbers or sizes from the data, or random ones"
         if shape in recorder.graphs:
             with contextlib.suppress(CannotRecord):
-                return _agreeing(recorder, v, piece, expected, agree)
-            raise CannotRecord(trouble)
-        if len(recorder.graphs) == self._shapes:
-            raise CannotRecord(f"more than {self._shapes} shapes of batches")
+                return verified()
+            raise CannotRecord(reason)
+        if len(recorder.graphs) == self._max_shapes:
+            raise CannotRecord(f"more than {self._max_shapes} shapes of batches")
         for forward in (True, False):
             try:
-                recorder.record(*piece[:2], v, agree, forward=forward)
-                return _agreeing(recorder, v, piece, expected, agree)
+                recorder.record(*batch[:2], v, agree, forward=forward)
+                return verified()
             except CannotRecord as error:
-                trouble = str(error)
+                reason = str(error)
         recorder.graphs.pop(shape, None)
-        raise CannotRecord(trouble)
+        raise CannotRecord(reason)
 
-    def products(self, v: list[Tensor]) -> Generator[tuple[Product, float]]:
-        """The recorded products with ``v``, each with its weight in the mean."""
+    def products(self, v: list[Tensor]) -> Products:
+        """Yield the recorded products with ``v``, each with its weight in the mean."""
         for product, weight, _ in self._products:
             yield product(v), weight
 
-    def rest(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """The pieces that were not recorded; raises :class:`DataChanged` where others come than those that were."""
-        for number, piece in enumerate(pieces):
+    def not_recorded(self, batches: Iterator[WeightedBatch]) -> Iterator[WeightedBatch]:
+        """Yield the batches that were not recorded; raise :class:`DataChanged` if the others have changed."""
+        for number, batch in enumerate(batches):
             if number >= self.recorded:
-                yield piece
-            elif not same_samples(_fingerprint(piece), self._products[number][2]):
+                yield batch
+            elif not same_samples(_fingerprint(batch), self._products[number][2]):
                 raise DataChanged
 
     def free(self) -> None:
@@ -121,31 +135,16 @@ class Recording:
         self.reason, self.recorded, self.bytes = reason, 0, 0
 
 
-def _agreeing(
-    recorder: Recorder, v: list[Tensor], piece: Piece, expected: Product, agree: Agree
-) -> tuple[BatchProduct, int]:
-    try:
-        product, size = recorder.linearized(*piece[:2])
-        found = product(v)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise CannotRecord("a recorded graph does not fit another batch") from error
-    if not agree(found, expected):
-        raise CannotRecord("a recorded product differs from the plain one")
-    return product, size
-
-
-def _fingerprint(piece: Piece) -> Tensor:
-    """The checksum of a batch as a whole: the order of its samples counts."""
-    return checksum(*piece[:2], 1).cpu()
+def _fingerprint(batch: WeightedBatch) -> Tensor:
+    """Return the checksum of a batch as one sample, so that the order of its samples counts."""
+    return checksum(*batch[:2], 1).cpu()
 
 
 def default_budget(device: torch.device) -> int:
-    """Bytes to record in: a quarter of a GPU's memory, 3 GB of a CPU's, and never more than half of what is free.
+    """Return the bytes to record in: a quarter of a GPU's memory or 3 GB of a CPU's, at most half of what is free.
 
     Example:
-        >>> 0 < default_budget(torch.device("cpu")) <= ON_CPU
+        >>> 0 < default_budget(torch.device("cpu")) <= CPU_BYTES
         True
     """
     if device.type == "cuda":
@@ -155,5 +154,5 @@ def default_budget(device: torch.device) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()  # on Linux
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        return ON_CPU
-    return min(ON_CPU, free // 2)
+        return CPU_BYTES
+    return min(CPU_BYTES, free // 2)

@@ -1,4 +1,4 @@
-"""Operations whose second derivative in torch is wrong, missing or slow: computed in another form, or refused."""
+"""Operations whose second derivative in torch is wrong, missing or slow: replaced by others, or refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISSING = re.compile(r"derivative for '?([\w:]+)'? is not implemented")
 
 
 class Substitutes(TorchFunctionMode):
-    """Inside, three operations are computed from others whose derivatives torch gets right.
+    """Context manager that computes three operations from others whose derivatives torch gets right.
 
     - Batch norm with running statistics is one multiplication and one addition per entry. Torch's own derivatives take
       twice as many passes over memory.
@@ -47,24 +47,22 @@ class Substitutes(TorchFunctionMode):
             bound.apply_defaults()
             given = bound.arguments
             if not given["training"] and given["input"].dtype == given["running_var"].dtype:
-                return _affine(
-                    *(given[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "eps"))
-                )
+                return _batch_norm(**given)
         elif func is torch._weight_norm:
-            return _weight_norm(*args, **kwargs)
+            func = _weight_norm
         elif func is F.hardsigmoid:
-            return _hardsigmoid(*args, **kwargs)
+            func = _hardsigmoid
         return func(*args, **kwargs)
 
 
-def _affine(
-    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+def _batch_norm(
+    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Any, bias: Any, eps: float, **_: Any
 ) -> Tensor:
-    scale = (variance + eps).rsqrt()
+    scale = (running_var + eps).rsqrt()
     scale = scale if weight is None else scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    shape = (-1, *(1,) * (x.dim() - 2))
-    return torch.addcmul(shift.view(shape), x, scale.view(shape))
+    shift = (0 if bias is None else bias) - running_mean * scale
+    shape = (-1, *(1,) * (input.dim() - 2))
+    return torch.addcmul(shift.view(shape), input, scale.view(shape))
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -76,9 +74,9 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def check_graph(loss: Tensor, twice: bool, foreign: Collection[Tensor] = ()) -> None:
-    """Refuse what torch would leave out of a derivative silently.
+    """Raise if the graph holds what torch would silently leave out of a derivative.
 
-    That are reentrant checkpoints, parameters of a model that was copied (``foreign``) and, if ``twice``, functions
+    These are reentrant checkpoints, parameters of a model that was copied (``foreign``) and, if ``twice``, functions
     marked with ``@once_differentiable``.
     """
     seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in foreign}
@@ -107,7 +105,7 @@ def check_graph(loss: Tensor, twice: bool, foreign: Collection[Tensor] = ()) -> 
 
 
 def _once_differentiable(function: Any) -> bool:
-    """Whether the mark is on a function, or on one that it wraps."""
+    """Return whether a function, or one that it wraps, has this mark."""
     while function is not None:
         if getattr(function, "__code__", None) is _ONCE:
             return True
@@ -115,8 +113,8 @@ def _once_differentiable(function: Any) -> bool:
     return False
 
 
-def explained(error: RuntimeError) -> RuntimeError:
-    """An error of torch as it is, or as a sentence where an operation has no second derivative."""
+def explain(error: RuntimeError) -> RuntimeError:
+    """Return an error that names the operation without a second derivative, if that is what torch's is about."""
     missing = _MISSING.search(str(error))
     if missing is None:
         return error

@@ -1,4 +1,4 @@
-"""How far the loss rises and falls around ``w``."""
+"""How far the loss rises and falls around the weights."""
 
 from __future__ import annotations
 
@@ -41,28 +41,21 @@ def sharpness(
     mode: str = "eval",
     batch_weight: BatchWeight | None = None,
 ) -> Sharpness:
-    r"""MaxS, MinS and BilS of a network, over all of ``data``.
+    r"""Measure MaxS, MinS and BilS of a network over all of ``data``.
 
     .. math::
-        MaxS = L(w + \rho_{max}\, g / |g|) - L(w), \qquad MinS = L(w) - L(w - \rho_{min}\, g / |g|), \qquad BilS = MaxS
-        + MinS
+        MaxS = L(w + \rho_{max}\, g / |g|) - L(w), \qquad MinS = L(w) - L(w - \rho_{min}\, g / |g|), \qquad
+        BilS = MaxS + MinS
 
     The model is afterwards as it was, bit for bit: weights, gradients, buffers, and which of its modules train.
 
     Args:
-        model: the network.
-        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, iterated several times, so no generator; batches may differ in size, and each
-            sample counts once.
+        model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`.
         rho_max: the radius uphill.
         rho_min: the radius downhill.
-        steps: in how many steps of equal length to go there, each along the gradient where it starts; 1 is the paper's.
-        random_directions: how many random points at the distance ``rho_max`` the average-case sharpness is taken from;
-            0 measures none.
-        seed: of those.
-        micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
-        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without moving them.
-        batch_weight: the weight of a batch in the mean, as in :class:`bsam.flatness.HessianOperator`.
+        steps: of equal length, each along the gradient where it starts; 1 is the paper's.
+        random_directions: the number of random points at distance ``rho_max`` for the average sharpness; may be 0.
+        seed: of the random points.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -82,23 +75,20 @@ def sharpness(
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     with L.measuring():
         loss, g = L.value_and_grad()
-        L.weights.move(_walk(L, g, rho_max, steps))
+        L.weights.move(_displacement(L, g, rho_max, steps))
         upper, _ = L.value()
-        L.weights.move(_walk(L, g, -rho_min, steps))
+        L.weights.move(_displacement(L, g, -rho_min, steps))
         lower, g_min = L.value_and_grad()
-        rises = [_rise_at(L, v, rho_max) - loss for v in _directions(L, random_directions, seed)]
-    cosine = min(
-        max(float(ratio(g.dot(g_min), g.norm() * g_min.norm())), -1.0), 1.0
-    )  # rounding may lead beyond; NaN stays
+        rises = [_loss_at(L, v, rho_max) - loss for v in _random_vectors(L, random_directions, seed)]
+    cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
+    cosine = min(max(cosine, -1.0), 1.0)  # rounding may lead beyond; NaN stays
     average = float(np.mean(rises)) if rises else None
     error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None
     return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine, average, error)
 
 
-def _walk(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
-    """The displacement after ``steps`` steps of the length ``rho / steps`` each, along the gradient (against it, for a
-    negative radius).
-    """
+def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
+    """Return the sum of ``steps`` steps of length ``rho / steps`` along the gradient (against it, if negative)."""
     e = g * (rho / steps) / (g.norm() + TINY)
     for _ in range(steps - 1):
         L.weights.move(e)
@@ -107,12 +97,12 @@ def _walk(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
     return e
 
 
-def _directions(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
+def _random_vectors(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(n):
         yield Vector([torch.randn(p.shape, generator=generator).to(p) for p in L.weights.params], L.weights.layout)
 
 
-def _rise_at(L: DatasetLoss, v: Vector, rho: float) -> float:
+def _loss_at(L: DatasetLoss, v: Vector, rho: float) -> float:
     L.weights.move(v * rho / v.norm())
     return L.value()[0]

@@ -1,0 +1,131 @@
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.flatness import HessianOperator, landscape, sharpness
+
+refused = partial(pytest.raises, bsam.BsamError)
+
+
+class Wrapped(NamedTuple):
+    inner: dict
+
+
+class Net(nn.Linear):
+    """Takes its inputs as they are, from a dict, or from a list of rows."""
+
+    def forward(self, batch):
+        x = batch["x"] if isinstance(batch, dict) else batch
+        return super().forward(x if isinstance(x, torch.Tensor) else torch.tensor(x))
+
+
+TARGETS = {
+    "dict": (lambda y: {"a": y}, lambda y: y["a"]),
+    "dict of a dict": (lambda y: {"name": "b", "a": {"b": y, "c": y}}, lambda y: y["a"]["b"]),
+    "tuple": (lambda y: (torch.tensor(2.0), y, y), lambda y: y[1]),
+    "list": (lambda y: [y, y], lambda y: y[0]),
+    "named tuple": (lambda y: Wrapped({"a": y}), lambda y: y.inner["a"]),
+    "list of numbers": (lambda y: y.tolist(), torch.tensor),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_batches_count_by_their_samples_whatever_holds_the_targets(model, samples, data, kind):
+    wrap, unwrap = TARGETS[kind]
+    found = sharpness(model, lambda out, y: F.cross_entropy(out, unwrap(y)), [(x, wrap(y)) for x, y in data])
+    assert found.loss == pytest.approx(F.cross_entropy(model(samples[0]), samples[1]).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("y", [None, torch.tensor(1.0), "x", 3])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"x": x}], ids=["tensor", "dict"])
+def test_without_rows_in_the_targets_those_of_the_inputs_count(samples, y, wrap):
+    x, net = samples[0], Net(6, 3)
+    found = sharpness(net, lambda out, y: out.square().mean(), [(wrap(x[:7]), y), (wrap(x[7:]), y)])
+    assert found.loss == pytest.approx(net(x).square().mean().item(), rel=1e-6)
+
+
+def test_without_tensors_the_length_of_the_targets_counts():
+    net, rows = Net(1, 1), [[1.0], [2.0], [5.0]]
+    data = [(rows[:2], [0.0, 1.0]), (rows[2:], [2.0])]
+    found = sharpness(net, lambda out, y: F.mse_loss(out[:, 0], torch.tensor(y)), data)
+    assert found.loss == pytest.approx(F.mse_loss(net(rows)[:, 0], torch.tensor([0.0, 1.0, 2.0])).item(), rel=1e-6)
+    with refused(match="does not say how many samples it has: give its inputs or its targets as tensors"):
+        sharpness(net, lambda out, y: out.square().mean(), [(rows, None)])
+
+
+def test_lists_of_targets_have_an_entry_per_image():
+    class Detector(nn.Linear):
+        def forward(self, images):
+            return super().forward(torch.stack([image.mean((1, 2)) for image in images]))
+
+    def loss_fn(out, y):
+        return (out[:, 0] - torch.tensor([float(len(target["boxes"])) for target in y])).square().mean()
+
+    def batch(*boxes):
+        images = [torch.randn(3, 4, 5, generator=generator) for _ in boxes]
+        return images, [{"boxes": torch.rand(k, 4, generator=generator)} for k in boxes]
+
+    generator, net = torch.Generator().manual_seed(0), Detector(3, 1)
+    data = [batch(0, 2), batch(4, 1, 5), batch(0, 0, 0, 2)]  # the first image of a batch may have no box
+    images, targets = ([entry for pair in data for entry in pair[part]] for part in (0, 1))
+    expected = loss_fn(net(images), targets).item()
+    assert sharpness(net, loss_fn, data).loss == pytest.approx(expected, rel=1e-6)
+    ragged = [(x, [target["boxes"] for target in y]) for x, y in data]
+    found = sharpness(net, lambda out, y: loss_fn(out, [{"boxes": boxes} for boxes in y]), ragged)
+    assert found.loss == pytest.approx(expected, rel=1e-6)
+    threes = [batch(3), batch(1, 2)]  # as many boxes as channels
+    values = [loss_fn(net(x), y).item() for x, y in threes]
+    assert sharpness(net, loss_fn, threes).loss == pytest.approx((values[0] + 2 * values[1]) / 3, rel=1e-6)
+
+
+def test_dicts_count_by_the_rows_that_all_of_their_tensors_have(samples, data):
+    (x, y), net = samples, Net(6, 3)
+
+    def loss_fn(out, y):
+        return F.cross_entropy(out, y["y"])
+
+    dicts = [({"x": a, "mask": a > 0}, {"y": b, "weight": torch.tensor(1.0)}) for a, b in data]
+    assert sharpness(net, loss_fn, dicts).loss == pytest.approx(F.cross_entropy(net(x), y).item(), rel=1e-6)
+    with refused(match="does not say how many samples it has"):
+        sharpness(net, loss_fn, [({"x": x, "edges": torch.ones(2, 9)}, {"y": y})])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ((torch.ones(10, 6), torch.zeros(10).long()), "Tensor"),
+        ([(torch.ones(2, 6), torch.zeros(2).long(), torch.arange(2))], "tuple of 3"),
+        ([[torch.ones(2, 6)]], "list of 1"),
+        ([{"x": torch.ones(2, 6), "y": torch.zeros(2).long()}], "dict"),
+        ([torch.ones(2, 6)], "Tensor"),
+    ],
+)
+def test_batches_that_are_not_pairs_are_refused(model, data, kind):
+    H = HessianOperator(model, F.cross_entropy, data)
+    message = rf"must be a pair \(inputs, targets\), and one is a {kind}: pass \[\(x, y\), \.\.\.\] or a DataLoader"
+    for measure in (
+        lambda: sharpness(model, F.cross_entropy, data),
+        lambda: landscape(model, F.cross_entropy, data, points=3),
+        lambda: H.times(torch.ones(21)),
+        lambda: H.linearized(1 << 30).__enter__(),
+    ):
+        with refused(match=message):
+            measure()
+
+
+def test_micro_batches_need_inputs_and_targets_of_one_length(model, samples):
+    x, y = samples
+    for targets, words in (
+        (y[:4], r"\(10, 6\) and targets of the shape \(4,\): give both a row for each sample, or leave it out"),
+        (torch.tensor(1.0), r"\(10, 6\) and targets of the shape \(\): give both"),
+        (y.tolist(), "micro_batch splits tensors, and the targets of a batch are a list: leave it out"),
+    ):
+        with refused(match=words):
+            sharpness(model, lambda out, y: out.mean(), [(x, targets)], micro_batch=2)
+    with refused(match="the inputs of a batch are a dict: leave it out"):
+        sharpness(model, F.cross_entropy, [({"x": x}, y)], micro_batch=2)

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import bsam
+from bsam.flatness import trace
+
+METHODS = pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+
+
+@METHODS
+@pytest.mark.parametrize("dense", ["untrained", "trained"], indirect=True)
+def test_the_trace_is_within_three_standard_errors_at_the_rate_of_the_t_distribution(dense, method):
+    H, exact = dense[0], float(dense[1].trace())
+    found = [trace(H, samples=30, seed=seed, method=method) for seed in range(50)]
+    assert all(estimate.products == 30 for estimate in found)
+    errors = np.array([estimate.value - exact for estimate in found])
+    stated = np.array([estimate.standard_error for estimate in found])
+    freedom = 29 if method == "hutchinson" else 9  # the samples that the error is taken from, less one
+    rate = 2 * scipy.stats.t.sf(3, freedom)
+    assert (np.abs(errors / stated) > 3).sum() <= scipy.stats.binom.ppf(0.999, 50, rate)
+    assert 0.7 < np.linalg.norm(errors) / np.linalg.norm(stated) < 1.4  # nor are the errors stated too large
+
+
+@pytest.mark.parametrize("dense", ["trained"], indirect=True)
+def test_hutch_plus_plus_is_better_where_few_eigenvalues_are_large(dense):
+    # Why it is the default at 30 samples: of networks of 1,000 parameters trained on digits its error is a third to a
+    # half of Hutchinson's, and of untrained ones half as much again; this one, of 445 and 24 samples, lies between.
+    H, _ = dense
+    plus, plain = (
+        np.mean([trace(H, seed=seed, method=method).standard_error for seed in range(20)])
+        for method in ("hutch++", "hutchinson")
+    )
+    assert plus < 0.9 * plain
+    default = trace(H, samples=30, seed=3)
+    assert default == trace(H, seed=3) == trace(H, seed=3, method="hutch++")
+    assert default != trace(H, seed=4)
+
+
+@pytest.mark.parametrize("eigenvalues", [[3.0, -2.0, 1.0] + [0.0] * 60, [0.0] * 5, [2.0]])
+def test_the_trace_is_exact_where_the_sketch_contains_the_matrix(with_spectrum, eigenvalues):
+    found = trace(with_spectrum(eigenvalues)[0], samples=12)
+    assert found.value == pytest.approx(sum(eigenvalues), abs=1e-12)
+    assert found.standard_error < 1e-12
+
+
+@METHODS
+def test_the_error_counts_the_rounding_where_nothing_else_is_left(with_spectrum, method):
+    # The sketch contains the whole of the first matrix; every sign vector gives the trace of the second one.
+    eigenvalues = [3.0, 2.0, 1.0] + [0.0] * 60 if method == "hutch++" else [1.7] * 63
+    H, A = with_spectrum(eigenvalues, torch.float32)
+    found = [trace(H, samples=12, seed=seed, method=method) for seed in range(20)]
+    stated = np.array([estimate.standard_error for estimate in found])
+    assert (np.abs([estimate.value - float(A.trace()) for estimate in found]) < 5 * stated).all()
+    assert (stated >= torch.finfo(torch.float32).eps * sum(eigenvalues) * 0.9).all()
+    assert (stated < 1e-5 * sum(eigenvalues)).all()
+
+
+@METHODS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_has_a_trace(with_spectrum, dtype, method):
+    H, A = with_spectrum([9.0, 5.0, 2.0] + [0.1] * 60, dtype)
+    found = [trace(H, samples=30, seed=seed, method=method) for seed in range(20)]
+    errors = np.array([(estimate.value - float(A.trace())) / estimate.standard_error for estimate in found])
+    assert (np.abs(errors) > 4).sum() <= 1
+    assert np.mean([estimate.value for estimate in found]) == pytest.approx(float(A.trace()), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "exact"}, '"hutch\\+\\+" or "hutchinson", got \'exact\''),
+        ({"samples": 5}, "samples must be a whole number of at least 6"),
+        ({"samples": 1, "method": "hutchinson"}, "samples must be a whole number of at least 2"),
+    ],
+)
+def test_refusals(dense, arguments, message):
+    with pytest.raises(bsam.BsamError, match=message):
+        trace(dense[0], **arguments)
