@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bsam.methods import METHODS
-from bsam.training.learner import TrainStep, build_optimizer
+from bsam.training.train_step import TrainStep, build_optimizer
 
 DEFAULT = ("sam", "bsam", "bsam-2")
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import machine
-from bsam.training.learner import TrainStep
+from bsam.training.train_step import TrainStep
 from cases import CASES, LABELS, Case
 
 WIDTH, LAYERS = 2048, 4

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import cases as contestants
 import machine
-from bsam.training.learner import TrainStep
+from bsam.training.train_step import TrainStep
 from cases import CASES, LABELS
 from workloads import CLASSES, DEFAULT, WORKLOADS, Workload
 

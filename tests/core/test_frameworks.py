@@ -163,7 +163,7 @@ def test_memory_of_another_method_reaches_nobody(problem):
     aesam = bsam.AESAM(sgd(problem.model.parameters()), problem.model, total_steps=9, alpha=0.5)
     with pytest.warns(UserWarning, match="LookSAM, loaded into AESAM"):
         aesam.load_state_dict(saved)
-    assert aesam.kept("g_v") is None
+    assert aesam.recall("g_v") is None
     bilateral = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
     with pytest.warns(UserWarning, match="LookSAM, loaded into BSAM"):
         bilateral.load_state_dict(saved)

@@ -446,8 +446,8 @@ class Remembering(SharpnessAware):
 
     def direction(self, L):
         g = L.grad()
-        m = self.kept("mean")
-        self.keep("mean", g if m is None else 0.9 * m + 0.1 * g)
+        m = self.recall("mean")
+        self.remember("mean", g if m is None else 0.9 * m + 0.1 * g)
         return L.grad(at=0.01 * g) if m is None else L.grad(at=0.01 * g) + 0.5 * m
 
 
@@ -706,7 +706,7 @@ def test_bad_bases_and_models_are_refused(problem):
         ("sgd", problem.model, "base"),
         (None, problem.model, "base"),
         (torch.optim.LBFGS(parameters), problem.model, "LBFGS"),
-        (bsam.SAM(sgd(parameters), problem.model), problem.model, "already serves"),
+        (bsam.SAM(sgd(parameters), problem.model), problem.model, "already belongs"),
         (torch.optim.SGD(parameters, lr=0.1, maximize=True), problem.model, "maximize"),
         (sgd(parameters), "model", "model"),
         (sgd(parameters[:2]), problem.model, r"6 trainable.*1\.weight"),
@@ -721,7 +721,7 @@ def test_bad_bases_and_models_are_refused(problem):
 def test_a_base_that_serves_one_wrapper_is_refused_a_second(problem):
     base = sgd(problem.model.parameters())
     bsam.SAM(base, problem.model)
-    with pytest.raises(bsam.BsamError, match="already serves"):
+    with pytest.raises(bsam.BsamError, match="already belongs"):
         bsam.SAM(base, problem.model, rho=0.1)
 
 

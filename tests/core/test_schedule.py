@@ -308,5 +308,5 @@ def test_one_cycle_below_the_rate_of_the_optimizer_reaches_the_whole_radius(plai
 
 def test_the_old_names_in_a_group_are_refused(plain):
     groups = [{"params": plain.model.parameters(), "lr_max": 0.4}]
-    with pytest.raises(bsam.BsamError, match=r"a parameter group has lr_max, which nobody reads.*sharpness_lr_max"):
+    with pytest.raises(bsam.BsamError, match=r"a parameter group has lr_max, which is not used.*sharpness_lr_max"):
         bsam.BSAM(torch.optim.SGD(groups, lr=0.1), plain.model)

@@ -189,7 +189,7 @@ def test_every_so_many_steps(problem):
 def test_no_gradient_is_kept_in_steps_that_nobody_reads(problem):
     optimizer, watched = built("sam", problem), []
     direction = optimizer.direction
-    optimizer.direction = lambda L: (direction(L), watched.append((L.watched, len(L.seen))))[0]
+    optimizer.direction = lambda L: (direction(L), watched.append((L.recording, len(L.evaluations))))[0]
     Probe(every=2).attach(optimizer)
     for _ in range(4):
         optimizer.step(problem.loss)
@@ -309,14 +309,14 @@ def test_a_step_that_overflows_only_where_the_probe_looks_is_taken(problem):
     assert scaler.get_scale() == 2.0**10
 
 
-def test_a_copy_of_the_optimizer_has_no_watchers(problem):
+def test_a_copy_of_the_optimizer_has_no_observers(problem):
     optimizer = built("bsam", problem)
     probe = Probe(every=1).attach(optimizer)
     probe.unpicklable = lambda: None
     optimizer.step(problem.loss)
-    assert optimizer.watchers == [probe]
+    assert optimizer.observers == [probe]
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert other.watchers == []
+        assert other.observers == []
         assert other.t == 1
     optimizer.step(problem.loss)
     assert len(probe.readings) == 2

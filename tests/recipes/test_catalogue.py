@@ -8,7 +8,7 @@ from bsam.data import DATASETS
 from bsam.methods import METHODS
 from bsam.models import MODELS
 from bsam.recipes.catalogue import RECIPES, only
-from bsam.recipes.columns import BSAMS, COLUMNS, arguments, column_of, passes_of
+from bsam.recipes.variants import BSAMS, COLUMNS, arguments, column_of, passes_of
 from bsam.recipes.runner import folder_name
 from bsam.recipes.scales import SCALES
 from bsam.training.config import Run

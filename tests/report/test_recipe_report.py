@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from bsam.recipes.catalogue import RECIPES
-from bsam.recipes.columns import column_of
+from bsam.recipes.variants import column_of
 from bsam.recipes.paper import Published
 from bsam.recipes.runner import State, folder_name, state_of
 from bsam.report.comparison import (

@@ -73,25 +73,25 @@ class Probe:
 
     def attach(self, optimizer: SharpnessAware) -> Probe:
         """Let the optimizer show its passes to this probe from now on."""
-        optimizer.watchers.append(self)
+        optimizer.observers.append(self)
         return self
 
     def due(self, step: int) -> bool:
         """Whether this step is to be read."""
         return step % self.every == 0
 
-    def watch(self, optimizer: SharpnessAware, L: Objective) -> None:
+    def observe(self, optimizer: SharpnessAware, L: Objective) -> None:
         """Read a step: called once the method has made its passes, with all that they saw."""
-        passes = len(L.seen)
+        passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
-            here = next((e for e in L.seen if e.at is None), None) or _evaluated(L, None)
+            here = next((e for e in L.evaluations if e.at is None), None) or _evaluated(L, None)
             g = here.gradient
             top = self.rho_max if self.rho_max is not None else _own(optimizer, ("rho_max", "rho"), 0.05)
             low = self.rho_min if self.rho_min is not None else _own(optimizer, ("rho_min",), top)
             uphill, downhill = (g * rho / (g.norm() + TINY) for rho in (top, low))
             up, down = (
-                _found(L.seen, uphill) or _evaluated(L, uphill),
-                _found(L.seen, -downhill) or _evaluated(L, -downhill),
+                _found(L.evaluations, uphill) or _evaluated(L, uphill),
+                _found(L.evaluations, -downhill) or _evaluated(L, -downhill),
             )
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))
@@ -101,7 +101,9 @@ class Probe:
             float(e.norm()) if isinstance(rho, PerGroup) else float(rho) for rho, e in ((top, uphill), (low, downhill))
         )
         self.readings.append(
-            Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, len(L.seen) - passes)
+            Reading(
+                optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, len(L.evaluations) - passes
+            )
         )
 
     def __iter__(self) -> Iterator[Reading]:
@@ -114,7 +116,7 @@ def _own(optimizer: SharpnessAware, names: tuple[str, ...], default: Coefficient
 
 def _evaluated(L: Objective, at: Vector | None) -> Evaluation:
     L.value_and_grad(at)
-    return L.seen[-1]
+    return L.evaluations[-1]
 
 
 def _found(seen: list[Evaluation], at: Vector) -> Evaluation | None:

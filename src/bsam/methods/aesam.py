@@ -81,17 +81,17 @@ class AESAM(SharpnessAware):
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
-        g, g_v = L.grad(), self.kept("g_v")
-        if self.large(self.shared(float(g.norm()) ** 2)):
+        g, g_v = L.grad(), self.recall("g_v")
+        if self.large(self.mean_over_ranks(float(g.norm()) ** 2)):
             return looked_up(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
         return g if g_v is None else reused(g, g_v, self.alpha)
 
     def large(self, s: float) -> bool:
         """Whether ``s`` is large among those seen so far, itself included."""
-        mu, var = self.kept("norm_mean"), self.kept("norm_var")
+        mu, var = self.recall("norm_mean"), self.recall("norm_var")
         mu = s if mu is None else self.decay * mu + (1 - self.decay) * s
         var = 0.0 if var is None else self.decay * var + (1 - self.decay) * (s - mu) ** 2
-        self.keep("norm_mean", mu)
-        self.keep("norm_var", var)
+        self.remember("norm_mean", mu)
+        self.remember("norm_var", var)
         done = min(self.t / self.total_steps, 1.0)
         return s >= mu + (done * self.lambda_1 + (1 - done) * self.lambda_2) * math.sqrt(var)

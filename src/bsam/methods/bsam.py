@@ -13,7 +13,7 @@ from ..core.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.schedule import LR_MAX, LR_MIN
-from ..core.vector import Vector, each, ratio
+from ..core.vector import Vector, map_scalars, ratio
 from .asam import adapted
 
 
@@ -68,7 +68,7 @@ class BSAM(SharpnessAware):
     their own.
     """
 
-    follows: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
 
     def __init__(
         self,
@@ -113,4 +113,4 @@ class BSAM(SharpnessAware):
 
     def extrapolated(self, g: Vector, g_max: Vector) -> Vector:
         """``g_min`` to first order in the radii, from the two gradients that are there."""
-        return g - each(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)
+        return g - map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)

@@ -65,6 +65,6 @@ class FriendlySAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        m = self.kept("gradient_mean")
-        self.keep("gradient_mean", g if m is None else self.decay * m + (1 - self.decay) * g)
+        m = self.recall("gradient_mean")
+        self.remember("gradient_mean", g if m is None else self.decay * m + (1 - self.decay) * g)
         return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"))

@@ -49,7 +49,7 @@ class GSAM(SharpnessAware):
     The projection is over all parameters at once.
     """
 
-    follows: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(
         self,

@@ -64,14 +64,14 @@ class LookSAM(SharpnessAware):
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
-        g, g_v = L.grad(), self.kept("g_v")
+        g, g_v = L.grad(), self.recall("g_v")
         return looked_up(self, L, g) if self.t % self.k == 0 or g_v is None else reused(g, g_v, self.alpha)
 
 
 def looked_up(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
     """SAM's gradient; its part across ``g`` is kept."""
     g_s = L.grad(at=optimizer.epsilon(g, "rho"))
-    optimizer.keep("g_v", (g_s - g).reject(g))  # the same as of g_s alone, with the digits of the difference
+    optimizer.remember("g_v", (g_s - g).reject(g))  # the same as of g_s alone, with the digits of the difference
     return g_s
 
 

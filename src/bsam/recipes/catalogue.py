@@ -11,9 +11,9 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..models import MODELS
 from ..training.config import Run
-from .columns import BSAMS, COLUMNS, column_of
 from .paper import NOISE_RATES, RHO_MIN_STUDY, Published, published
 from .scales import Scale, scale_of
+from .variants import BSAMS, COLUMNS, column_of
 
 BASELINES = ("sgd", "sam", *BSAMS)
 CONFLICT_TOP = 0.1  # where rho_min starts in the figure of the gradient conflict ...

@@ -19,7 +19,7 @@ from ..training.files import read_json, write_json
 from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_run, read_weights
 from ..training.lock import RunLocked
 from ..training.loop import TASKS, Diverged, fit
-from .columns import column_of, passes_of
+from .variants import column_of, passes_of
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
 

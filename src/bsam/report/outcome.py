@@ -8,8 +8,8 @@ from typing import Any
 
 from ..core.errors import BsamRuntimeError
 from ..recipes.catalogue import Recipe
-from ..recipes.columns import column_of
 from ..recipes.runner import State
+from ..recipes.variants import column_of
 from ..training.files import read_json, write, write_json
 from ..training.lock import locked
 from .comparison import Entry, comparison_info, comparison_markdown, unit

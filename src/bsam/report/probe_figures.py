@@ -14,8 +14,8 @@ from ..core.errors import BsamRuntimeError
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
-from ..recipes.columns import column_of
 from ..recipes.runner import State
+from ..recipes.variants import column_of
 from ..training.files import fits, read_json_lines
 from .figures import COLOURS
 from .panels import figure, legend, save, tidy

@@ -12,9 +12,9 @@ from typing import TypeAlias
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import BASELINES, Recipe
-from ..recipes.columns import column_of
 from ..recipes.paper import Published
 from ..recipes.runner import State
+from ..recipes.variants import column_of
 from ..training.config import Run
 from .comparison import shown
 from .figures import COLOURS

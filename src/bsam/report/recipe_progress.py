@@ -10,8 +10,8 @@ from ..core.extras import need
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
-from ..recipes.columns import column_of
 from ..recipes.runner import Callbacks, EtaEstimator, State
+from ..recipes.variants import column_of
 from ..training.config import Run
 from .progress import progress
 

@@ -23,10 +23,10 @@ from ..methods import METHODS
 from .bf16 import emulated, is_emulated
 from .compiler import compiler_trouble, compiling
 from .config import Run
-from .learner import TrainStep, build_optimizer
 from .steps import Captured, Plain
 from .task import Task
 from .team import DistributedContext
+from .train_step import TrainStep, build_optimizer
 
 _MECHANICS = (
     "lr",
