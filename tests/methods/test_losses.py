@@ -75,7 +75,7 @@ def train(model, optimizer, loss, data, schedule=SCHEDULE) -> None:
         if epoch != loss.epoch:  # a resumed epoch is known from the checkpoint
             loss.set_epoch(epoch)
         x, y, index = data[0][batch], data[1][batch], torch.tensor(batch)
-        step(optimizer, lambda: loss(model(x), y, index if isinstance(loss, bsam.SAF) else x))
+        step(optimizer, lambda: loss(model(x), y, inputs=x, indices=index))
 
 
 def assert_close(ours, expected, atol=1e-11) -> None:
@@ -238,7 +238,7 @@ def small(**changes):
 def visit(loss, epoch: int, ids: list[int], z: Tensor) -> list[float]:
     """Show a batch in an epoch; what the second term adds to each sample."""
     loss.set_epoch(epoch)
-    return (loss(z, Y[ids], torch.tensor(ids)) - F.cross_entropy(z, Y[ids], reduction="none")).tolist()
+    return (loss(z, Y[ids], indices=torch.tensor(ids)) - F.cross_entropy(z, Y[ids], reduction="none")).tolist()
 
 
 def test_only_logits_of_that_very_epoch_count():
@@ -266,7 +266,7 @@ def test_there_are_exactly_start_epoch_epochs_without_the_second_term(start_epoc
         added = visit(loss, epoch, list(range(6)), logits(epoch))
         assert all(a > 1e-4 for a in added) if epoch >= max(start_epoch, 1) else added == [0.0] * 6
         average.set_epoch(epoch)
-        added = (average(z, Y, x) - F.cross_entropy(z, Y, reduction="none")).tolist()
+        added = (average(z, Y, inputs=x) - F.cross_entropy(z, Y, reduction="none")).tolist()
         assert all(a > 0 for a in added) if epoch >= start_epoch else added == [0.0] * 6
 
 
@@ -279,7 +279,7 @@ def test_reductions_and_label_smoothing():
         expected = [cross_entropy(z[row], int(Y[i]), 0.2) for row, i in enumerate(ids)]
         if epoch == 1:
             expected = [e + 0.9 * divergence(logits(0, 3)[row].half(), z[row], 2.0) for row, e in enumerate(expected)]
-        mean, row = means(z, Y[ids], ids), rows(z, Y[ids], ids)
+        mean, row = means(z, Y[ids], indices=ids), rows(z, Y[ids], indices=ids)
         assert mean.dim() == 0
         torch.testing.assert_close(row, torch.stack(expected), rtol=0, atol=1e-13)
         torch.testing.assert_close(mean, row.mean(), rtol=0, atol=1e-13)
@@ -306,24 +306,24 @@ def test_reductions_and_label_smoothing():
 )
 def test_refuses_an_index_that_the_table_has_not(index, words):
     loss = small()
-    with pytest.raises(bsam.BsamError, match=f"index must.*{words}"):
-        loss(logits(0, 3), Y[:3], index)
+    with pytest.raises(bsam.BsamError, match=f"indices must.*{words}"):
+        loss(logits(0, 3), Y[:3], indices=index)
     assert not loss.table.any()
     assert (loss.stamp < 0).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 4), (3, 3, 2), (3,)])
 def test_refuses_logits_that_the_table_has_no_room_for(shape):
-    with pytest.raises(bsam.BsamError, match=r"logits must be one row of 3 per sample.*classes="):
-        small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), torch.arange(3))
+    with pytest.raises(bsam.BsamError, match=r"outputs must be one row of 3 logits per sample.*classes="):
+        small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), indices=torch.arange(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 def test_whole_numbers_of_any_kind_are_an_index(dtype):
     loss, other = small(), small()
     ids = torch.tensor([1, 0, 1 + 2])
-    loss(logits(0, 3), Y[:3], ids.to(dtype))
-    other(logits(0, 3), Y[:3], ids)
+    loss(logits(0, 3), Y[:3], indices=ids.to(dtype))
+    other(logits(0, 3), Y[:3], indices=ids)
     assert torch.equal(loss.table, other.table)
     assert torch.equal(loss.stamp, other.stamp)
 
@@ -339,9 +339,9 @@ def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
     average.eval()
     z = logits(1, 2)
     assert torch.equal(
-        loss(z, Y[:2], torch.tensor([0, 10_000])), F.cross_entropy(z, Y[:2], reduction="none")
+        loss(z, Y[:2], indices=torch.tensor([0, 10_000])), F.cross_entropy(z, Y[:2], reduction="none")
     )  # of another data set
-    assert torch.equal(average(z, Y[:2], plain.x[:2]), F.cross_entropy(z, Y[:2]))
+    assert torch.equal(average(z, Y[:2], inputs=plain.x[:2]), F.cross_entropy(z, Y[:2]))
     assert torch.equal(loss.table, kept)
     assert (loss.stamp < 1).all()
     assert all(torch.equal(a, b) for a, b in zip(average.average.state_dict().values(), moved.values(), strict=True))
@@ -363,7 +363,7 @@ def test_all_passes_see_the_second_term_and_the_first_ones_logits_are_kept(probl
 
         def closure():
             z = problem.model(problem.x)
-            seen.append((z.detach(), loss(z, problem.y, torch.tensor(ids))))
+            seen.append((z.detach(), loss(z, problem.y, indices=torch.tensor(ids))))
             return seen[-1][1]
 
         optimizer.step(closure)
@@ -384,7 +384,7 @@ def test_logits_beyond_halfs_range_give_no_nan(dtype):
     assert loss.table[0, :2].tolist() == [[65504.0, 0.0, -65504.0], [-65504.0, 65504.0, 0.0]]
     loss.set_epoch(1)
     again = z.clone().requires_grad_()
-    value = loss(again, Y[:2], torch.arange(2))
+    value = loss(again, Y[:2], indices=torch.arange(2))
     value.sum().backward()
     assert torch.isfinite(value).all()
     assert torch.isfinite(again.grad).all()
@@ -398,12 +398,12 @@ def test_logits_that_are_not_finite_are_not_noted():
     z = logits(0)
     for row, value in enumerate([float("nan"), float("inf"), -float("inf")]):
         z[row, row - 1] = value
-    loss(z, Y, torch.arange(6))
+    loss(z, Y, indices=torch.arange(6))
     z = logits(1)
     z[5, 0] = -float("inf")
     z.requires_grad_()
     loss.set_epoch(1)
-    value = loss(z, Y, torch.arange(6))
+    value = loss(z, Y, indices=torch.arange(6))
     assert torch.equal(value[:3], F.cross_entropy(z[:3], Y[:3], reduction="none"))
     assert (value[3:5] > F.cross_entropy(z[3:5], Y[3:5], reduction="none")).all()
     value[:5].sum().backward()
@@ -426,14 +426,14 @@ def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         if kind == "saf":
             loss = small(epochs_back=1)
-            loss(near, Y, torch.arange(6))
+            loss(near, Y, indices=torch.arange(6))
             loss.set_epoch(1)
-            value = loss(far.requires_grad_(), Y, torch.arange(6))
+            value = loss(far.requires_grad_(), Y, indices=torch.arange(6))
         else:
             model = nn.Linear(1, 1)
             loss = bsam.MESA(model, build("sgd", model), lam=0.9, tau=2.0, start_epoch=0, reduction="none")
             loss.average.forward = lambda _: near
-            value = loss(far.requires_grad_(), Y, near)
+            value = loss(far.requires_grad_(), Y, inputs=near)
     assert value.dtype == torch.float32
     exact = [
         cross_entropy(z, int(y), 0.0) + 0.9 * divergence(past, z, 2.0)
@@ -559,7 +559,7 @@ def test_the_average_is_not_trained(problem):
     assert all(p.requires_grad for p in problem.model.parameters())
     assert {name.partition(".")[0] for name in loss.state_dict()} == {"average", "_extra_state"}
     z, x = problem.model(problem.x).detach(), problem.x.clone().requires_grad_()
-    assert not loss(z, problem.y, x).requires_grad  # no gradient passes through the average
+    assert not loss(z, problem.y, inputs=x).requires_grad  # no gradient passes through the average
 
 
 def test_the_average_is_evaluated_as_in_testing():
@@ -570,10 +570,10 @@ def test_the_average_is_evaluated_as_in_testing():
     x = torch.randn(6, 6, dtype=torch.float64)
     for _ in range(3):
         loss.train()  # as a training loop does with all that it has
-        step(optimizer, lambda: loss(model(x), Y, x).mean())
+        step(optimizer, lambda: loss(model(x), Y, inputs=x).mean())
     running = copy.deepcopy(list(loss.average.buffers()))
     z = logits(0)
-    added = loss(z, Y, x) - F.cross_entropy(z, Y, reduction="none")
+    added = loss(z, Y, inputs=x) - F.cross_entropy(z, Y, reduction="none")
     past = loss.average.eval()(x)
     assert_close(added, [divergence(p, q, 3.0) for p, q in zip(past, z, strict=True)], atol=1e-13)
     assert all(torch.equal(a, b) for a, b in zip(running, loss.average.buffers(), strict=True))
@@ -737,8 +737,8 @@ def saf_in_one_process(name: str, *, reshuffle: bool, tables: int):
             optimizer,
             lambda: (
                 sum(
-                    loss(*half)
-                    for loss, *half in zip(losses, *(t.chunk(tables) for t in (model(x), y, index)), strict=True)
+                    loss(z, t, indices=i)
+                    for loss, z, t, i in zip(losses, *(t.chunk(tables) for t in (model(x), y, index)), strict=True)
                 )
                 / tables
             ),
@@ -782,7 +782,7 @@ def test_mesa_averages_the_same_on_both_ranks_and_in_one_process(ranks, name):
     loss = bsam.MESA(model, optimizer, **two_ranks.MESA)
     for epoch, x, y, _ in whole_batches(reshuffle=True):
         loss.set_epoch(epoch)
-        step(optimizer, lambda: loss(model(x), y, x))
+        step(optimizer, lambda: loss(model(x), y, inputs=x))
     assert_close(first["weights"], [p.detach() for p in model.parameters()], atol=1e-12)
     assert list(first["average"]) == list(model.state_dict())
     assert_close(first["average"].values(), loss.average.state_dict().values(), atol=1e-12)
@@ -804,7 +804,7 @@ def test_the_average_of_a_network_in_bfloat16_moves():
     x, y = torch.randn(8, 4).bfloat16(), torch.randint(3, (8,))
     for _ in range(20):
         optimizer.zero_grad()
-        loss(model(x), y, x).backward()
+        loss(model(x), y, inputs=x).backward()
         optimizer.step()
     assert all(
         p.dtype == torch.float32 and not torch.equal(p, b)

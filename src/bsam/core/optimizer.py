@@ -15,6 +15,7 @@ from .checks import check_base, check_modules, check_names
 from .closure import Closure, NoLoss
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .layout import local
+from .method_info import MethodInfo
 from .method_state import MethodState
 from .modules import Modules
 from .objective import Objective
@@ -37,7 +38,7 @@ class PassObserver(Protocol):
         """Read ``L.evaluations`` before the weights are restored; further evaluations are allowed."""
 
 
-class SharpnessAware(OptimizerWrapper):
+class SharpnessAware(MethodInfo, OptimizerWrapper):
     """A method that combines gradients around ``w`` into one direction, which the base optimizer uses as its gradient.
 
     A method implements :meth:`direction` and passes its settings to this constructor; they become values of the

@@ -1,13 +1,17 @@
-"""The methods as they stand in the tables, with their settings for each data set; and BSAM three times."""
+"""The methods as the tables list them, with their settings for each data set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..methods import METHODS
+from ..methods.bsam import BSAM
 from ..training.config import Run
+
+BSAMS = tuple(BSAM.variants)
+RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and both of BSAM's
 
 
 @dataclass(frozen=True)
@@ -15,73 +19,65 @@ class MethodVariant:
     """A method of the tables.
 
     Args:
-        name: by which it is called on the command line.
-        title: in a table.
+        name: its name on the command line.
+        title: its name in a table.
         method: of :data:`bsam.methods.METHODS`, or ``"sgd"``.
-        variant: the arguments that make it another column than its method's first.
+        arguments: those in which it differs from its method's first variant.
     """
 
     name: str
     title: str
     method: str
-    variant: tuple[tuple[str, Any], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-COLUMNS: dict[str, MethodVariant] = {
-    column.name: column
-    for column in (
-        MethodVariant("sgd", "SGD", "sgd"),
-        *(MethodVariant(name, method.title, name) for name, method in METHODS.items() if name != "bsam"),
-        MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
-        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", (("passes", 2),)),
-        MethodVariant("bsam-released", "BSAM (as released)", "bsam", (("start_from_min", True),)),
-    )
-}
-BSAMS = tuple(name for name, column in COLUMNS.items() if column.method == "bsam")
-
-RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and BSAM's both
-OF_SAM = ("sam", "gsam", "looksam", "esam", "ksam", "aesam", "rst")  # perturb as SAM does, and take its radius
-OWN: Mapping[tuple[str, str], Mapping[str, Any]] = {  # where a data set has settings of its own
-    ("asam", "cifar100"): {"rho": 1.0},
-    ("friendly_sam", "cifar100"): {"rho": 0.2, "decay": 0.6},
-    ("ksam", "digits"): {"k": 32},  # half of a batch there, too
-    ("saf", "digits"): {"start_epoch": 1, "epochs_back": 1},  # for some epochs, not for two hundred
-    ("mesa", "digits"): {"start_epoch": 1},
-    ("msam", "digits"): {"rho": 0.3},  # the default is for networks a thousand times as large
-}
-
-
-def arguments(column: MethodVariant, data: str) -> dict[str, Any]:
-    """The settings of a method for a data set. No argument repeats what is the default.
+def variants() -> dict[str, MethodVariant]:
+    """Return all methods of the tables, by name.
 
     Example:
-        >>> arguments(COLUMNS["sam"], "cifar10"), arguments(COLUMNS["sam"], "cifar100")
+        >>> [variant.title for variant in variants().values()][-3:]
+        ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
+    """
+    found = [MethodVariant("sgd", "SGD", "sgd")]
+    for method in METHODS.values():
+        own = method.cls.variants or {method.name: (method.title, {})}
+        found += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in own.items()]
+    return {variant.name: variant for variant in found}
+
+
+def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
+    """Return the settings of a method for a data set. No argument repeats the default.
+
+    Example:
+        >>> arguments(variants()["sam"], "cifar10"), arguments(variants()["sam"], "cifar100")
         ({}, {'rho': 0.1})
-        >>> arguments(COLUMNS["bsam-2"], "cifar100")
+        >>> arguments(variants()["bsam-2"], "cifar100")
         {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
     """
-    radii = ("rho_max", "rho_min") if column.method == "bsam" else ("rho",) if column.method in OF_SAM else ()
-    shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(radii, RADIUS[data])
-    return {**shared, **OWN.get((column.method, data), {}), **dict(column.variant)}
+    if variant.method == "sgd":
+        return {}
+    cls = METHODS[variant.method].cls
+    shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(cls.sam_radii, RADIUS[data])
+    return {**shared, **cls.data_settings.get(data, {}), **variant.arguments}
 
 
-def column_of(run: Run) -> MethodVariant:
-    """The column that a run belongs to.
+def variant_of(run: Run) -> MethodVariant:
+    """Return the variant that a run belongs to.
 
     Example:
-        >>> column_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
+        >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
         'BSAM (as released)'
     """
     own = [
-        column
-        for column in COLUMNS.values()
-        if column.method == run.method and all(run.arguments.get(name) == value for name, value in column.variant)
+        variant
+        for variant in variants().values()
+        if variant.method == run.method and variant.arguments.items() <= run.arguments.items()
     ]
-    return max(own, key=lambda column: len(column.variant))
+    return max(own, key=lambda variant: len(variant.arguments))
 
 
 def passes_of(run: Run) -> float:
-    """Forward and backward passes a step.
+    """Return the forward and backward passes per step.
 
     Example:
         >>> passes_of(Run("sgd")), passes_of(Run("bsam")), passes_of(Run("bsam", {"passes": 2}))
