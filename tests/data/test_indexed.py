@@ -94,7 +94,7 @@ def test_with_saf_from_end_to_end():
         now = {}
         for x, y, index in loader:
             z = model(x)
-            losses = loss(z, y, index)
+            losses = loss(z, y, indices=index)
             for row, i in enumerate(index.tolist()):
                 now[i] = z[row].detach().half().float()
                 expected = F.cross_entropy(z[row], Y[i])
