@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler as S
 
 import bsam
 from bsam.core.schedule import LR_SEEN, top_lr
+from helpers import assert_close, detached
 
 STEPS, LR, RHO, FLOOR, LR_MIN = 20, 0.1, 0.05, 0.01, 0.001
 
@@ -53,7 +54,7 @@ def radius_of_a_step(problem, optimizer):
     points = []
 
     def closure():
-        points.append([p.detach().clone() for p in problem.model.parameters()])
+        points.append(detached(problem.model.parameters()))
         return problem.loss()
 
     optimizer.step(closure)
@@ -156,8 +157,7 @@ def test_a_learning_rate_on_a_device_keeps_its_maximum_there(plain):
         assert group[LR_SEEN] is seen
         assert float(seen) == numbers[LR_SEEN]
     assert float(seen) == 0.03
-    for a, b in zip(plain.weights(), other.weights(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+    assert_close(plain.weights(), other.weights(), atol=1e-8)
 
 
 class TimmScheduler:
@@ -272,7 +272,7 @@ def test_a_base_without_a_learning_rate(plain):
 
 
 def test_rates_that_were_scaled_before_the_scheduler_are_followed(plain):
-    """Groups whose lr holds lr_scale already, under a torch scheduler: at each restart the radius is at its top again."""
+    """Groups whose lr includes lr_scale already, under a torch scheduler: each restart has the largest radius again."""
     base = torch.optim.SGD([{"params": plain.model.parameters(), "lr": LR * 0.1, "lr_scale": 0.1}], lr=LR)
     optimizer = bsam.BSAM(base, plain.model, rho_min=RHO)
     scheduler = S.CosineAnnealingWarmRestarts(optimizer, T_0=4)
