@@ -2,9 +2,8 @@
 
 In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, both together,
 and whole steps of the methods. Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``,
-``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Beside
-that stands what a user pays: a step of the method over a whole step of the base optimizer, and how many forward passes
-of the network it really took.
+``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Also reported are a step of the method over a whole step of
+the base optimizer, and the number of forward passes of the network.
 
     python benchmarks/step_time.py                                          # CPU: two or three minutes
     python benchmarks/step_time.py --models resnet8 --methods all
@@ -39,10 +38,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 PASS, BASE, WHOLE, RIVAL = "forward+backward", "base step", "base, whole step", "pytorch_optimizer SAM"
 BATCHES = 10  # in turn, as in training: AE-SAM compares the gradients of different ones
 WARM_UP = 1  # rounds, of two calls each: they allocate and choose kernels
-SAMPLE = {
-    "cpu": 2e-3,
-    "cuda": 3e-2,
-}  # seconds that one sample should take at least: shorter ones show launches and clocks
+SAMPLE = {"cpu": 2e-3, "cuda": 3e-2}  # the least seconds of a sample: shorter ones show launches and clocks
 
 
 class Steps:
@@ -193,9 +189,9 @@ def sample(
     """Seconds per call, ``repeats`` samples of ``steps`` calls for each case: round robin, and each round starts one
     case further on.
 
-    One call before each sample is not timed: caches and heap are then as this case leaves them, as they are in
-        training, and not as the case before it did
-    (malloc hands gradients back to the system, and whoever comes next pays for the page faults).
+    One call before each sample is not timed: caches and heap are then as this case leaves them, as in training, and not
+    as the previous case left them (malloc returns gradients to the system, and the next case would pay for the page
+    faults).
     """
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}

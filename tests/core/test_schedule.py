@@ -113,7 +113,7 @@ def test_the_case_of_the_issue(plain):
 
 @pytest.mark.parametrize("resume", [3, 9])
 def test_the_largest_learning_rate_survives_a_checkpoint(plain, resume):
-    """On the way down from a top that nobody could know beforehand."""
+    """On the way down from a maximum that was not known beforehand."""
 
     def parts(problem):
         optimizer = bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=LR), problem.model, rho_min=0.3)
@@ -209,7 +209,7 @@ def test_layer_wise_decay_does_not_lower_the_radius(plain, kind, first, tensors)
     else:
         optimizer = bsam.BSAM(base, plain.model, rho_min=RHO, rho_min_floor=FLOOR, lr_min=LR_MIN)
         radii = [float(optimizer.radius(group, "rho_min")) for group in optimizer.param_groups]
-        assert radii == [pytest.approx(RHO)] * 3  # nobody has set a learning rate yet
+        assert radii == [pytest.approx(RHO)] * 3  # no learning rate was set yet
         scheduler = kind(optimizer, schedule)
     for t in range(15):
         scheduler.step(t)

@@ -136,7 +136,7 @@ def test_loading_forgets_what_was_prepared(problem):
         optimizer.step()
 
 
-def test_whoever_clears_the_gradients_clears_the_start_with_them(problem):
+def test_clearing_the_gradients_clears_the_start_of_the_step(problem):
     """An overflow under start_from_min, cleared by the model and not by the optimizer, must not reach the next step."""
     other = problem.clone()
     ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model, start_from_min=True) for p in (problem, other))

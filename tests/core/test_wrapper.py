@@ -156,7 +156,7 @@ def test_the_base_keeps_its_state_to_itself(problem):
     assert set(loader.state[next(problem.model.parameters())]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_memory_of_another_method_reaches_nobody(problem):
+def test_memory_of_another_method_is_not_loaded(problem):
     """LookSAM and AE-SAM keep vectors under one name, and BSAM has none: neither the method nor the base takes it."""
     saver = bsam.LookSAM(sgd(problem.model.parameters()), problem.model, rho=0.2)
     saver.step(problem.loss)

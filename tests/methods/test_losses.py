@@ -232,7 +232,7 @@ def test_only_logits_of_that_very_epoch_count():
     loss = small()
     seen = {0: [0, 1], 1: [2, 3], 2: [5, 3]}
     for epoch, ids in seen.items():
-        assert visit(loss, epoch, ids, logits(epoch, 2)) == [0.0, 0.0]  # nobody was seen before epoch 0
+        assert visit(loss, epoch, ids, logits(epoch, 2)) == [0.0, 0.0]  # no sample was seen before epoch 0
     for epoch in range(BACK, 12):
         added = visit(copy.deepcopy(loss), epoch, list(range(6)), logits(20 + epoch))
         expected = [i in seen.get(epoch - BACK, []) for i in range(6)]
