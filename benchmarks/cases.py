@@ -1,4 +1,4 @@
-"""What is timed and weighed: every method of METHODS, and BSAM with two passes."""
+"""The methods that are timed and whose memory is measured: every method of METHODS, and BSAM with two passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bsam.methods import METHODS
-from bsam.training.learner import TrainStep, build_optimizer
+from bsam.training.train_step import TrainStep, build_optimizer
 
 DEFAULT = ("sam", "bsam", "bsam-2")
 
@@ -22,48 +22,44 @@ class Case:
         method: its name in METHODS.
         arguments: those that are not its defaults.
         cycle: steps whose costs differ; whole cycles are timed, and each starts from step 0.
+        label: its name in the results; the name of its class if not given.
     """
 
     method: str
     arguments: dict[str, Any] = field(default_factory=dict)
     cycle: int = 1
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or METHODS[self.method].cls.__name__)
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph of one step is as good as the steps."""
+        """Whether a CUDA graph of one step can replay all of them."""
         return METHODS[self.method].capturable
 
     @property
     def passes(self) -> float:
-        """The promise: forward+backward passes a step."""
+        """The number of forward and backward passes per step that the method states."""
         return self.arguments.get("passes", METHODS[self.method].passes)
 
-    def learner(
+    def train_step(
         self, base: torch.optim.Optimizer, model: nn.Module, *, batch: int, samples: int, classes: int
     ) -> TrainStep:
-        """The method around ``base``; one that chooses samples takes half of a batch."""
-        known = {
-            "k": max(1, batch // 2),
-            "total_steps": self.cycle,
-            "samples": samples,
-            "classes": classes,
-            "start_epoch": 0,
-            "epochs_back": 1,
-        }
-        return build_optimizer(self.method, self.arguments, base, model, **known)
+        """Build the method with ``base``; one that chooses a number of samples takes half of a batch."""
+        half = dict.fromkeys(METHODS[self.method].cls.counts_of_batch, max(1, batch // 2))
+        known = {"total_steps": self.cycle, "samples": samples, "classes": classes, "start_epoch": 0, "epochs_back": 1}
+        return build_optimizer(self.method, self.arguments, base, model, **half, **known)
 
 
-SPECIAL = {
-    "bsam-2": Case("bsam", {"passes": 2}),
-    "looksam": Case("looksam", {"k": 5}, cycle=5),
-    "rst": Case("rst", {"p": 0.5, "seed": 0}, cycle=8),  # these eight bernoulli show heads four times
-    "aesam": Case(
-        "aesam", cycle=10
-    ),  # a whole training in small: its threshold falls from the first step of a cycle to the last
-    "esam": Case("esam", cycle=10),
-}
-CASES = {name: SPECIAL.get(name, Case(name)) for name in (*METHODS, "bsam-2")}
-LABELS = {name: METHODS[case.method].cls.__name__ for name, case in CASES.items()} | {
-    "bsam": "BSAM3",
-    "bsam-2": "BSAM2",
-}
+def cases() -> dict[str, Case]:
+    """Return the cases by name."""
+    special = {
+        "bsam": Case("bsam", label="BSAM3"),
+        "bsam-2": Case("bsam", {"passes": 2}, label="BSAM2"),
+        "looksam": Case("looksam", cycle=5),
+        "rst": Case("rst", {"p": 0.5, "seed": 0}, cycle=8),  # four of these eight steps are SAM's
+        "aesam": Case("aesam", cycle=10),  # a whole training: its threshold falls from the first step to the last
+        "esam": Case("esam", cycle=10),
+    }
+    return {name: special.get(name) or Case(name) for name in (*METHODS, "bsam-2")}

@@ -229,7 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     planned = [("bsam", args.tol)] + [
         (tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None
     ]
-    for tool, tol in planned:  # grows while it is walked: what another tool reached, ours is asked for, too
+    for tool, tol in planned:  # grows in the loop: ours also runs at the tolerance that another tool reached
         result = eigenvalues(tool, model, data, args.k, tol, max_bytes, synchronize)
         content["eigenvalues"].append(result)
         reached = result["worst_relative_residual"]

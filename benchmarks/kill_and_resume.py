@@ -40,7 +40,7 @@ from bsam.training.loop import fit
 fit(Run(**json.loads(sys.argv[1])), sys.argv[2], data_dir=sys.argv[3] or None, device="cpu")
 """
 LIMIT = 300  # seconds that one process may take
-LAST = 0.9  # of the last epoch: a kill later than that might find nobody there
+LAST = 0.9  # of the last epoch: a process that is killed later may have ended already
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import machine
-from bsam.training.learner import TrainStep
-from cases import CASES, LABELS, Case
+from bsam.training.train_step import TrainStep
+from cases import Case, cases
 
 WIDTH, LAYERS = 2048, 4
 WARM_UP = 2  # steps
@@ -113,22 +113,18 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
     with counting(device) as counter:
         model = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(layers)))
         first = torch.zeros(1, dtype=torch.int64, device=device)  # the only class, and the only sample
-        inputs = (
-            torch.ones(1, width, device=device),
-            torch.full((1, width), 2.0, device=device),
-        )  # small gradients and large ones, for AE-SAM
+        inputs = [torch.full((1, width), size, device=device) for size in (1.0, 2.0)]  # small and large gradients
         base = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-        learner = (
-            TrainStep(model, base) if case is None else case.learner(base, model, batch=1, samples=1, classes=width)
-        )
+        known = {"batch": 1, "samples": 1, "classes": width}
+        train_step = TrainStep(model, base) if case is None else case.train_step(base, model, **known)
         in_backward = in_step = 0
         cycle = 1 if case is None else case.cycle
         for t in range(WARM_UP + cycle):
             counter.reset()
-            learner.optimizer.zero_grad()
-            learner.backward(inputs[t % 2], first, first)
+            train_step.optimizer.zero_grad()
+            train_step.backward(inputs[t % 2], first, first)
             backward = counter.peak()
-            learner.optimizer.step()
+            train_step.optimizer.step()
             if t >= WARM_UP:  # buffers that are kept between steps are there
                 in_backward, in_step = max(in_backward, backward), max(in_step, counter.peak())
         return {
@@ -143,9 +139,9 @@ def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> d
     base = peaks(device, None, width, layers)
     unit = base["parameters"]
     methods = {}
-    for name, case in CASES.items():
+    for case in cases().values():
         own = peaks(device, case, width, layers)
-        methods[LABELS[name]] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
+        methods[case.label] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
     return {
         "parameter_bytes": unit,
         "base": {when: base[when] / unit for when in ("backward", "step")},

@@ -2,9 +2,8 @@
 
 In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, both together,
 and whole steps of the methods. Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``,
-``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Beside
-that stands what a user pays: a step of the method over a whole step of the base optimizer, and how many forward passes
-of the network it really took.
+``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Also reported are a step of the method over a whole step of
+the base optimizer, and the number of forward passes of the network.
 
     python benchmarks/step_time.py                                          # CPU: two or three minutes
     python benchmarks/step_time.py --models resnet8 --methods all
@@ -27,10 +26,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-import cases as contestants
 import machine
-from bsam.training.learner import TrainStep
-from cases import CASES, LABELS
+from bsam.training.train_step import TrainStep
+from cases import DEFAULT as DEFAULT_CASES
+from cases import Case, cases
 from workloads import CLASSES, DEFAULT, WORKLOADS, Workload
 
 Cases: TypeAlias = dict[str, Callable[[], object]]
@@ -39,23 +38,20 @@ Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 PASS, BASE, WHOLE, RIVAL = "forward+backward", "base step", "base, whole step", "pytorch_optimizer SAM"
 BATCHES = 10  # in turn, as in training: AE-SAM compares the gradients of different ones
 WARM_UP = 1  # rounds, of two calls each: they allocate and choose kernels
-SAMPLE = {
-    "cpu": 2e-3,
-    "cuda": 3e-2,
-}  # seconds that one sample should take at least: shorter ones show launches and clocks
+SAMPLE = {"cpu": 2e-3, "cuda": 3e-2}  # the least seconds of a sample: shorter ones show launches and clocks
 
 
 class Steps:
-    """A learner at work: each call is one step on the next batch.
+    """A training: each call is one step on the next batch.
 
     After ``cycle`` steps the optimizer's own count starts again from 0: any ``cycle`` calls in a row then hold the same
     kinds of steps.
     """
 
-    def __init__(self, learner: TrainStep, batches: Sequence[Batch], cycle: int = 1) -> None:
+    def __init__(self, train_step: TrainStep, batches: Sequence[Batch], cycle: int = 1) -> None:
         self.cycle = cycle
-        self._model = learner.model
-        self._learner = dataclasses.replace(learner, model=self._forward)
+        self._model = train_step.model
+        self._train_step = dataclasses.replace(train_step, model=self._forward)
         self._batches = itertools.cycle(batches)
         self._forwards, self._taken, self._in_whole_cycles = 0, 0, (0, 1)
 
@@ -66,9 +62,9 @@ class Steps:
     def __call__(self) -> None:
         """One step."""
         if self.cycle > 1 and self._taken % self.cycle == 0:
-            for group in self._learner.optimizer.param_groups:
+            for group in self._train_step.optimizer.param_groups:
                 group["steps_taken"] = 0
-        self._learner.step(*next(self._batches))
+        self._train_step.step(*next(self._batches))
         self._taken += 1
         if self._taken % self.cycle == 0:
             self._in_whole_cycles = self._forwards, self._taken
@@ -97,7 +93,7 @@ def build_cases(
     workload: Workload,
     device: torch.device,
     precision: str,
-    methods: Sequence[str] = contestants.DEFAULT,
+    methods: Sequence[str] = DEFAULT_CASES,
     *,
     capturable: bool = False,
 ) -> Cases:
@@ -129,29 +125,30 @@ def build_cases(
     def new_base() -> torch.optim.Optimizer:
         return workload.base(model.parameters(), **settings)
 
-    def stepping(case: contestants.Case) -> Steps:
-        learner = case.learner(new_base(), model, batch=size, samples=size * len(batches), classes=CLASSES)
-        if learner.loss is not None:  # from its second epoch on it remembers the first
+    def stepping(case: Case) -> Steps:
+        train_step = case.train_step(new_base(), model, batch=size, samples=size * len(batches), classes=CLASSES)
+        if train_step.loss is not None:  # from its second epoch on it remembers the first
             with torch.no_grad():
                 for batch in batches:
-                    learner.losses(*batch)
-            learner.begin_epoch(1)
-        return Steps(learner, batches, case.cycle)
+                    train_step.losses(*batch)
+            train_step.begin_epoch(1)
+        return Steps(train_step, batches, case.cycle)
 
     def forward_backward() -> None:
         plain.optimizer.zero_grad()
         plain.backward(*next(feed))
 
     plain, feed = TrainStep(model, new_base()), itertools.cycle(batches)
-    cases: Cases = {
+    built: Cases = {
         PASS: forward_backward,
         BASE: plain.optimizer.step,
         WHOLE: Steps(TrainStep(model, new_base()), batches),
     }  # gradients for BASE: all others
-    cases |= {LABELS[name]: stepping(CASES[name]) for name in methods if CASES[name].capturable or not capturable}
+    chosen = [cases()[name] for name in methods]
+    built |= {case.label: stepping(case) for case in chosen if case.capturable or not capturable}
     if workload.rival and not capturable and machine.version_of("pytorch_optimizer"):
-        cases[RIVAL] = rival_case(workload, model, lambda: plain.losses(*batches[0]).mean())
-    return cases
+        built[RIVAL] = rival_case(workload, model, lambda: plain.losses(*batches[0]).mean())
+    return built
 
 
 def rival_case(workload: Workload, model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], object]:
@@ -192,9 +189,9 @@ def sample(
     """Seconds per call, ``repeats`` samples of ``steps`` calls for each case: round robin, and each round starts one
     case further on.
 
-    One call before each sample is not timed: caches and heap are then as this case leaves them, as they are in
-        training, and not as the case before it did
-    (malloc hands gradients back to the system, and whoever comes next pays for the page faults).
+    One call before each sample is not timed: caches and heap are then as this case leaves them, as in training, and not
+    as the previous case left them (malloc returns gradients to the system, and the next case would pay for the page
+    faults).
     """
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -262,7 +259,7 @@ def time_steps(
     mode: str,
     repeats: int | None,
     threads: int | None,
-    methods: Sequence[str] = contestants.DEFAULT,
+    methods: Sequence[str] = DEFAULT_CASES,
 ) -> dict[str, Any]:
     """One model, eager or captured: all medians, quartiles and ratios, as they go into the JSON file."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -272,15 +269,16 @@ def time_steps(
             with torch.cuda.stream(torch.cuda.Stream()):
                 eager = build_cases(workload, device, precision, methods, capturable=True)
                 sample(eager, WARM_UP, dict.fromkeys(eager, 1), synchronize)
-                cases = captured(eager)
+                built = captured(eager)
         else:
-            cases = build_cases(workload, device, precision, methods)
-        warm = sample(cases, WARM_UP, dict.fromkeys(cases, 1), synchronize)
+            built = build_cases(workload, device, precision, methods)
+        warm = sample(built, WARM_UP, dict.fromkeys(built, 1), synchronize)
         inner = math.ceil(SAMPLE[device.type] / min(warm[PASS]))
-        seconds = sample(cases, repeats, {name: whole_cycles(run, inner) for name, run in cases.items()}, synchronize)
-    passes = {LABELS[name]: CASES[name].passes for name in methods if LABELS[name] in cases}
+        seconds = sample(built, repeats, {name: whole_cycles(run, inner) for name, run in built.items()}, synchronize)
+    chosen = [cases()[name] for name in methods]
+    passes = {case.label: case.passes for case in chosen if case.label in built}
     note = None
-    if workload.rival and RIVAL not in cases:
+    if workload.rival and RIVAL not in built:
         note = "not timed when captured" if mode == "captured" else "not installed: pip install 'bsam[bench]'"
     return {
         "model": workload.name,
@@ -293,9 +291,9 @@ def time_steps(
         "n": repeats,
         "inner": inner,
         "seconds": {name: spread(values) for name, values in seconds.items()},
-        "ratios": ratios(seconds, passes | ({RIVAL: 2} if RIVAL in cases else {})),
+        "ratios": ratios(seconds, passes | ({RIVAL: 2} if RIVAL in built else {})),
         "costs": costs(seconds, passes),
-        "forwards": {name: run.forwards for name, run in cases.items() if isinstance(run, Steps)},
+        "forwards": {name: run.forwards for name, run in built.items() if isinstance(run, Steps)},
         "rival": note,
     }
 
@@ -309,16 +307,17 @@ def whole_cycles(run: Callable[[], object], steps: int) -> int:
 def table(result: dict[str, Any]) -> str:
     """A result, to read."""
     lines = [
-        "{model}: {parameters:,} parameters, batch {batch[0]}, {base}, {precision}, {mode}, {threads} CPU thread(s), n = {n} x {inner}".format(
-            **result
-        ),
-        f"  {'median [quartiles]':<24}{'ms':<32}{'over a = forward+backward, b = base step':<43}{'of medians':<13}over the base's whole step",
+        "{model}: {parameters:,} parameters, batch {batch[0]}, {base}, {precision}, {mode}, ".format(**result)
+        + "{threads} CPU thread(s), n = {n} x {inner}".format(**result),
+        f"  {'median [quartiles]':<24}{'ms':<32}{'over a = forward+backward, b = base step':<43}"
+        f"{'of medians':<13}over the base's whole step",
     ]
     for name, s in result["seconds"].items():
         line = f"  {name:<24}" + _interval({q: 1e3 * value for q, value in s.items()})
         if name in result["ratios"]:
             r = result["ratios"][name]
-            line = f"{line:<58}/ ({r['passes']:g}a + b) = {_interval(r):<{29 - len(format(r['passes'], 'g'))}}{r['of_medians']:<13.3f}"
+            line = f"{line:<58}/ ({r['passes']:g}a + b) = {_interval(r)}"
+            line = f"{line:<101}{r['of_medians']:<13.3f}"
         if name in result["costs"]:
             c = result["costs"][name]
             line += f"{_interval(c)}, promised {c['promised']:g}"
@@ -344,10 +343,10 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*CASES, "all"],
-        default=list(contestants.DEFAULT),
+        choices=[*cases(), "all"],
+        default=list(DEFAULT_CASES),
         metavar="METHOD",
-        help=f"some of: {', '.join(CASES)}; or all (default: {', '.join(contestants.DEFAULT)})",
+        help=f"some of: {', '.join(cases())}; or all (default: {', '.join(DEFAULT_CASES)})",
     )
     parser.add_argument("--repeats", type=int, help="samples of each case (default: per model, to end in time)")
     parser.add_argument(
@@ -362,7 +361,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
     if args.captured and device.type != "cuda":
         parser.error("--captured needs a CUDA device: a CUDA graph cannot be captured on the CPU")
     args.models = args.models or DEFAULT[device.type]
-    args.methods = list(CASES) if "all" in args.methods else list(dict.fromkeys(args.methods))
+    args.methods = list(cases()) if "all" in args.methods else list(dict.fromkeys(args.methods))
     return args, device
 
 

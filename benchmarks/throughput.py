@@ -5,8 +5,8 @@ evaluation and checkpoints. The images are noise in the shape of CIFAR, already 
 the time of a step. A network that is slow gets shorter epochs (--steps), and the seconds of a whole one are those of a
 step times 390. The first epoch of each case is not timed: it compiles, captures and warms up.
 
-    python benchmarks/throughput.py                        # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in
-    bf16 python benchmarks/throughput.py --models resnet18 --compile
+    python benchmarks/throughput.py    # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16
+    python benchmarks/throughput.py --models resnet18 --compile
 """
 
 from __future__ import annotations
@@ -95,9 +95,8 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
 def table(result: dict[str, Any]) -> str:
     """A result, to read."""
     lines = [
-        "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, {steps_timed} steps an epoch, n = {n}".format(
-            **result
-        )
+        "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, ".format(**result)
+        + "{steps_timed} steps an epoch, n = {n}".format(**result)
     ]
     lines.append(f"  {'':<8}{'s an epoch of 390 steps':<28}{'images/s':>10}   over SGD")
     for name, s in result["epoch_seconds"].items():

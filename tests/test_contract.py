@@ -1,4 +1,8 @@
-"""The laws that every method keeps, with SGD + momentum and with AdamW."""
+"""The laws that every method keeps.
+
+What tests a method runs on all of them and their variants. What tests the engine runs on four methods that differ in
+what they ask of it (one radius, two radii, memory, chosen samples), and on others only where they take another path.
+"""
 
 from __future__ import annotations
 
@@ -16,115 +20,91 @@ import torch
 from torch import nn
 
 import bsam
+from bsam.core.method_info import Need
 from bsam.methods import METHODS
+from helpers import alike, assert_close, detached, distance, same, train, train_base
 
-# Every optimizer with its defaults, and switches as methods of their own. SAF and MESA are losses: any optimizer
-# minimises them, and none of these laws
-# speaks of a loss. What is not a default has its reason here.
-VARIANTS: dict[str, Callable[..., Any]] = {
-    name: method.cls for name, method in METHODS.items() if not method.is_loss
-} | {
-    "aesam": partial(bsam.AESAM, total_steps=20),  # has to be told
-    "aesam-reuse": partial(bsam.AESAM, total_steps=20, alpha=0.2),
-    "bsam-2": partial(bsam.BSAM, passes=2),
-    "bsam-adaptive": partial(bsam.BSAM, rho_max=0.5, rho_min=0.4, adaptive=True),
-    "bsam-released": partial(bsam.BSAM, start_from_min=True),
-    "g-rst": partial(bsam.RST, gamma=2.0),
-    "gam-paper": partial(bsam.GAM, form="paper"),
-    "gsam-following": partial(bsam.GSAM, rho=0.1, rho_floor=0.02),
-    "ksam": partial(bsam.KSAM, k=10),  # the default is larger than the batch
-    "msam": partial(bsam.MSAM, rho=0.1),  # the default is larger than this network
-}
-CHOOSING = (
-    "esam",
-    "ksam",
-)  # they choose samples, and take closures that return one loss per sample of those they ask for
-# With these a vanishing radius leaves the base optimizer: all samples and weights used, and of GAM's sum g1 alone (its
-# default is tested by itself).
-WHOLE: dict[str, dict[str, Any]] = {"esam": {"beta": 1.0, "gamma": 1.0}, "ksam": {"k": 64}, "gam": {"beta": (1, 0, 0)}}
-EXEMPT = {
-    "the loss at w is returned": {
-        "msam": "its only pass is at the perturbed point; that loss is returned, and tested below"
-    },
-    "a later pass counts": {"msam": "it has no later pass"},
-    "per-sample losses are averaged": dict.fromkeys(
-        CHOOSING, "it takes nothing else; the mean is refused, which is tested in its place"
-    ),
-    "a closure may run backward itself": dict.fromkeys(
-        CHOOSING, "it looks at losses without gradients; refused, which is tested in its place"
-    )
-    | {"gam-paper": "it differentiates twice; refused, which is tested in its place"},
-}
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-2)
+ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=1e-2)
+BASES = {"sgd": SGD, "adamw": ADAMW}
+ENGINE = ("sam", "bsam", "looksam", "esam")
+DIFFERENTIATED_TWICE = "gam-paper"
 
 
-@pytest.fixture(params=sorted(VARIANTS))
-def method(request):
-    return request.param
+def variants() -> dict[str, Callable[..., Any]]:
+    """Every optimizer with its defaults, and switches as methods of their own. SAF and MESA are losses, which any
+    optimizer minimises: none of these laws concerns them. What is not a default has its reason here.
+    """
+    return {name: method.cls for name, method in METHODS.items() if not method.is_loss} | {
+        "aesam": partial(bsam.AESAM, total_steps=20),  # a required argument
+        "aesam-reuse": partial(bsam.AESAM, total_steps=20, alpha=0.2),
+        "bsam-2": partial(bsam.BSAM, passes=2),
+        "bsam-adaptive": partial(bsam.BSAM, rho_max=0.5, rho_min=0.4, adaptive=True),
+        "bsam-released": partial(bsam.BSAM, start_from_min=True),
+        "g-rst": partial(bsam.RST, gamma=2.0),
+        "gam-paper": partial(bsam.GAM, form="paper"),
+        "gsam-following": partial(bsam.GSAM, rho=0.1, rho_floor=0.02),
+        "ksam": partial(bsam.KSAM, k=10),  # the default is larger than the batch
+        "msam": partial(bsam.MSAM, rho=0.1),  # the default is larger than this network
+    }
 
 
-def methods_under(law):
-    return pytest.mark.parametrize("method", [name for name in sorted(VARIANTS) if name not in EXEMPT[law]])
+def chooses(method: str) -> bool:
+    """Whether it chooses samples, and takes closures that return one loss per sample of those it asks for."""
+    own = variants()[method]
+    return Need.PER_SAMPLE_LOSSES in getattr(own, "func", own).needs
 
 
-def methods_exempt_from(law):
-    return pytest.mark.parametrize("method", sorted(EXEMPT[law]))
+CHOOSING = [name for name in sorted(variants()) if chooses(name)]
+all_methods = pytest.mark.parametrize("method", sorted(variants()))
 
 
-def build(method, problem, make_base, **arguments):
-    return VARIANTS[method](make_base(problem.model.parameters()), problem.model, **arguments)
+def engine_and(*more: str):
+    """The four that stand for all, and those that take another path in what is tested."""
+    return pytest.mark.parametrize("method", [*ENGINE, *more])
+
+
+def all_but(*names: str):
+    return pytest.mark.parametrize("method", [name for name in sorted(variants()) if name not in names])
+
+
+def build(method, problem, make_base=SGD, **arguments):
+    return variants()[method](make_base(problem.model.parameters()), problem.model, **arguments)
 
 
 def closure_of(method, problem):
-    return problem.losses if method in CHOOSING else problem.loss
+    return problem.losses if chooses(method) else problem.loss
 
 
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
+def twins(method, problem, make_base=SGD, **arguments):
+    """The optimizer of a problem, a copy of the problem, and its optimizer."""
+    other = problem.clone()
+    return build(method, problem, make_base, **arguments), other, build(method, other, make_base, **arguments)
 
 
 def close(a, b, atol=1e-12):
-    return all(torch.allclose(s, t, rtol=0, atol=atol) for s, t in zip(a, b, strict=True))
+    return distance(a, b) <= atol
 
 
-def alike(a, b):
-    """Whether two states are equal, tensors bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(alike, a, b))
-    return a == b
-
-
-def test_every_method_is_listed_once():
+def test_every_method_is_listed_once_and_describes_itself():
     assert len({m.cls for m in METHODS.values()}) == len(METHODS)
-    assert all(
-        m.name == name and m.is_loss is not issubclass(m.cls, torch.optim.Optimizer) for name, m in METHODS.items()
-    )
+    for name, m in METHODS.items():
+        assert m.name == name
+        assert m.is_loss is not issubclass(m.cls, torch.optim.Optimizer)
+        assert all((m.title, m.reference, m.purpose, m.memory, m.passes >= 1))
     assert {name for name, m in METHODS.items() if m.is_loss} == {"saf", "mesa"}
-    assert all(set(methods) <= set(VARIANTS) for methods in EXEMPT.values())
 
 
-def test_lr_zero_leaves_the_weights_bit_identical(problem, method, make_base):
-    optimizer = build(method, problem, make_base)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
+@pytest.mark.parametrize("start", [0.1, 0.0])
+@all_methods
+def test_lr_zero_leaves_the_weights_bit_identical(problem, method, make_base, start):
+    """Set later, and from the start."""
+    base = make_base(problem.model.parameters())
+    base.param_groups[0]["lr"] = start
+    optimizer = variants()[method](base, problem.model)
+    optimizer.param_groups[0]["lr"] = 0.0
     before = problem.weights()
-    for _ in range(3):
-        optimizer.step(closure_of(method, problem))
-    assert same(before, problem.weights())
-
-
-@pytest.mark.parametrize(
-    "base",
-    [lambda params: torch.optim.SGD(params, lr=0.0, momentum=0.9), lambda params: torch.optim.AdamW(params, lr=0.0)],
-)
-def test_lr_zero_from_the_start(problem, method, base):
-    optimizer = VARIANTS[method](base(problem.model.parameters()), problem.model)
-    before = problem.weights()
-    for _ in range(2):
-        optimizer.step(closure_of(method, problem))
+    train(problem, optimizer, 3, closure_of(method, problem))
     assert same(before, problem.weights())
 
 
@@ -135,54 +115,45 @@ def without_radius(method, problem, make_base, **arguments):
     return optimizer
 
 
-def train(problem, base, steps, closure, factor=1):
-    for _ in range(steps):
-        base.zero_grad()
-        (closure().mean() * factor).backward()
-        base.step()
-
-
+@all_methods
 def test_radius_zero_is_the_base_optimizer(problem, plain, method, make_base):
-    rounds = method in (
-        "pgn",
-        "g-rst",
-        "gam",
-        "gsam",
-        "gsam-following",
-    )  # (1 - a) g + a g, and projections of g on itself
+    # with all samples and weights, and of GAM's sum g1 alone (its default is tested below)
+    whole = {"esam": {"beta": 1.0, "gamma": 1.0}, "ksam": {"k": 64}, "gam": {"beta": (1, 0, 0)}}.get(method, {})
+    # (1 - a) g + a g, and projections of g on itself
+    rounds = method in ("pgn", "g-rst", "gam", "gsam", "gsam-following")
     if rounds:
         problem = plain  # before batch norm a bias has no gradient but rounding, and Adam makes steps of that
     other = problem.clone()
-    optimizer = without_radius(method, problem, make_base, **WHOLE.get(method, {}))
-    train(other, make_base(other.model.parameters()), 7, closure_of(method, other))
+    optimizer = without_radius(method, problem, make_base, **whole)
+    train(problem, optimizer, 7, closure_of(method, problem))
+    base = make_base(other.model.parameters())
     for _ in range(7):
-        optimizer.step(closure_of(method, problem))
+        base.zero_grad()
+        closure_of(method, other)().mean().backward()
+        base.step()
     assert (close if rounds else same)(problem.weights(), other.weights())
     assert same(problem.buffers(), other.buffers())
 
 
 def test_radius_zero_of_gams_released_form_is_the_base_on_twice_the_loss(problem):
-    """With its default weights g1 and g3 are added, n = 2 g, and p = 2 g leaves nothing across n."""
-    other = problem.clone()
-    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    optimizer = without_radius("gam", problem, sgd)
-    train(other, sgd(other.model.parameters()), 5, other.loss, factor=2)
-    for _ in range(5):
-        optimizer.step(problem.loss)
+    """With its default weights g1 and g3 are added, n = 2 g, and p = 2 g has no part orthogonal to n."""
+    other, base = problem.clone(), partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    train(problem, without_radius("gam", problem, base), 5)
+    train_base(other, base(other.model.parameters()), 5, factor=2)
     assert close(problem.weights(), other.weights())
 
 
-def test_a_radius_moves_the_trajectory(problem, method, make_base):
+@all_methods
+def test_a_radius_changes_the_trajectory(problem, method, make_base):
     """Else the laws above would hold of a method that does nothing."""
     other = problem.clone()
-    optimizer = build(method, problem, make_base)
-    train(other, make_base(other.model.parameters()), 5, other.loss)
-    for _ in range(5):
-        optimizer.step(closure_of(method, problem))
+    train(problem, build(method, problem, make_base), 5, closure_of(method, problem))
+    train_base(other, make_base(other.model.parameters()), 5)
     assert not close(problem.weights(), other.weights(), atol=1e-5)
 
 
-def test_batch_norm_moves_once_a_step(problem, method, make_base):
+@all_methods
+def test_batch_norm_is_updated_once_a_step(problem, method, make_base):
     optimizer = build(method, problem, make_base)
     for t in range(1, 4):
         expected = problem.clone()
@@ -190,8 +161,10 @@ def test_batch_norm_moves_once_a_step(problem, method, make_base):
             to_perturbed_point(expected, optimizer)
         expected.loss()  # one forward pass of the whole batch
         optimizer.step(closure_of(method, problem))
-        assert (close if method == "msam" else same)(problem.buffers(), expected.buffers())
-        assert int(problem.model[1].num_batches_tracked) == t
+        *statistics, count = problem.buffers()
+        *wanted, _ = expected.buffers()
+        assert (close if method == "msam" else same)(statistics, wanted)
+        assert int(count) == t
         assert problem.model[1].track_running_stats is True
 
 
@@ -205,17 +178,9 @@ def to_perturbed_point(problem, optimizer):
             p -= a * (optimizer.param_groups[0]["rho"] / length)
 
 
-def squares(problem):
-    """A list that gathers |g|^2 of every backward pass, one entry per parameter tensor."""
-    found = []
-    for p in problem.model.parameters():
-        p.register_hook(lambda g: found.append(float((g.detach() ** 2).sum())))
-    return found
-
-
-def promised_passes(method, t, s, memory):
-    """Forward passes and backward passes of step ``t``: batch sizes (negative without gradients) and a count. ``s`` is
-    |g|^2 at w.
+def expected_passes(method, t, s, memory):
+    """Forward and backward passes of step ``t``: batch sizes (negative without gradients) and a count. ``s`` is |g|^2
+    at w.
     """
     if method in ("aesam", "aesam-reuse"):
         mu = s if t == 0 else 0.9 * memory["mu"] + 0.1 * s
@@ -226,23 +191,19 @@ def promised_passes(method, t, s, memory):
         passes = 2 if np.random.default_rng((0, t)).random() < 0.5 else 1
     elif method == "looksam":
         passes = 2 if t % 5 == 0 else 1
-    elif method in CHOOSING:
+    elif method in ("esam", "ksam"):
         return ([24, -24, 12], 2) if method == "esam" else ([-24, 10, 10], 2)
     elif method == "gam-paper":
         return [24] * 4, 6  # two of the four go back twice
     else:
-        passes = {"bsam-2": 2, "bsam-adaptive": 3, "bsam-released": 3, "gsam-following": 2}.get(method) or METHODS[
-            method
-        ].passes
+        own = {"bsam-2": 2, "bsam-adaptive": 3, "bsam-released": 3, "gsam-following": 2}
+        passes = own.get(method) or METHODS[method].passes
     return [24] * passes, passes
 
 
-@pytest.mark.parametrize(
-    "base",
-    [lambda params: torch.optim.SGD(params, lr=0.3, momentum=0.5), lambda params: torch.optim.AdamW(params, lr=0.03)],
-)
-def test_passes_are_as_promised(problem, method, base):
-    forwards, backwards, calls = [], [], []
+@all_methods
+def test_passes_are_as_stated(problem, method):
+    forwards, backwards, squares, calls = [], [], [], []
 
     def watch(_module, _args, out):
         forwards.append(len(out) if torch.is_grad_enabled() else -len(out))
@@ -250,27 +211,27 @@ def test_passes_are_as_promised(problem, method, base):
             out.register_hook(lambda g: backwards.append(1))
 
     problem.model.register_forward_hook(watch)
-    found = squares(problem)
-    optimizer = build(method, problem, base)
-    closure = closure_of(method, problem)
-    memory, total = {}, 0
+    for p in problem.model.parameters():
+        p.register_hook(lambda g: squares.append(float((g.detach() ** 2).sum())))
+    optimizer = build(method, problem, partial(torch.optim.SGD, lr=0.3, momentum=0.5))
+    closure, memory, total = closure_of(method, problem), {}, 0
     for t in range(20):
-        for seen in (forwards, backwards, found, calls):
+        for seen in (forwards, backwards, squares, calls):
             seen.clear()
         optimizer.step(lambda *indices: calls.append(1) or closure(*indices))
-        s = sum(found[: len(problem.weights())])
-        assert (forwards, len(backwards)) == promised_passes(method, t, s, memory)
+        s = sum(squares[: len(problem.weights())])
+        assert (forwards, len(backwards)) == expected_passes(method, t, s, memory)
         assert len(calls) == len(forwards)
         total += sum(n > 0 for n in forwards)
     if method in ("aesam", "aesam-reuse", "rst", "g-rst"):
-        assert 22 <= total <= 38  # both kinds of steps occur; the share of heads is tested with the bernoulli
+        assert 22 <= total <= 38  # both kinds of steps occur; the share is tested with bernoulli
     elif method in METHODS:
         assert total == round(20 * METHODS[method].passes)
 
 
-@methods_under("the loss at w is returned")
-def test_the_loss_at_w_is_returned(problem, method, make_base):
-    optimizer = build(method, problem, make_base)
+@all_but("msam")
+def test_the_loss_at_w_is_returned(problem, method):
+    optimizer = build(method, problem)
     for _ in range(3):
         expected = closure_of(method, problem.clone())().mean()
         loss = optimizer.step(closure_of(method, problem))
@@ -278,12 +239,9 @@ def test_the_loss_at_w_is_returned(problem, method, make_base):
         assert not loss.requires_grad
 
 
-@methods_exempt_from("the loss at w is returned")
-def test_the_loss_of_the_only_pass_is_returned(problem, method, make_base):
-    optimizer = build(method, problem, make_base)
-    assert (
-        torch.equal(optimizer.step(problem.loss), problem.clone().loss().detach()) is False
-    )  # the weights have moved ...
+def test_msam_returns_the_loss_of_its_only_pass(problem, make_base):
+    optimizer = build("msam", problem, make_base)
+    assert not torch.equal(optimizer.step(problem.loss), problem.clone().loss().detach())  # the weights have moved
     at_w, perturbed = problem.clone(), problem.clone()
     to_perturbed_point(perturbed, optimizer)
     loss = optimizer.step(problem.loss)
@@ -291,153 +249,122 @@ def test_the_loss_of_the_only_pass_is_returned(problem, method, make_base):
     assert abs(loss - at_w.loss()) > 1e-4
 
 
-def test_resume_is_bit_identical_from_every_step(problem, method, make_base):
-    """Through a file, and far enough to pass the end of LookSAM's cycle from wherever in it."""
+@pytest.mark.parametrize(
+    ("method", "base"), [*((name, "sgd") for name in sorted(variants())), *((name, "adamw") for name in ENGINE)]
+)
+def test_resume_is_bit_identical(problem, method, base):
+    """Through a file, from several places in LookSAM's cycle, and far enough to pass its end."""
 
     def parts(p):
-        optimizer = build(method, p, make_base)
-        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        optimizer = build(method, p, BASES[base])
+        return p.model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
 
-    whole = problem.clone()
-    optimizer, scheduler = parts(whole)
-    files, ends = [], []
-    for _ in range(12):
-        file = io.BytesIO()
-        torch.save(
-            {
-                "model": whole.model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
-            },
-            file,
-        )
-        files.append(file)
-        optimizer.step(closure_of(method, whole))
-        scheduler.step()
-        ends.append((whole.weights(), whole.buffers(), copy.deepcopy(optimizer.state_dict())))
-    for t in range(1, 7):
-        files[t].seek(0)
-        saved = torch.load(files[t], weights_only=True)
-        assert set(saved["optimizer"]) == {"state", "param_groups"}
-        second = problem.clone()
-        second.model.load_state_dict(saved["model"])
-        optimizer, scheduler = parts(second)
-        optimizer.load_state_dict(saved["optimizer"])
-        scheduler.load_state_dict(saved["scheduler"])
-        assert optimizer.t == t
-        for _ in range(6):
-            optimizer.step(closure_of(method, second))
+    def steps(p, optimizer, scheduler, n):
+        for _ in range(n):
+            optimizer.step(closure_of(method, p))
             scheduler.step()
-        weights, buffers, state = ends[t + 5]
-        assert same(weights, second.weights())
-        assert same(buffers, second.buffers())
-        assert alike(state, optimizer.state_dict())
+
+    whole, files = problem.clone(), {}
+    model, optimizer, scheduler = parts(whole)
+    for t in range(1, 8):
+        steps(whole, optimizer, scheduler, 1)
+        if t in (1, 3, 5):
+            files[t] = io.BytesIO()
+            torch.save([part.state_dict() for part in (model, optimizer, scheduler)], files[t])
+    for t, file in files.items():
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        assert set(saved[1]) == {"state", "param_groups"}
+        second = problem.clone()
+        for part, state in zip(own := parts(second), saved, strict=True):
+            part.load_state_dict(state)
+        assert own[1].t == t
+        steps(second, *own[1:], 7 - t)
+        assert same(whole.weights() + whole.buffers(), second.weights() + second.buffers())
+        assert alike(optimizer.state_dict(), own[1].state_dict())
 
 
 @pytest.mark.parametrize(("sizes", "reduction"), [([6, 6, 6, 6], "mean"), ([5, 16, 3], "none")])
-def test_yielded_micro_batches_equal_the_full_batch(plain, method, make_base, sizes, reduction):
+@engine_and("ksam", DIFFERENTIATED_TWICE)
+def test_yielded_micro_batches_equal_the_full_batch(plain, method, sizes, reduction):
     """Of equal size, by their means; of any size, by their samples. Methods that choose samples need those: the means
     are refused.
     """
-    other = plain.clone()
+    ours, other, whole = twins(method, plain)
 
     def micro_batches(indices=slice(None)):
         chosen = torch.arange(24)[indices]
         for part in chosen.split(sizes if len(chosen) == 24 else 5):
             yield nn.functional.cross_entropy(plain.model(plain.x[part]), plain.y[part], reduction=reduction)
 
-    ours, whole = build(method, plain, make_base), build(method, other, make_base)
-    if method in CHOOSING and reduction == "mean":
+    if chooses(method) and reduction == "mean":
         with pytest.raises(bsam.BsamError, match="let it return one loss per sample"):
             ours.step(micro_batches)
         return
     for _ in range(5):
-        loss = ours.step(micro_batches)
-        expected = whole.step(closure_of(method, other))
+        loss, expected = ours.step(micro_batches), whole.step(closure_of(method, other))
     assert close(plain.weights(), other.weights())
     assert torch.allclose(loss, expected, atol=1e-12)
 
 
-@methods_under("per-sample losses are averaged")
-def test_per_sample_losses_are_averaged(problem, method, make_base):
-    other = problem.clone()
-    ours, whole = build(method, problem, make_base), build(method, other, make_base)
-    for _ in range(5):
-        ours.step(problem.losses)
-        whole.step(other.loss)
+@pytest.mark.parametrize("method", ["sam", "bsam", "looksam"])
+def test_per_sample_losses_are_averaged(problem, method):
+    ours, other, whole = twins(method, problem)
+    train(problem, ours, 5, problem.losses)
+    train(other, whole, 5)
     assert close(problem.weights(), other.weights())
 
 
-@methods_exempt_from("per-sample losses are averaged")
-def test_means_are_refused_where_samples_are_chosen(problem, method, make_base):
-    optimizer = build(method, problem, make_base)
-    before = problem.weights()
+@pytest.mark.parametrize("method", CHOOSING)
+def test_the_mean_is_refused_where_samples_are_chosen(problem, method):
+    optimizer, before = build(method, problem), problem.weights()
     with pytest.raises(bsam.BsamError, match="let it return one loss per sample"):
         optimizer.step(lambda indices=slice(None): problem.losses(indices).mean())
     assert same(before, problem.weights())
 
 
-@methods_under("a closure may run backward itself")
-def test_a_closure_may_run_backward_itself(problem, method, make_base):
-    other = problem.clone()
-    ours, whole = build(method, problem, make_base), build(method, other, make_base)
+@pytest.mark.parametrize("returned", [lambda loss: loss, lambda loss: loss.item()], ids=["tensor", "number"])
+@pytest.mark.parametrize("method", ["sam", "bsam", "looksam"])
+def test_a_closure_may_run_backward_itself(problem, method, returned):
+    ours, other, whole = twins(method, problem)
 
     def closure():
         ours.zero_grad()
         loss = problem.loss()
         loss.backward()
-        return loss
+        return returned(loss)
 
     for _ in range(5):
-        assert torch.equal(ours.step(closure), whole.step(other.loss))
+        assert float(ours.step(closure)) == pytest.approx(float(whole.step(other.loss)), rel=1e-6)
     assert same(problem.weights(), other.weights())
 
 
-@methods_under("a closure may run backward itself")
-def test_such_a_closure_may_return_a_number(problem, method, make_base):
-    optimizer = build(method, problem, make_base)
-    other = problem.clone()
-    whole = build(method, other, make_base)
-
-    def closure():
-        loss = problem.loss()
-        loss.backward()
-        return loss.item()
-
-    for _ in range(2):
-        assert float(optimizer.step(closure)) == pytest.approx(float(whole.step(other.loss)))
-    assert same(problem.weights(), other.weights())
-
-
-@methods_exempt_from("a closure may run backward itself")
-def test_a_closure_that_runs_backward_itself_is_refused_where_it_cannot_work(problem, method, make_base):
-    optimizer = build(method, problem, make_base)
-    before = problem.weights()
+@pytest.mark.parametrize("method", [*CHOOSING, DIFFERENTIATED_TWICE])
+def test_a_closure_that_runs_backward_itself_is_refused_where_it_cannot_work(problem, method):
+    optimizer, before = build(method, problem), problem.weights()
 
     def closure(indices=slice(None)):
         losses = problem.losses(indices)
         losses.mean().backward()
         return losses
 
-    with pytest.raises(
-        bsam.BsamError,
-        match="leave backward to it"
-        if method in CHOOSING
-        else "must not run backward itself: give the loss with its graph",
-    ):
+    expected = (
+        "leave backward to it" if chooses(method) else "must not run backward itself: give the loss with its graph"
+    )
+    with pytest.raises(bsam.BsamError, match=expected):
         optimizer.step(closure)
     assert same(before, problem.weights())
     assert all(p.grad is None for p in problem.model.parameters())
 
 
 @pytest.mark.parametrize(("where", "error"), [("forward", ValueError), ("backward", KeyboardInterrupt)])
-def test_a_closure_that_raises_leaves_everything_as_it_was(problem, method, make_base, where, error):
+@engine_and("ksam", "aesam-reuse", "bsam-released", DIFFERENTIATED_TWICE)
+def test_a_closure_that_raises_leaves_everything_as_it_was(problem, method, where, error):
     """In every pass of a fresh and of a later step; and training goes on as if nothing had been."""
-    twin = problem.clone()
-    ours, untroubled = build(method, problem, make_base), build(method, twin, make_base)
+    ours, twin, undisturbed = twins(method, problem)
     passes = []
     for _ in range(3):
-        for optimizer, p in ((ours, problem), (untroubled, twin)):
+        for optimizer, p in ((ours, problem), (undisturbed, twin)):
             optimizer.zero_grad()
             optimizer.backward(closure_of(method, p))  # half an accumulation that must survive
         calls = failing = 0
@@ -469,120 +396,106 @@ def test_a_closure_that_raises_leaves_everything_as_it_was(problem, method, make
                 with pytest.raises(bsam.BsamError, match="last backward raised"):
                     ours.step()
         passes.append(calls)
-        untroubled.backward(closure_of(method, twin))
+        undisturbed.backward(closure_of(method, twin))
         ours.step()
-        untroubled.step()
+        undisturbed.step()
     assert same(problem.weights(), twin.weights())
-    assert alike(ours.state_dict(), untroubled.state_dict())
-    fewest, most = {
-        "msam": (1, 1),
-        "looksam": (1, 2),
-        "esam": (2, 3),
-        "ksam": (2, 3),
-        "gam": (4, 4),
-        "gam-paper": (4, 4),
-    }.get(method, (1, 3))
+    assert alike(ours.state_dict(), undisturbed.state_dict())
+    own = {"sam": (2, 2), "bsam": (3, 3), "bsam-released": (3, 3), "gam-paper": (4, 4), "esam": (2, 3), "ksam": (2, 3)}
+    fewest, most = own.get(method, (1, 2))
     assert all(fewest <= n <= most for n in passes)
 
 
-def test_a_nan_perturbation_leaves_the_weights_as_they_were(problem, method, make_base):
-    """And a step that is not taken leaves no memory behind."""
-    twin = problem.clone()
-    optimizer, untroubled = build(method, problem, make_base), build(method, twin, make_base)
+@all_methods
+def test_a_nan_perturbation_leaves_the_weights_as_they_were(problem, method):
+    """And a step that is not taken is not remembered."""
+    optimizer, twin, undisturbed = twins(method, problem)
     for _ in range(3):
         before = problem.weights()
         optimizer.backward(lambda *indices: closure_of(method, problem)(*indices) * float("nan"))
         assert same(before, problem.weights())
         optimizer.zero_grad()
         optimizer.step(closure_of(method, problem))
-        untroubled.step(closure_of(method, twin))
+        undisturbed.step(closure_of(method, twin))
         assert same(problem.weights(), twin.weights())
 
 
+def reduced(method, losses):
+    return losses if chooses(method) else losses.mean()
+
+
+@all_methods
 def test_a_parameter_no_pass_reaches_stays_untouched(problem, method, make_base):
     problem.model.append(nn.Linear(4, 4).double())
     idle = list(problem.model[-1].parameters())
-    optimizer = build(method, problem, make_base)
-    before = [p.detach().clone() for p in idle]
+    optimizer, before = build(method, problem, make_base), detached(idle)
 
     def closure(indices=slice(None)):
-        losses = nn.functional.cross_entropy(
-            problem.model[:-1](problem.x[indices]), problem.y[indices], reduction="none"
-        )
-        return losses if method in CHOOSING else losses.mean()
+        outputs = problem.model[:-1](problem.x[indices])
+        return reduced(method, nn.functional.cross_entropy(outputs, problem.y[indices], reduction="none"))
 
-    for _ in range(6):
+    for _ in range(3):
         optimizer.step(closure)
         assert all(p.grad is None for p in idle)
-        assert same(before, [p.detach() for p in idle])
+        assert same(before, detached(idle))
         assert all(p.grad is not None for p in problem.model[0].parameters())
 
 
-@methods_under("a later pass counts")
-def test_a_parameter_reached_by_a_later_pass_only_is_used(plain, method, make_base):
-    extra = nn.Linear(6, 3).double()
-    plain.model.extra = extra
-    optimizer = build(
-        method, plain, make_base, **({"p": 1.0} if method.endswith("rst") else {})
-    )  # this step's coin may fall on the other side
+@all_but("msam")  # which has no later pass
+def test_a_parameter_reached_by_a_later_pass_only_is_used(plain, method):
+    extra = plain.model.extra = nn.Linear(6, 3).double()
+    optimizer = build(method, plain, **({"p": 1.0} if method.endswith("rst") else {}))  # or this step may have none
     calls = 0
 
     def closure(indices=slice(None)):
         nonlocal calls
         calls += 1
         x = plain.x[indices]
-        out = plain.model[:5](x)
-        losses = nn.functional.cross_entropy(out + extra(x) if calls > 1 else out, plain.y[indices], reduction="none")
-        return losses if method in CHOOSING else losses.mean()
+        out = plain.model[:5](x) + (extra(x) if calls > 1 else 0.0)
+        return reduced(method, nn.functional.cross_entropy(out, plain.y[indices], reduction="none"))
 
     optimizer.backward(closure)
     assert extra.weight.grad is not None
     assert extra.weight.grad.abs().sum() > 0
 
 
-def test_frozen_parameters_stay(problem, method, make_base):
-    frozen = problem.model[0]
-    optimizer = build(method, problem, make_base)
+@all_methods
+def test_frozen_parameters_stay(problem, method):
+    frozen = list(problem.model[0].parameters())
+    optimizer = build(method, problem)
     optimizer.step(closure_of(method, problem))  # memory and momentum of what is frozen then
     optimizer.zero_grad()
-    for p in frozen.parameters():
-        p.requires_grad_(False)
-    before = [p.detach().clone() for p in frozen.parameters()]
-    for _ in range(3):
-        optimizer.step(closure_of(method, problem))
-    assert same(before, [p.detach() for p in frozen.parameters()])
-    assert all(p.grad is None and not p.requires_grad for p in frozen.parameters())
-    for p in frozen.parameters():
-        p.requires_grad_(True)
+    problem.model[0].requires_grad_(False)
+    before = detached(frozen)
+    train(problem, optimizer, 3, closure_of(method, problem))
+    assert same(before, detached(frozen))
+    assert all(p.grad is None and not p.requires_grad for p in frozen)
+    problem.model[0].requires_grad_(True)
     optimizer.step(closure_of(method, problem))
-    assert not same(before, [p.detach() for p in frozen.parameters()])
+    assert not same(before, detached(frozen))
 
 
-@pytest.mark.parametrize(
-    "base",
-    [
-        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        lambda params: torch.optim.AdamW(params, weight_decay=0.0),
-    ],
-)
+@pytest.mark.parametrize("base", BASES)
+@all_methods
 def test_zero_gradient_moves_nothing_by_nan(problem, method, base):
     """Nor with a memory and a momentum of zeros; and what comes after is finite."""
-    optimizer = VARIANTS[method](base(problem.model.parameters()), problem.model)
-    before = problem.weights()
+    optimizer, before = build(method, problem, partial(BASES[base], weight_decay=0.0)), problem.weights()
     for _ in range(6):
         optimizer.step(lambda *indices: closure_of(method, problem)(*indices) * 0.0)
         assert same(before, problem.weights())
-    for _ in range(2):
-        optimizer.step(closure_of(method, problem))
+    train(problem, optimizer, 2, closure_of(method, problem))
     assert not same(before, problem.weights())
     assert all(torch.isfinite(w).all() for w in problem.weights())
 
 
-def test_a_quadratic_converges(method, make_base):
+@pytest.mark.parametrize(
+    ("method", "base", "steps"),
+    [*((name, "sgd", 120) for name in sorted(variants())), *((name, "adamw", 250) for name in ENGINE)],
+)
+def test_a_quadratic_converges(method, base, steps):
     torch.manual_seed(0)
-    w = nn.Parameter(
-        0.3 * torch.randn(10, dtype=torch.float64)
-    )  # near enough for AdamW, which by itself walks at most the sum of its learning rates
+    # near enough for AdamW, which moves an entry by at most the sum of its learning rates
+    w = nn.Parameter(0.3 * torch.randn(10, dtype=torch.float64))
     scale = torch.linspace(0.5, 2.0, 10, dtype=torch.float64)
     start = float(w.detach().norm())
     small = {
@@ -591,50 +504,43 @@ def test_a_quadratic_converges(method, make_base):
         "msam": {"rho": 0.05},
         "gam": {"rho_norm": 0.05},
     }
-    optimizer = VARIANTS[method](make_base([w]), None, **small.get(method, {}))
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=250)
-
-    def closure(indices=slice(None)):
-        losses = 5 * (scale * w**2)[indices]  # every entry a sample
-        return losses if method in CHOOSING else losses.mean()
-
-    for _ in range(250):
-        optimizer.step(closure)
+    optimizer = variants()[method](BASES[base]([w]), None, **small.get(method, {}))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    for _ in range(steps):
+        optimizer.step(lambda indices=slice(None): reduced(method, 5 * (scale * w**2)[indices]))  # an entry is a sample
         scheduler.step()
     assert start > 0.8
     assert float(w.detach().norm()) < 0.1  # from 0.9: within two radii of the minimum
 
 
+@engine_and("friendly_sam", "aesam-reuse")
 def test_accumulation_adds_one_direction_per_call(plain, method, make_base):
-    twin = plain.clone()
-    ours, apart = build(method, plain, make_base), build(method, twin, make_base)
+    ours, twin, apart = twins(method, plain, make_base)
+
+    def on_half(problem, half):
+        return closure_of(method, type(problem)(problem.model, problem.x[half], problem.y[half]))
+
     for _ in range(3):
         alone = []
         for half in (slice(0, 12), slice(12, 24)):
-            ours.backward(on_part(method, plain, half))
-            apart.backward(on_part(method, twin, half))
+            ours.backward(on_half(plain, half))
+            apart.backward(on_half(twin, half))
             alone.append([p.grad.clone() for p in twin.model.parameters()])
             for p in twin.model.parameters():
                 p.grad.zero_()
         sums = [a + b for a, b in zip(*alone, strict=True)]
-        assert close([p.grad for p in plain.model.parameters()], sums, atol=1e-15)
+        assert_close([p.grad for p in plain.model.parameters()], sums, atol=1e-15)
         for p, total in zip(twin.model.parameters(), sums, strict=True):
             p.grad = total
-        ours.step()
-        apart.step()
-        ours.zero_grad()
-        apart.zero_grad()
+        for optimizer in (ours, apart):
+            optimizer.step()
+            optimizer.zero_grad()
     assert close(plain.weights(), twin.weights())
 
 
-def on_part(method, problem, part):
-    part = type(problem)(problem.model, problem.x[part], problem.y[part])
-    return closure_of(method, part)
-
-
+@engine_and("bsam-released")
 def test_backward_then_step_is_step(problem, method, make_base):
-    other = problem.clone()
-    ours, whole = build(method, problem, make_base), build(method, other, make_base)
+    ours, other, whole = twins(method, problem, make_base)
     for _ in range(6):
         ours.zero_grad()
         ours.backward(closure_of(method, problem))
@@ -644,10 +550,10 @@ def test_backward_then_step_is_step(problem, method, make_base):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_a_scaler_changes_nothing(problem, method, make_base, clip):
-    """Bit for bit, for all: scales are powers of two, and gradients are unscaled before anything is made of them."""
-    other = problem.clone()
-    ours, plain = build(method, problem, make_base), build(method, other, make_base)
+@engine_and("fisher_sam", "aesam-reuse", DIFFERENTIATED_TWICE)
+def test_a_scaler_changes_nothing(problem, method, clip):
+    """Bit for bit: scales are powers of two, and gradients are unscaled before they are used."""
+    ours, other, plain = twins(method, problem)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     for _ in range(7):
         expected = plain.backward(closure_of(method, other))
@@ -666,10 +572,10 @@ def test_a_scaler_changes_nothing(problem, method, make_base, clip):
     assert scaler.get_scale() > 2.0**10
 
 
-def test_an_overflow_in_any_pass_skips_the_step_and_lowers_the_scale(problem, method, make_base):
-    """And nothing remembers it: training goes on bit for bit as if that step had not been tried."""
-    twin = problem.clone()
-    optimizer, untroubled = build(method, problem, make_base), build(method, twin, make_base)
+@engine_and("friendly_sam", "aesam-reuse", "bsam-released", DIFFERENTIATED_TWICE)
+def test_an_overflow_in_any_pass_skips_the_step_and_lowers_the_scale(problem, method):
+    """And it is not remembered: training goes on bit for bit as if that step had not been tried."""
+    optimizer, twin, undisturbed = twins(method, problem)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**50)
     calls = failing = 0
     fired: list[int] = []
@@ -703,32 +609,23 @@ def test_an_overflow_in_any_pass_skips_the_step_and_lowers_the_scale(problem, me
             assert scaler.get_scale() == (scale / 2 if fired else scale)
             assert alike(state, optimizer.state_dict()) is bool(fired)
             overflows += fired
-        untroubled.step(closure_of(method, twin))
+        undisturbed.step(closure_of(method, twin))
         assert same(problem.weights(), twin.weights())
-    assert max(overflows) == {
-        "msam": 1,
-        "gam": 4,
-        "gam-paper": 4,
-        "bsam": 3,
-        "bsam-adaptive": 3,
-        "bsam-released": 3,
-    }.get(method, 2)
+    assert max(overflows) == {"gam-paper": 4, "bsam": 3, "bsam-released": 3}.get(method, 2)
 
 
+@engine_and("aesam-reuse")
 def test_deepcopy_and_pickle_go_on_bit_for_bit(problem, method, make_base):
     optimizer = build(method, problem, make_base)
     torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=9)  # patches `step` on the instance
-    for _ in range(2):  # into the middle of LookSAM's cycle
-        optimizer.step(closure_of(method, problem))
+    train(problem, optimizer, 2, closure_of(method, problem))  # into the middle of LookSAM's cycle
     for duplicate in (copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
         twin_problem, twin = duplicate((problem, optimizer))
-        assert {id(p) for g in twin.param_groups for p in g["params"]} == {
-            id(p) for p in twin_problem.model.parameters()
-        }
+        own = {id(p) for g in twin.param_groups for p in g["params"]}
+        assert own == {id(p) for p in twin_problem.model.parameters()}
         assert alike(twin.state_dict(), optimizer.state_dict())
         reference, original = copy.deepcopy((problem, optimizer))
-        for _ in range(5):
-            twin.step(closure_of(method, twin_problem))
-            original.step(closure_of(method, reference))
+        train(twin_problem, twin, 5, closure_of(method, twin_problem))
+        train(reference, original, 5, closure_of(method, reference))
         assert same(twin_problem.weights(), reference.weights())
         assert not same(twin_problem.weights(), problem.weights())

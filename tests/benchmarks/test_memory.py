@@ -41,9 +41,14 @@ def test_the_counter_sees_what_a_backward_makes(memory):
         assert counter.live == 4000
 
 
-def test_extra_memory_stays_within_the_bars(memory):
-    found = memory.measure(CPU, width=256, layers=4)
-    activations = 0.02  # and scalars
+@pytest.fixture(scope="module")
+def measured(memory):
+    """In many layers, so that temporaries of one layer are small."""
+    return memory.measure(CPU, width=128, layers=16)
+
+
+def test_extra_memory_stays_within_the_bars(memory, measured):
+    found, activations = measured, 0.02  # and scalars
     assert found["base"]["step"] == pytest.approx(3, abs=activations)  # weights, gradients, momentum
     methods = found["methods"]
     for name, bar in memory.BARS.items():
@@ -56,8 +61,8 @@ def test_extra_memory_stays_within_the_bars(memory):
 
 @pytest.mark.parametrize("name", ["looksam", "rst", "aesam"])
 def test_steps_of_one_pass_and_of_two_are_weighed(memory, monkeypatch, name):
-    """By their number, their bernoulli, or the data, which differ for that."""
-    passes, learner = [0], memory.Case.learner
+    """By the number of the step, by random choice, or by the data."""
+    passes, train_step = [0], memory.Case.train_step
 
     def watched(case, base, model, **known):
         def count(*_):
@@ -65,38 +70,41 @@ def test_steps_of_one_pass_and_of_two_are_weighed(memory, monkeypatch, name):
 
         model.register_forward_hook(count)
         base.register_step_post_hook(lambda *_: passes.append(0))
-        return learner(case, base, model, **known)
+        return train_step(case, base, model, **known)
 
-    monkeypatch.setattr(memory.Case, "learner", watched)
-    memory.peaks(CPU, memory.CASES[name], width=8, layers=2)
+    monkeypatch.setattr(memory.Case, "train_step", watched)
+    memory.peaks(CPU, memory.cases()[name], width=8, layers=2)
     assert set(passes[memory.WARM_UP : -1]) == {1, 2}
 
 
 def test_nothing_is_left_of_a_case(memory):
     """On CUDA it would count for the next one."""
     model = torch.nn.Linear(1, 1)
-    learner = memory.CASES["mesa"].learner(
+    train_step = memory.cases()["mesa"].train_step(
         torch.optim.SGD(model.parameters(), lr=0.1), model, batch=1, samples=1, classes=1
     )
-    loss = weakref.ref(learner.loss)
-    del learner, model
+    loss = weakref.ref(train_step.loss)
+    del train_step, model
     with memory.counting(CPU):
         assert loss() is None
 
 
-def test_the_list_of_methods_states_what_is_measured(memory):
+def test_the_list_of_methods_states_what_is_measured(memory, measured):
     """To the nearest whole buffer: the rest are temporaries of one layer."""
-    found = memory.measure(CPU, width=128, layers=16)["methods"]
-    stated = {memory.LABELS[name]: float(re.match(r"\d+", method.memory).group()) for name, method in METHODS.items()}
+    found = measured["methods"]
+    stated = {
+        case.label: float(re.match(r"\d+", METHODS[name].memory).group())
+        for name, case in memory.cases().items()
+        if name in METHODS
+    }
     assert stated == {name: round(found[name]["extra_step"]) for name in stated}
 
 
-def test_the_script_writes_what_it_printed(memory, monkeypatch, tmp_path, capsys):
-    counted = memory.measure(CPU, width=16, layers=2)
-    monkeypatch.setattr(memory, "measure", lambda device: counted)
+def test_the_script_writes_what_it_printed(memory, measured, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(memory, "measure", lambda device: measured)
     memory.main(["--device", "cpu", "--out", str(tmp_path / "new" / "memory.json")])
     content = json.loads((tmp_path / "new" / "memory.json").read_text())
     assert {"date", "device", "machine", "versions", "model", "parameter_bytes", "base", "methods"} <= set(content)
-    assert content["methods"] == counted["methods"]
+    assert content["methods"] == measured["methods"]
     printed = capsys.readouterr().out
-    assert all(name in printed for name in memory.LABELS.values())
+    assert all(case.label in printed for case in memory.cases().values())

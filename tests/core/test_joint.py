@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import bsam
+from helpers import same
 
 
 def members(model):
@@ -25,10 +26,6 @@ def members(model):
 
 def scheduled(optimizer):
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
 
 
 def test_it_equals_its_members(problem):

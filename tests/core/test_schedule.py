@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler as S
 
 import bsam
 from bsam.core.schedule import LR_SEEN, top_lr
+from helpers import assert_close, detached
 
 STEPS, LR, RHO, FLOOR, LR_MIN = 20, 0.1, 0.05, 0.01, 0.001
 
@@ -53,7 +54,7 @@ def radius_of_a_step(problem, optimizer):
     points = []
 
     def closure():
-        points.append([p.detach().clone() for p in problem.model.parameters()])
+        points.append(detached(problem.model.parameters()))
         return problem.loss()
 
     optimizer.step(closure)
@@ -112,7 +113,7 @@ def test_the_case_of_the_issue(plain):
 
 @pytest.mark.parametrize("resume", [3, 9])
 def test_the_largest_learning_rate_survives_a_checkpoint(plain, resume):
-    """On the way down from a top that nobody could know beforehand."""
+    """On the way down from a maximum that was not known beforehand."""
 
     def parts(problem):
         optimizer = bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=LR), problem.model, rho_min=0.3)
@@ -156,8 +157,7 @@ def test_a_learning_rate_on_a_device_keeps_its_maximum_there(plain):
         assert group[LR_SEEN] is seen
         assert float(seen) == numbers[LR_SEEN]
     assert float(seen) == 0.03
-    for a, b in zip(plain.weights(), other.weights(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+    assert_close(plain.weights(), other.weights(), atol=1e-8)
 
 
 class TimmScheduler:
@@ -209,7 +209,7 @@ def test_layer_wise_decay_does_not_lower_the_radius(plain, kind, first, tensors)
     else:
         optimizer = bsam.BSAM(base, plain.model, rho_min=RHO, rho_min_floor=FLOOR, lr_min=LR_MIN)
         radii = [float(optimizer.radius(group, "rho_min")) for group in optimizer.param_groups]
-        assert radii == [pytest.approx(RHO)] * 3  # nobody has set a learning rate yet
+        assert radii == [pytest.approx(RHO)] * 3  # no learning rate was set yet
         scheduler = kind(optimizer, schedule)
     for t in range(15):
         scheduler.step(t)
@@ -272,7 +272,7 @@ def test_a_base_without_a_learning_rate(plain):
 
 
 def test_rates_that_were_scaled_before_the_scheduler_are_followed(plain):
-    """Groups whose lr holds lr_scale already, under a torch scheduler: at each restart the radius is at its top again."""
+    """Groups whose lr includes lr_scale already, under a torch scheduler: each restart has the largest radius again."""
     base = torch.optim.SGD([{"params": plain.model.parameters(), "lr": LR * 0.1, "lr_scale": 0.1}], lr=LR)
     optimizer = bsam.BSAM(base, plain.model, rho_min=RHO)
     scheduler = S.CosineAnnealingWarmRestarts(optimizer, T_0=4)
@@ -308,5 +308,5 @@ def test_one_cycle_below_the_rate_of_the_optimizer_reaches_the_whole_radius(plai
 
 def test_the_old_names_in_a_group_are_refused(plain):
     groups = [{"params": plain.model.parameters(), "lr_max": 0.4}]
-    with pytest.raises(bsam.BsamError, match=r"a parameter group has lr_max, which nobody reads.*sharpness_lr_max"):
+    with pytest.raises(bsam.BsamError, match=r"a parameter group has lr_max, which is not used.*sharpness_lr_max"):
         bsam.BSAM(torch.optim.SGD(groups, lr=0.1), plain.model)

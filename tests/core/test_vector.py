@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bsam import BsamError
 from bsam.core.layout import Layout
-from bsam.core.vector import PerGroup, Vector, each, ratio
+from bsam.core.vector import PerGroup, Vector, map_scalars, ratio
 
 SHAPES = [(3, 4), (5,), (), (2, 1, 3)]
 
@@ -71,7 +71,7 @@ def test_one_factor_per_group(three):
     one = PerGroup([2.0, -3.0]) * u
     torch.testing.assert_close(one.norm(), (factors * a).norm())
     torch.testing.assert_close(flat((one / PerGroup([2.0, -3.0])).tensors()), a)
-    assert each(lambda x, y: x + y, PerGroup([1.0, 2.0]), 3.0) == (4.0, 5.0)
+    assert map_scalars(lambda x, y: x + y, PerGroup([1.0, 2.0]), 3.0) == (4.0, 5.0)
 
 
 def test_nothing_is_written_unless_scratch(three):

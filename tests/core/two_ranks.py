@@ -82,7 +82,7 @@ def build(method: str, model: nn.Module, **own):
 
 
 class WithSpares(nn.Module):
-    """A network with a layer that nobody uses and one that a single rank uses."""
+    """A network with an unused layer and one that a single rank uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -416,8 +416,15 @@ def adversarial(rank: int) -> dict:
 
 
 ALL = sorted(METHODS)
-ORDERS = ["accelerate", "transformers", "lightning"]
-WRAPPED_LATER = ["bsam", "released", "friendly", "aesam", "esam-half", "ksam-5", "gam-paper"]
+# on sharded parameters: a metric, an offset, memory, numbers, the momentum of the base, chosen weights and samples
+FSDP = ["sam", "bsam", "released", "asam", "looksam", "aesam", "msam", "esam", "ksam", "esam-half", "ksam-5"]
+WRAPPED_LATER = [
+    *(
+        ("accelerate", method)
+        for method in ("bsam", "released", "friendly", "aesam", "esam-half", "ksam-5", "gam-paper")
+    ),
+    *((order, method) for order in ("transformers", "lightning") for method in ("bsam", "friendly", "esam-half")),
+]
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
 PROBED = ["sam", "bsam", "ksam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
@@ -434,7 +441,7 @@ CASES = {
     "m-sharpness-released": partial(ddp, "released", m_sharpness=True),
     "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
-    **{f"fsdp-{method}": partial(fsdp, method) for method in ALL if method != "gam-paper"},
+    **{f"fsdp-{method}": partial(fsdp, method) for method in FSDP},
     **{
         f"probe-ddp-{method}": partial(probed, method, wrapped=lambda: DistributedDataParallel(network()))
         for method in PROBED
@@ -443,8 +450,7 @@ CASES = {
     **{f"probe-fsdp-{method}": partial(probed, method, wrapped=sharded) for method in PROBED},
     **{
         f"{order}-{method}-{'given' if given else 'found'}": partial(framework, method, order=order, given=given)
-        for order in ORDERS
-        for method in WRAPPED_LATER
+        for order, method in WRAPPED_LATER
         for given in (True, False)
     },
     "compiled-bsam-given": partial(framework, "bsam", order="compiled", given=True),

@@ -181,7 +181,7 @@ def test_every_so_many_steps(problem):
 def test_no_gradient_is_kept_in_steps_that_are_not_measured(problem):
     optimizer, watched = built("sam", problem), []
     direction = optimizer.direction
-    optimizer.direction = lambda L: (direction(L), watched.append((L.watched, len(L.seen))))[0]
+    optimizer.direction = lambda L: (direction(L), watched.append((L.recording, len(L.evaluations))))[0]
     Probe(every=2).attach(optimizer)
     for _ in range(4):
         optimizer.step(problem.loss)
@@ -276,14 +276,14 @@ def test_a_step_with_a_scaler_is_taken_also_if_only_a_pass_of_the_probe_overflow
     assert overflow or numbers(probe.readings[0]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_copy_of_the_optimizer_has_no_watchers(problem):
+def test_a_copy_of_the_optimizer_has_no_observers(problem):
     optimizer = built("bsam", problem)
     probe = Probe(every=1).attach(optimizer)
     probe.unpicklable = lambda: None
     optimizer.step(problem.loss)
-    assert optimizer.watchers == [probe]
+    assert optimizer.observers == [probe]
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert other.watchers == []
+        assert other.observers == []
         assert other.t == 1
     optimizer.step(problem.loss)
     assert len(probe.readings) == 2

@@ -44,8 +44,8 @@ WAITING = dict.fromkeys(
 NOT_CAPTURED = {
     **WAITING,
     "looksam": "whether there is a second pass depends on the step",
-    "rst": "its coin depends on the step",
-    "esam": "its bernoulli depend on the step",
+    "rst": "its random choice depends on the step",
+    "esam": "its random choice depends on the step",
     "friendly-sam": "its mean is in new memory after every step, and a replay would read the old one for ever",
 }
 BASES = {

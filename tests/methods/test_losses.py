@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bsam
+from helpers import alike, assert_close, detached, distance, same
 
 SCRIPT = Path(__file__).with_name("two_ranks_losses.py")
 spec = importlib.util.spec_from_file_location("two_ranks_losses", SCRIPT)
@@ -45,9 +46,8 @@ def saf(**changes):
 @pytest.fixture
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator), torch.randint(
-        0, 3, (SAMPLES,), generator=generator
-    )
+    x = torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, 3, (SAMPLES,), generator=generator)
 
 
 def shuffled(epoch: int) -> list[list[int]]:
@@ -75,16 +75,7 @@ def train(model, optimizer, loss, data, schedule=SCHEDULE) -> None:
         if epoch != loss.epoch:  # a resumed epoch is known from the checkpoint
             loss.set_epoch(epoch)
         x, y, index = data[0][batch], data[1][batch], torch.tensor(batch)
-        step(optimizer, lambda: loss(model(x), y, index if isinstance(loss, bsam.SAF) else x))
-
-
-def assert_close(ours, expected, atol=1e-11) -> None:
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=atol)
-
-
-def apart(ours, others) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours, others, strict=True))
+        step(optimizer, lambda: loss(model(x), y, inputs=x, indices=index))
 
 
 # The equations, in plain loops.
@@ -183,8 +174,8 @@ def test_saf_equals_its_transcription(problem, data, name, rho):
     train(without, build(name, without), saf(lam=0.0), data)
     loss = saf()
     train(problem.model, build(name, problem.model), loss, data)
-    assert_close(problem.weights(), expected)
-    assert apart(problem.weights(), [p.detach() for p in without.parameters()]) > 1e-3
+    assert_close(problem.weights(), expected, atol=1e-11)
+    assert distance(problem.weights(), detached(without.parameters())) > 1e-3
     assert loss.table.dtype == torch.half
     for (i, epoch), logits in past.items():  # the last epochs' logits, as the first pass gave them
         if epoch >= EPOCHS - BACK - 1:
@@ -201,11 +192,11 @@ def test_mesa_equals_its_transcription(problem, data, name, rho):
     optimizer = build(name, problem.model)
     loss = bsam.MESA(problem.model, optimizer, decay=AVERAGE, **SETTINGS)
     train(problem.model, optimizer, loss, data)
-    assert_close(problem.weights(), expected)
-    assert apart(problem.weights(), [p.detach() for p in without.parameters()]) > 1e-3
-    assert_close(loss.average.parameters(), average)
+    assert_close(problem.weights(), expected, atol=1e-11)
+    assert distance(problem.weights(), detached(without.parameters())) > 1e-3
+    assert_close(loss.average.parameters(), average, atol=1e-11)
     mean, var, batches = loss.average.buffers()
-    assert_close([mean, var], running)
+    assert_close([mean, var], running, atol=1e-11)
     assert int(batches) == len(SCHEDULE)
 
 
@@ -214,12 +205,8 @@ def test_defaults_are_the_papers(plain):
     average = bsam.MESA(plain.model, build("sgd", plain.model))
     assert (table.lam, table.tau, table.start_epoch, table.epochs_back) == (0.3, 5.0, 5, 3)
     assert (average.lam, average.tau, average.start_epoch, average.decay) == (0.8, 5.0, 5, 0.9998)
-    assert (table.label_smoothing, average.label_smoothing, table.reduction, average.reduction) == (
-        0.0,
-        0.0,
-        "mean",
-        "mean",
-    )
+    for loss in (table, average):
+        assert (loss.label_smoothing, loss.reduction) == (0.0, "mean")
 
 
 # SAF: what the table knows.
@@ -238,14 +225,14 @@ def small(**changes):
 def visit(loss, epoch: int, ids: list[int], z: Tensor) -> list[float]:
     """Show a batch in an epoch; what the second term adds to each sample."""
     loss.set_epoch(epoch)
-    return (loss(z, Y[ids], torch.tensor(ids)) - F.cross_entropy(z, Y[ids], reduction="none")).tolist()
+    return (loss(z, Y[ids], indices=torch.tensor(ids)) - F.cross_entropy(z, Y[ids], reduction="none")).tolist()
 
 
 def test_only_logits_of_that_very_epoch_count():
     loss = small()
     seen = {0: [0, 1], 1: [2, 3], 2: [5, 3]}
     for epoch, ids in seen.items():
-        assert visit(loss, epoch, ids, logits(epoch, 2)) == [0.0, 0.0]  # nobody was seen before epoch 0
+        assert visit(loss, epoch, ids, logits(epoch, 2)) == [0.0, 0.0]  # no sample was seen before epoch 0
     for epoch in range(BACK, 12):
         added = visit(copy.deepcopy(loss), epoch, list(range(6)), logits(20 + epoch))
         expected = [i in seen.get(epoch - BACK, []) for i in range(6)]
@@ -266,7 +253,7 @@ def test_there_are_exactly_start_epoch_epochs_without_the_second_term(start_epoc
         added = visit(loss, epoch, list(range(6)), logits(epoch))
         assert all(a > 1e-4 for a in added) if epoch >= max(start_epoch, 1) else added == [0.0] * 6
         average.set_epoch(epoch)
-        added = (average(z, Y, x) - F.cross_entropy(z, Y, reduction="none")).tolist()
+        added = (average(z, Y, inputs=x) - F.cross_entropy(z, Y, reduction="none")).tolist()
         assert all(a > 0 for a in added) if epoch >= start_epoch else added == [0.0] * 6
 
 
@@ -279,15 +266,12 @@ def test_reductions_and_label_smoothing():
         expected = [cross_entropy(z[row], int(Y[i]), 0.2) for row, i in enumerate(ids)]
         if epoch == 1:
             expected = [e + 0.9 * divergence(logits(0, 3)[row].half(), z[row], 2.0) for row, e in enumerate(expected)]
-        mean, row = means(z, Y[ids], ids), rows(z, Y[ids], ids)
+        mean, row = means(z, Y[ids], indices=ids), rows(z, Y[ids], indices=ids)
         assert mean.dim() == 0
         torch.testing.assert_close(row, torch.stack(expected), rtol=0, atol=1e-13)
         torch.testing.assert_close(mean, row.mean(), rtol=0, atol=1e-13)
-        for got in (mean, row.mean()):
-            (gradient,) = torch.autograd.grad(got, z, retain_graph=True)
-            torch.testing.assert_close(
-                gradient, torch.autograd.grad(sum(expected) / 3, z, retain_graph=True)[0], rtol=0, atol=1e-13
-            )
+        gradients = [torch.autograd.grad(got, z, retain_graph=True)[0] for got in (mean, row.mean(), sum(expected) / 3)]
+        assert_close(gradients[:2], gradients[2:] * 2, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -306,24 +290,24 @@ def test_reductions_and_label_smoothing():
 )
 def test_refuses_an_index_that_the_table_has_not(index, words):
     loss = small()
-    with pytest.raises(bsam.BsamError, match=f"index must.*{words}"):
-        loss(logits(0, 3), Y[:3], index)
+    with pytest.raises(bsam.BsamError, match=f"indices must.*{words}"):
+        loss(logits(0, 3), Y[:3], indices=index)
     assert not loss.table.any()
     assert (loss.stamp < 0).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 4), (3, 3, 2), (3,)])
 def test_refuses_logits_that_the_table_has_no_room_for(shape):
-    with pytest.raises(bsam.BsamError, match=r"logits must be one row of 3 per sample.*classes="):
-        small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), torch.arange(3))
+    with pytest.raises(bsam.BsamError, match=r"outputs must be one row of 3 logits per sample.*classes="):
+        small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), indices=torch.arange(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 def test_whole_numbers_of_any_kind_are_an_index(dtype):
     loss, other = small(), small()
     ids = torch.tensor([1, 0, 1 + 2])
-    loss(logits(0, 3), Y[:3], ids.to(dtype))
-    other(logits(0, 3), Y[:3], ids)
+    loss(logits(0, 3), Y[:3], indices=ids.to(dtype))
+    other(logits(0, 3), Y[:3], indices=ids)
     assert torch.equal(loss.table, other.table)
     assert torch.equal(loss.stamp, other.stamp)
 
@@ -338,24 +322,20 @@ def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
     loss.eval()
     average.eval()
     z = logits(1, 2)
-    assert torch.equal(
-        loss(z, Y[:2], torch.tensor([0, 10_000])), F.cross_entropy(z, Y[:2], reduction="none")
-    )  # of another data set
-    assert torch.equal(average(z, Y[:2], plain.x[:2]), F.cross_entropy(z, Y[:2]))
+    # of another data set
+    assert torch.equal(loss(z, Y[:2], indices=torch.tensor([0, 10_000])), F.cross_entropy(z, Y[:2], reduction="none"))
+    assert torch.equal(average(z, Y[:2], inputs=plain.x[:2]), F.cross_entropy(z, Y[:2]))
     assert torch.equal(loss.table, kept)
     assert (loss.stamp < 1).all()
-    assert all(torch.equal(a, b) for a, b in zip(average.average.state_dict().values(), moved.values(), strict=True))
+    assert alike(dict(average.average.state_dict()), dict(moved))
     loss.train()
     assert min(visit(loss, 1, [0, 1], z)) > 0
 
 
 @pytest.mark.parametrize(("name", "passes"), [("sam", 2), ("bsam", 3)])
 def test_all_passes_see_the_second_term_and_the_first_ones_logits_are_kept(problem, name, passes):
-    ids, loss, optimizer = (
-        list(range(24)),
-        saf(samples=24, start_epoch=0, epochs_back=1, label_smoothing=0.0),
-        build(name, problem.model),
-    )
+    ids, optimizer = list(range(24)), build(name, problem.model)
+    loss = saf(samples=24, start_epoch=0, epochs_back=1, label_smoothing=0.0)
     before: list[Tensor] = []
     for epoch in range(3):
         loss.set_epoch(epoch)
@@ -363,7 +343,7 @@ def test_all_passes_see_the_second_term_and_the_first_ones_logits_are_kept(probl
 
         def closure():
             z = problem.model(problem.x)
-            seen.append((z.detach(), loss(z, problem.y, torch.tensor(ids))))
+            seen.append((z.detach(), loss(z, problem.y, indices=torch.tensor(ids))))
             return seen[-1][1]
 
         optimizer.step(closure)
@@ -384,7 +364,7 @@ def test_logits_beyond_halfs_range_give_no_nan(dtype):
     assert loss.table[0, :2].tolist() == [[65504.0, 0.0, -65504.0], [-65504.0, 65504.0, 0.0]]
     loss.set_epoch(1)
     again = z.clone().requires_grad_()
-    value = loss(again, Y[:2], torch.arange(2))
+    value = loss(again, Y[:2], indices=torch.arange(2))
     value.sum().backward()
     assert torch.isfinite(value).all()
     assert torch.isfinite(again.grad).all()
@@ -398,12 +378,12 @@ def test_logits_that_are_not_finite_are_not_noted():
     z = logits(0)
     for row, value in enumerate([float("nan"), float("inf"), -float("inf")]):
         z[row, row - 1] = value
-    loss(z, Y, torch.arange(6))
+    loss(z, Y, indices=torch.arange(6))
     z = logits(1)
     z[5, 0] = -float("inf")
     z.requires_grad_()
     loss.set_epoch(1)
-    value = loss(z, Y, torch.arange(6))
+    value = loss(z, Y, indices=torch.arange(6))
     assert torch.equal(value[:3], F.cross_entropy(z[:3], Y[:3], reduction="none"))
     assert (value[3:5] > F.cross_entropy(z[3:5], Y[3:5], reduction="none")).all()
     value[:5].sum().backward()
@@ -426,14 +406,14 @@ def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         if kind == "saf":
             loss = small(epochs_back=1)
-            loss(near, Y, torch.arange(6))
+            loss(near, Y, indices=torch.arange(6))
             loss.set_epoch(1)
-            value = loss(far.requires_grad_(), Y, torch.arange(6))
+            value = loss(far.requires_grad_(), Y, indices=torch.arange(6))
         else:
             model = nn.Linear(1, 1)
             loss = bsam.MESA(model, build("sgd", model), lam=0.9, tau=2.0, start_epoch=0, reduction="none")
             loss.average.forward = lambda _: near
-            value = loss(far.requires_grad_(), Y, near)
+            value = loss(far.requires_grad_(), Y, inputs=near)
     assert value.dtype == torch.float32
     exact = [
         cross_entropy(z, int(y), 0.0) + 0.9 * divergence(past, z, 2.0)
@@ -451,12 +431,6 @@ def losses(kind: str, model, optimizer):
     return saf() if kind == "saf" else bsam.MESA(model, optimizer, decay=AVERAGE, **SETTINGS)
 
 
-def assert_same(ours: dict, others: dict) -> None:
-    assert ours.keys() == others.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, others[name]) if isinstance(value, Tensor) else value == others[name], name
-
-
 @pytest.mark.parametrize("kind", ["saf", "mesa"])
 @pytest.mark.parametrize("name", ["sgd", "bsam"])
 def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name):
@@ -467,21 +441,18 @@ def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name
     assert SCHEDULE[middle][0] == SCHEDULE[middle - 1][0] >= BACK + 1
     train(problem.model, optimizer, loss, data, SCHEDULE[:middle])
     file = io.BytesIO()
-    torch.save(
-        {"model": problem.model.state_dict(), "optimizer": optimizer.state_dict(), "loss": loss.state_dict()}, file
-    )
+    torch.save([part.state_dict() for part in (problem.model, optimizer, loss)], file)
     train(problem.model, optimizer, loss, data, SCHEDULE[middle:])
 
     file.seek(0)
-    checkpoint = torch.load(file, weights_only=True)
     optimizer = build(name, fresh)
     resumed = losses(kind, fresh, optimizer)
-    for part, state in ((fresh, "model"), (optimizer, "optimizer"), (resumed, "loss")):
-        part.load_state_dict(checkpoint[state])
+    for part, state in zip((fresh, optimizer, resumed), torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
     assert resumed.epoch == SCHEDULE[middle][0]
     train(fresh, optimizer, resumed, data, SCHEDULE[middle:])
-    assert_same(fresh.state_dict(), problem.model.state_dict())
-    assert_same(resumed.state_dict(), loss.state_dict())
+    assert alike(dict(fresh.state_dict()), dict(problem.model.state_dict()))
+    assert alike(dict(resumed.state_dict()), dict(loss.state_dict()))
 
 
 @pytest.mark.parametrize(
@@ -498,22 +469,15 @@ def test_copies_go_on_by_themselves(problem, data, kind, name, copied):
     again = copied(theirs)
     here = copy.deepcopy(parts[2].state_dict())
     train(*theirs, data, SCHEDULE[middle:])
-    assert_same(parts[2].state_dict(), here)
+    assert alike(dict(parts[2].state_dict()), dict(here))
     train(*parts, data, SCHEDULE[middle:])
     train(*again, data, SCHEDULE[middle:])
     for model, _, loss in (theirs, again):
-        assert_same(model.state_dict(), parts[0].state_dict())
-        assert_same(loss.state_dict(), parts[2].state_dict())
+        assert alike(dict(model.state_dict()), dict(parts[0].state_dict()))
+        assert alike(dict(loss.state_dict()), dict(parts[2].state_dict()))
     if kind == "mesa":
-        assert apart(theirs[2].average.parameters(), here_weights(here)) > 1e-3  # it did move
-
-
-def here_weights(state: dict) -> list[Tensor]:
-    return [
-        t
-        for name, t in state.items()
-        if name.startswith("average.") and t.is_floating_point() and "running" not in name
-    ]
+        before = [here[f"average.{name}"] for name, _ in theirs[2].average.named_parameters()]
+        assert distance(theirs[2].average.parameters(), before) > 1e-3  # it did move
 
 
 # MESA: what the average follows.
@@ -537,16 +501,15 @@ def by_backward(optimizer, problem):
 @pytest.mark.parametrize("given", ["optimizer", "its base"])
 def test_the_average_follows_each_step_once(problem, name, given, stepped):
     optimizer = build(name, problem.model)
-    loss = bsam.MESA(
-        problem.model, getattr(optimizer, "base", optimizer) if given == "its base" else optimizer, decay=0.75
-    )
+    followed = getattr(optimizer, "base", optimizer) if given == "its base" else optimizer
+    loss = bsam.MESA(problem.model, followed, decay=0.75)
     average = [t.clone() for t in (*problem.weights(), *problem.buffers())]
     for _ in range(4):
         stepped(optimizer, problem)
         new = [*problem.weights(), *problem.buffers()]
         average = [0.75 * a + 0.25 * b if a.is_floating_point() else b for a, b in zip(average, new, strict=True)]
         assert_close([*loss.average.parameters(), *loss.average.buffers()], average, atol=1e-14)
-    assert apart(average, new) > 1e-3
+    assert distance(average, new) > 1e-3
 
 
 def test_the_average_is_not_trained(problem):
@@ -559,7 +522,7 @@ def test_the_average_is_not_trained(problem):
     assert all(p.requires_grad for p in problem.model.parameters())
     assert {name.partition(".")[0] for name in loss.state_dict()} == {"average", "_extra_state"}
     z, x = problem.model(problem.x).detach(), problem.x.clone().requires_grad_()
-    assert not loss(z, problem.y, x).requires_grad  # no gradient passes through the average
+    assert not loss(z, problem.y, inputs=x).requires_grad  # no gradient passes through the average
 
 
 def test_the_average_is_evaluated_as_in_testing():
@@ -570,13 +533,13 @@ def test_the_average_is_evaluated_as_in_testing():
     x = torch.randn(6, 6, dtype=torch.float64)
     for _ in range(3):
         loss.train()  # as a training loop does with all that it has
-        step(optimizer, lambda: loss(model(x), Y, x).mean())
-    running = copy.deepcopy(list(loss.average.buffers()))
+        step(optimizer, lambda: loss(model(x), Y, inputs=x).mean())
+    running = detached(loss.average.buffers())
     z = logits(0)
-    added = loss(z, Y, x) - F.cross_entropy(z, Y, reduction="none")
+    added = loss(z, Y, inputs=x) - F.cross_entropy(z, Y, reduction="none")
     past = loss.average.eval()(x)
     assert_close(added, [divergence(p, q, 3.0) for p, q in zip(past, z, strict=True)], atol=1e-13)
-    assert all(torch.equal(a, b) for a, b in zip(running, loss.average.buffers(), strict=True))
+    assert same(running, list(loss.average.buffers()))
     assert model.training
 
 
@@ -613,7 +576,7 @@ def test_tied_weights_are_averaged_once_and_everything_else_is_averaged_too():
 
 
 class Normalised(nn.Module):
-    """No wrapper, though its network goes by the name that wrappers use."""
+    """Not a wrapper, though its network has the name that wrappers use."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -625,12 +588,8 @@ class Normalised(nn.Module):
 
 def test_wrappers_come_off_and_only_wrappers(plain):
     compiled = torch.compile(plain.model, backend="eager")
-    for wrapped in (
-        compiled,
-        nn.DataParallel(plain.model),
-        nn.DataParallel(compiled),
-        torch.compile(nn.DataParallel(plain.model), backend="eager"),
-    ):
+    both = torch.compile(nn.DataParallel(plain.model), backend="eager")
+    for wrapped in (compiled, nn.DataParallel(plain.model), nn.DataParallel(compiled), both):
         average = bsam.MESA(wrapped, build("sgd", plain.model)).average
         assert type(average) is nn.Sequential
         assert list(average.state_dict()) == list(plain.model.state_dict())
@@ -657,11 +616,11 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_average(plain, name):
         before = plain.weights()
         scaler.step(optimizer)
         scaler.update()
-        assert (apart(plain.weights(), before) == 0) == (factor != 1.0)
+        assert (distance(plain.weights(), before) == 0) == (factor != 1.0)
         if factor == 1.0:
             average = [(a + b) / 2 for a, b in zip(average, plain.weights(), strict=True)]
         assert_close(loss.average.parameters(), average, atol=1e-15)
-        assert apart(average, plain.weights()) > 1e-3  # there is something to move towards
+        assert distance(average, plain.weights()) > 1e-3  # there is something to move towards
 
 
 @pytest.mark.parametrize(
@@ -720,9 +679,8 @@ def ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 def whole_batches(*, reshuffle: bool):
     """Epoch and batch of one process: what the ranks see, one after the other."""
     for epoch in range(two_ranks.EPOCHS):
-        for ours, theirs in zip(
-            *(two_ranks.batches(rank, epoch, reshuffle=reshuffle) for rank in range(2)), strict=True
-        ):
+        ranks = (two_ranks.batches(rank, epoch, reshuffle=reshuffle) for rank in range(2))
+        for ours, theirs in zip(*ranks, strict=True):
             yield epoch, *(torch.cat(pair) for pair in zip(ours, theirs, strict=True))
 
 
@@ -733,17 +691,13 @@ def saf_in_one_process(name: str, *, reshuffle: bool, tables: int):
     for epoch, x, y, index in whole_batches(reshuffle=reshuffle):
         for loss in losses:
             loss.set_epoch(epoch)
-        step(
-            optimizer,
-            lambda: (
-                sum(
-                    loss(*half)
-                    for loss, *half in zip(losses, *(t.chunk(tables) for t in (model(x), y, index)), strict=True)
-                )
-                / tables
-            ),
-        )
-    return [p.detach() for p in model.parameters()], losses
+
+        def mean_loss():
+            parts = zip(losses, *(t.chunk(tables) for t in (model(x), y, index)), strict=True)
+            return sum(loss(z, t, indices=i) for loss, z, t, i in parts) / tables
+
+        step(optimizer, mean_loss)
+    return detached(model.parameters()), losses
 
 
 @pytest.mark.parametrize("name", ["sgd", "bsam"])
@@ -764,14 +718,12 @@ def test_saf_on_ranks_that_swap_samples_forgets_those_of_the_other(ranks):
     for rank, loss in zip((first, second), losses, strict=True):
         assert torch.equal(rank["stamp"], loss.stamp)
     last = two_ranks.EPOCHS - 1
-    seen, then = (
-        set((first["stamp"][epoch % 3] == epoch).nonzero().flatten().tolist())
-        for epoch in (last, last - two_ranks.SAF["epochs_back"])
-    )
+    epochs = last, last - two_ranks.SAF["epochs_back"]
+    seen, then = (set((first["stamp"][epoch % 3] == epoch).nonzero().flatten().tolist()) for epoch in epochs)
     assert seen & then
     assert seen - then
     shared, _ = saf_in_one_process("sgd", reshuffle=True, tables=1)
-    assert apart(first["weights"], shared) > 1e-4
+    assert distance(first["weights"], shared) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["sgd", "bsam"])
@@ -782,12 +734,25 @@ def test_mesa_averages_the_same_on_both_ranks_and_in_one_process(ranks, name):
     loss = bsam.MESA(model, optimizer, **two_ranks.MESA)
     for epoch, x, y, _ in whole_batches(reshuffle=True):
         loss.set_epoch(epoch)
-        step(optimizer, lambda: loss(model(x), y, x))
-    assert_close(first["weights"], [p.detach() for p in model.parameters()], atol=1e-12)
+        step(optimizer, lambda: loss(model(x), y, inputs=x))
+    assert_close(first["weights"], detached(model.parameters()), atol=1e-12)
     assert list(first["average"]) == list(model.state_dict())
     assert_close(first["average"].values(), loss.average.state_dict().values(), atol=1e-12)
     assert_close(first["average"].values(), second["average"].values(), atol=0)
-    assert apart(first["average"].values(), first["weights"]) > 1e-3
+    assert distance(first["average"].values(), first["weights"]) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["saf", "mesa"])
+def test_a_call_without_what_the_loss_needs_is_refused(kind, plain):
+    """Also before the second term begins; in eval mode nothing is needed."""
+    loss = saf(start_epoch=5) if kind == "saf" else bsam.MESA(plain.model, build("sgd", plain.model), start_epoch=5)
+    name, given = ("indices", {"inputs": plain.x}) if kind == "saf" else ("inputs", {"indices": torch.arange(24)})
+    z = plain.model(plain.x)
+    for wrong in ({}, given):
+        with pytest.raises(TypeError, match=rf"needs {name}: call loss\(outputs, targets, {name}=\.\.\.\)"):
+            loss(z, plain.y, **wrong)
+    expected = F.cross_entropy(z, plain.y, label_smoothing=loss.label_smoothing)
+    torch.testing.assert_close(loss.eval()(z, plain.y), expected)
 
 
 def test_the_table_of_saf_stays_in_half_precision_when_the_module_is_cast():
@@ -804,7 +769,7 @@ def test_the_average_of_a_network_in_bfloat16_moves():
     x, y = torch.randn(8, 4).bfloat16(), torch.randint(3, (8,))
     for _ in range(20):
         optimizer.zero_grad()
-        loss(model(x), y, x).backward()
+        loss(model(x), y, inputs=x).backward()
         optimizer.step()
     assert all(
         p.dtype == torch.float32 and not torch.equal(p, b)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import bsam
+from helpers import assert_close, distance
 
 LR, MOMENTUM, DECAY, TINY = 0.1, 0.9, 1e-2, 1e-12
 Tensors = list[Tensor]
@@ -232,8 +234,8 @@ def aesam(L: Step, total_steps: int, rho=0.05, decay=0.9, lambda_1=-1.0, lambda_
 
 def rst(L: Step, rho=0.05, p=0.5, gamma=1.0, seed=0) -> Tensors:
     g = L.grad()
-    (heads,) = bernoulli(seed, L.t, p, 1)
-    return mix((1 - gamma, g), (gamma, L.grad(ball(rho, g)))) if heads else g
+    (chosen,) = bernoulli(seed, L.t, p, 1)
+    return mix((1 - gamma, g), (gamma, L.grad(ball(rho, g)))) if chosen else g
 
 
 RADII = {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01}
@@ -292,46 +294,49 @@ def transcribed(problem, case: str, steps: int = 30) -> tuple[Tensors, list[int]
     return w + problem.buffers(), evaluations
 
 
-def distance(u: Tensors, v: Tensors) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(u, v, strict=True))
+@pytest.fixture(scope="module")
+def ends() -> Callable[..., tuple[Tensors, list[int]]]:
+    """Where each transcription ends from the same start, computed once."""
+    found: dict[tuple[str, int], tuple[Tensors, list[int]]] = {}
+
+    def end(problem, case, steps=30):
+        if (case, steps) not in found:
+            found[case, steps] = transcribed(problem.clone(), case, steps)
+        return found[case, steps]
+
+    return end
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_the_transcription(problem, case):
+def test_equals_the_transcription(problem, case, ends):
     name, _, arguments = CASES[case]
     steps = 50 if name in ("SAM", "BSAM") else 30
-    expected, _ = transcribed(problem.clone(), case, steps)
-
-    def losses(indices: Tensor | None = None) -> Tensor:
-        x, y = (problem.x, problem.y) if indices is None else (problem.x[indices], problem.y[indices])
-        return F.cross_entropy(problem.model(x), y, reduction="none")
-
+    expected, _ = ends(problem, case, steps)
     base = torch.optim.SGD(problem.model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     optimizer = getattr(bsam, name)(base, problem.model, **arguments)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     for _ in range(steps):
-        optimizer.step(losses if name in ("ESAM", "KSAM") else problem.loss)
+        optimizer.step(problem.losses if name in ("ESAM", "KSAM") else problem.loss)
         scheduler.step()
-    for ours, theirs in zip(problem.weights() + problem.buffers(), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+    assert_close(problem.weights() + problem.buffers(), expected, atol=1e-11)
 
 
-def test_the_transcriptions_differ_from_each_other(problem):
+def test_the_transcriptions_differ_from_each_other(problem, ends):
     """Else equality above would say little."""
-    weights = len(problem.weights())
-    ends = {case: transcribed(problem.clone(), case)[0][:weights] for case in CASES}
-    close = [(a, b) for a, b in itertools.combinations(ends, 2) if not distance(ends[a], ends[b]) > 1e-4]
-    assert not close
+    n = len(problem.weights())
+    weights = {case: ends(problem, case)[0][:n] for case in CASES}
+    pairs = itertools.combinations(CASES, 2)
+    assert not [pair for pair in pairs if distance(*(weights[case] for case in pair)) <= 1e-4]
 
 
 @pytest.mark.parametrize("case", ["aesam", "aesam-lambda", "rst", "rst-seed", "g-rst", "looksam", "looksam-3"])
-def test_both_branches_are_taken(problem, case):
-    _, evaluations = transcribed(problem, case)
+def test_both_branches_are_taken(problem, case, ends):
+    _, evaluations = ends(problem, case)
     assert min(evaluations.count(1), evaluations.count(2)) >= 3
 
 
 @pytest.mark.parametrize("case", ["gsam", "gam", "gam-beta", "looksam"])
-def test_a_wrong_sign_of_the_projection_would_show(problem, monkeypatch, case):
-    right, _ = transcribed(problem.clone(), case)
+def test_a_wrong_sign_of_the_projection_would_show(problem, monkeypatch, case, ends):
+    right, _ = ends(problem, case)
     monkeypatch.setitem(globals(), "projected", lambda v, onto: mix((-ratio(dot(v, onto), dot(onto, onto)), onto)))
     assert distance(right, transcribed(problem, case)[0]) > 1e-6

@@ -64,7 +64,7 @@ def saf(rank: int, name: str, *, reshuffle: bool) -> dict:
     for epoch in range(EPOCHS):
         loss.set_epoch(epoch)
         for x, y, index in batches(rank, epoch, reshuffle=reshuffle):
-            step(optimizer, lambda: loss(model(x), y, index))
+            step(optimizer, lambda: loss(model(x), y, indices=index))
     return {"weights": [p.detach() for p in model.parameters()], "table": loss.table, "stamp": loss.stamp}
 
 
@@ -75,7 +75,7 @@ def mesa(rank: int, name: str) -> dict:
     for epoch in range(EPOCHS):
         loss.set_epoch(epoch)
         for x, y, _ in batches(rank, epoch, reshuffle=True):
-            step(optimizer, lambda: loss(model(x), y, x))
+            step(optimizer, lambda: loss(model(x), y, inputs=x))
     return {"weights": [p.detach() for p in model.parameters()], "average": loss.average.state_dict()}
 
 

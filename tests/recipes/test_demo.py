@@ -7,7 +7,7 @@ import bsam
 from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
 from bsam.recipes import demo as recipe
-from bsam.recipes.demo import DEFAULT, NOISE_RATES, TITLES, Plan, best, candidates_of, demo
+from bsam.recipes.demo import DEFAULT, NOISE_RATES, Plan, best, candidates_of, demo, titles
 from bsam.training.config import Run
 from bsam.training.record import Record
 from bsam.training.result import Epoch, LossSurface, Result
@@ -67,8 +67,8 @@ def quiet(stage, runs):
 
 
 def test_budget_is_equal_for_all_methods():
-    assert list(TITLES) == ["sgd", *METHODS, "bsam-2"]
-    for candidate in candidates_of(TITLES):
+    assert list(titles()) == ["sgd", *METHODS, "bsam-2"]
+    for candidate in candidates_of(titles()):
         assert len(candidate.candidates) == 8
         assert len({repr(c) for c in candidate.candidates}) == len(candidate.candidates)
         assert {c.method for c in candidate.candidates} == {candidate.name.removesuffix("-2")}

@@ -9,9 +9,9 @@ from rich.console import Console
 from safetensors.torch import save
 
 from bsam.recipes.catalogue import RECIPES
-from bsam.recipes.columns import column_of
 from bsam.recipes.paper import Published
 from bsam.recipes.runner import State, folder_name, state_of
+from bsam.recipes.variants import variant_of
 from bsam.report.comparison import (
     caption,
     comparison_info,
@@ -333,4 +333,4 @@ def test_what_is_told_while_runs_are_run():
     assert "the training loss is nan in epoch 2" in text
     assert "Something else." in text
     assert "3/5" in text
-    assert column_of(run).title == "BSAM (Algorithm 1)"
+    assert variant_of(run).title == "BSAM (Algorithm 1)"

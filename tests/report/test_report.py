@@ -12,7 +12,7 @@ import bsam
 from bsam.core.extras import need
 from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
-from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, candidates_of
+from bsam.recipes.demo import DEFAULT, Cell, Plan, candidates_of, titles
 from bsam.report.catalogue import CATALOGUES, catalogue_table, methods_info
 from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
 from bsam.report.landscapes import plot_contours, reliefs_info
@@ -89,7 +89,7 @@ def test_without_sgd_there_is_no_relative_time():
     ]
 
 
-@pytest.mark.parametrize("methods", [DEFAULT, TITLES])
+@pytest.mark.parametrize("methods", [DEFAULT, titles()])
 def test_tables_show_the_numbers_in_80_columns(methods):
     _, cells = made_up(methods=methods)
     out = io.StringIO()
@@ -143,7 +143,7 @@ def test_curves_are_means_over_seeds_epoch_by_epoch():
 
 
 @pytest.mark.parametrize(
-    ("seeds", "epochs", "methods"), [(3, 4, DEFAULT), (1, 1, DEFAULT), (2, 3, ["saf"]), (2, 3, TITLES)]
+    ("seeds", "epochs", "methods"), [(3, 4, DEFAULT), (1, 1, DEFAULT), (2, 3, ["saf"]), (2, 3, titles())]
 )
 def test_figure_is_drawn(tmp_path, seeds, epochs, methods):
     _, cells = made_up(seeds, epochs, methods=methods)
@@ -162,7 +162,7 @@ def test_landscapes_are_of_the_first_seed_on_one_scale_for_each_noise_rate(tmp_p
     _, cells = made_up()
     infos = reliefs_info(cells)
     assert [(info.group, info.title) for info in infos] == [
-        (group, TITLES[name]) for group in ("Clean labels", "40% of the training labels flipped") for name in DEFAULT
+        (group, titles()[name]) for group in ("Clean labels", "40% of the training labels flipped") for name in DEFAULT
     ]
     assert infos[6].centre == pytest.approx(0.105)  # BSAM, noisy, the first seed
     assert (infos[6].axis, infos[6].loss[1]) == ([-1, 0, 1], pytest.approx([0.21, 0.105, 0.21]))
@@ -171,7 +171,7 @@ def test_landscapes_are_of_the_first_seed_on_one_scale_for_each_noise_rate(tmp_p
 
 
 def test_no_two_methods_are_drawn_alike():
-    assert len({(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(TITLES))}) == len(TITLES)
+    assert len({(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(titles()))}) == len(titles())
 
 
 @pytest.mark.parametrize("name", CATALOGUES)

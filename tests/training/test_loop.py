@@ -11,7 +11,7 @@ from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.flatness.sharpness import sharpness
 from bsam.models.digits_net import DigitsNet
-from bsam.recipes.demo import TITLES, candidates_of
+from bsam.recipes.demo import candidates_of, titles
 from bsam.training import training
 from bsam.training.classification import Classification
 from bsam.training.config import Run
@@ -251,7 +251,7 @@ def test_methods_learn_what_the_run_knows(monkeypatch):
     assert changed[1] != plain[1]
 
 
-@pytest.mark.parametrize("name", TITLES)
+@pytest.mark.parametrize("name", titles())
 def test_any_method_of_the_demo_learns(name):
     (candidate,) = candidates_of([name])
     run = replace(candidate.candidates[-1], weight_decay=5e-4, epochs=4, seed=3)

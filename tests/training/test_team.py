@@ -107,7 +107,7 @@ def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
         assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
         assert (
             note["odd k"]
-            == "k must be a multiple of the 2 processes, each of which takes the hardest samples of its share; got 33"
+            == "k must be a multiple of the 2 processes, each of which chooses among its share of the batch; got 33"
         )
         for name, remembered in (("friendly_sam", "gradient_mean"), ("looksam", "g_v"), ("aesam", "g_v")):
             assert note[name].startswith(f"{name} remembers something between steps ({remembered}")

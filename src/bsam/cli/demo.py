@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..recipes.demo import DEFAULT, SHARPNESS_RADIUS, TITLES, Plan, candidates_of, demo
+from ..recipes.demo import DEFAULT, SHARPNESS_RADIUS, Plan, candidates_of, demo, titles
 
 
 def add(commands: Any) -> None:
@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the results", metavar="FOLDER")
     command.add_argument(
-        "--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(TITLES)}", metavar="NAME"
+        "--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(titles())}", metavar="NAME"
     )
     command.add_argument(
         "--seed", type=int, default=Plan.seed, help="the first seed; the same seed gives the same numbers", metavar="N"

@@ -1,4 +1,4 @@
-"""Randomness that is a function of the seed and the step: the same on every rank, and the same after a resume."""
+"""Random decisions that depend on the seed and the step alone: the same on every rank and after a resume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def bernoulli(seed: int, t: int, n: int, p: float) -> list[bool]:
-    """``n`` bernoulli for step ``t``; each shows heads with probability ``p``.
+    """Draw ``n`` Bernoulli variables for step ``t``, each True with probability ``p``.
 
     Example:
         >>> bernoulli(0, 3, 4, p=0.5) == bernoulli(0, 3, 4, p=0.5)

@@ -1,4 +1,4 @@
-"""What the constructor refuses, in sentences that name the argument."""
+"""Validation of arguments, with messages that name the argument."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .errors import BsamTypeError, BsamValueError
 
 
 def check_radius(name: str, value: object) -> None:
-    """Refuse a radius that is no finite, non-negative number."""
+    """Raise unless a radius is a finite, non-negative number."""
     if not is_number(value) or value < 0:  # type: ignore[operator]
         raise BsamValueError(f"{name} must be a finite number that is not negative, got {value!r}")
 
 
 def check_number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    """A finite number between ``low`` and ``high``, as it is."""
+    """Return ``value`` if it is a finite number between ``low`` and ``high``, else raise."""
     if not is_number(value) or not low <= value <= high:  # type: ignore[operator]
         bounds = {(True, True): "", (False, True): f" of at least {low}", (True, False): f" of at most {high}"}
         between = bounds.get((low == -math.inf, high == math.inf), f" between {low} and {high}")
@@ -30,7 +30,7 @@ def check_number(name: str, value: object, low: float = -math.inf, high: float =
 
 
 def check_count(name: str, value: object, low: int = 1, high: float = math.inf) -> int:
-    """A whole number of at least ``low`` and at most ``high``, as an int (numpy's come in, too).
+    """Return ``value``, an integer of Python or numpy between ``low`` and ``high``, as an int; else raise.
 
     Example:
         >>> import numpy as np
@@ -45,12 +45,11 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
 
 
 def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
-    """Refuse what is not ``n`` places in a training set of ``samples``."""
+    """Raise unless ``index`` has ``n`` indices into a training set of ``samples``."""
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != (n,):
         raise BsamValueError(
             f"{name} must hold one whole number for each of the {n} samples, got {index.dtype} of the shape "
-            f"{tuple(index.shape)}: "
-            "pass the third value of bsam.data.indexed.Indexed"
+            f"{tuple(index.shape)}: pass the third value of bsam.data.indexed.Indexed"
         )
     if n and not (int(index.min()) >= 0 and int(index.max()) < samples):
         raise BsamValueError(
@@ -68,27 +67,27 @@ def is_number(value: object) -> bool:
 
 
 def check_names(group: Mapping[str, object], settings: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Refuse a radius that nobody reads, and a setting that the base optimizer has under the same name."""
+    """Raise if a group has a radius that is not used, or if the base optimizer has a setting of the same name."""
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
         raise BsamValueError(
-            f"base has a setting {clash[0]} of its own, so {clash[0]} cannot be this method's: take another base"
+            f"base has a setting {clash[0]} of its own, which this method needs for itself: use another base"
         )
     for name in ("lr_max", "lr_min"):
         if name in group and name not in defaults and f"sharpness_{name}" in settings:
             raise BsamValueError(
-                f"a parameter group has {name}, which nobody reads: there it is called sharpness_{name}"
+                f"a parameter group has {name}, which is not used: in a group it is called sharpness_{name}"
             )
-    unread = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
-    if unread:
+    unused = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
+    if unused:
         known = ", ".join(name for name in settings if name.startswith("rho"))
         raise BsamValueError(
-            f"a parameter group has a radius {unread[0]} that this method does not know; it knows {known or 'none'}"
+            f"a parameter group has a radius {unused[0]} that this method does not have; it has {known or 'none'}"
         )
 
 
 def check_base(base: object) -> None:
-    """Refuse a base that cannot take a step on a prepared gradient."""
+    """Raise unless ``base`` is an optimizer that can step on a prepared gradient."""
     if isinstance(base, type) and issubclass(base, Optimizer):
         raise BsamTypeError(
             f"base must be an optimizer that is already built, got the class {base.__name__}: pass "
@@ -98,13 +97,13 @@ def check_base(base: object) -> None:
         raise BsamTypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
     if isinstance(base, LBFGS):
         raise BsamValueError(
-            "base must take its step from p.grad alone, and LBFGS calls the closure again by itself: use SGD, AdamW "
-            "or the like"
+            "base must take its step from p.grad alone, and LBFGS calls the closure several times: use SGD, AdamW or "
+            "another optimizer"
         )
     if any("steps_taken" in group for group in base.param_groups):
         raise BsamValueError(
-            "base already serves a sharpness-aware optimizer, or its state was loaded into base: build a new base, "
-            "and load checkpoints into the wrapper"
+            "base already belongs to a sharpness-aware optimizer, or its state was loaded into base: build a new base, "
+            "and load checkpoints into the sharpness-aware optimizer"
         )
     if any(group.get("differentiable") for group in base.param_groups):
         raise BsamValueError(
@@ -118,10 +117,9 @@ def check_base(base: object) -> None:
 
 
 def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
-    """The modules that the closure calls, the trained one first; none for None.
+    """Return the modules that the closure calls, the trained one first; none for None.
 
-    Refuses a trained one with trainable parameters that ``base`` does not know: they would gather gradients that nobody
-    clears.
+    Raise if the trained one has trainable parameters that ``base`` does not have: their gradients would accumulate.
     """
     if model is None:
         return ()
@@ -136,7 +134,7 @@ def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
     unknown = [name for name, p in modules[0].named_parameters() if p.requires_grad and p not in known]
     if unknown:
         raise BsamValueError(
-            f"model has {len(unknown)} trainable parameter(s) that base does not know "
+            f"model has {len(unknown)} trainable parameter(s) that base does not have "
             f"({', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}): "
             "give them to base, or freeze them with requires_grad_(False)"
         )

@@ -1,64 +1,82 @@
-"""The losses that hold logits near those of an earlier or an averaged network."""
+"""The base class of losses that keep logits close to those of an earlier or an averaged network."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .checks import check_count, check_number
-from .errors import BsamValueError
+from .errors import BsamTypeError, BsamValueError
+from .method_info import MethodInfo, Need
 
 
-class Distillation(nn.Module):
+class Distillation(MethodInfo, nn.Module):
     r"""Cross-entropy, and from ``start_epoch`` on
     :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
 
-    A method writes :meth:`recall`. In eval mode it is the cross-entropy alone.
+    A method implements :meth:`past_logits`. In eval mode the loss is the cross-entropy alone.
     """
+
+    passes = 1
+    capturable = False
 
     def __init__(self, *, lam: float, tau: float, start_epoch: int, label_smoothing: float, reduction: str) -> None:
         super().__init__()
         if reduction not in ("mean", "none"):
             raise BsamValueError(f'reduction must be "mean" or "none", got {reduction!r}')
-        self.lam, self.tau = check_number("lam", lam, low=0), check_number("tau", tau, low=1e-6)
-        self.label_smoothing, self.reduction = (
-            check_number("label_smoothing", label_smoothing, low=0, high=1),
+        self.lam, self.tau, self.reduction = (
+            check_number("lam", lam, low=0),
+            check_number("tau", tau, low=1e-6),
             reduction,
         )
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, low=0, high=1)
         self.start_epoch, self.epoch = check_count("start_epoch", start_epoch, low=0), 0
 
     @abstractmethod
-    def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits to stay near, and which of them are known."""
+    def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
+        """Return the logits to stay close to, and a mask of the samples for which they are known."""
 
     def set_epoch(self, epoch: int) -> None:
-        """To call before each epoch, counted from 0."""
+        """Set the number of the epoch, counted from 0. Call before each epoch."""
         self.epoch = check_count("epoch", epoch, low=0)
 
-    def loss(self, logits: Tensor, target: Tensor, sample: Tensor) -> Tensor:
-        """Both terms; ``sample`` is what :meth:`recall` knows a sample by."""
-        logits = logits.to(
-            torch.promote_types(logits.dtype, torch.float32)
-        )  # or the divergence of near logits would drown in the rounding of half precision
-        losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=self.label_smoothing)
+    def forward(
+        self, outputs: Tensor, targets: Tensor, *, inputs: Tensor | None = None, indices: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of a batch.
+
+        Args:
+            outputs: the logits of the network.
+            targets: the classes.
+            inputs: the inputs of the network (MESA).
+            indices: the position of each sample in the training set (SAF).
+        """
+        if self.training:
+            for name, value, need in (("inputs", inputs, Need.INPUTS), ("indices", indices, Need.SAMPLE_IDS)):
+                if value is None and need in self.needs:
+                    raise BsamTypeError(f"{self.title} needs {name}: call loss(outputs, targets, {name}=...)")
+        # in half precision, rounding would exceed the divergence of logits that are close
+        logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
         if self.training and self.epoch >= self.start_epoch:
-            past, known = (t.to(logits.device) for t in self.recall(sample))
+            past, known = (t.to(logits.device) for t in self.past_logits(inputs, indices))
             losses = losses + self.lam * torch.where(known, divergence(past, logits, self.tau), 0.0)
         return losses.mean() if self.reduction == "mean" else losses
 
     def get_extra_state(self) -> int:
-        """The epoch, for ``state_dict``."""
+        """Return the epoch, for ``state_dict``."""
         return self.epoch
 
     def set_extra_state(self, state: int) -> None:
-        """The epoch, from ``state_dict``."""
+        """Set the epoch, from ``state_dict``."""
         self.epoch = state
 
 
 def divergence(past: Tensor, logits: Tensor, tau: float) -> Tensor:
-    """``tau^2 KL(softmax(past / tau) || softmax(logits / tau))``, sample by sample."""
+    """Return ``tau^2 KL(softmax(past / tau) || softmax(logits / tau))`` of each sample."""
     log_p, log_q = (F.log_softmax(z.to(logits.dtype) / tau, dim=1) for z in (past, logits))
     return tau**2 * (log_p.exp() * (log_p - log_q)).sum(1)

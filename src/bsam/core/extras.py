@@ -1,4 +1,4 @@
-"""What only some installations have."""
+"""Optional dependencies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from .errors import BsamRuntimeError
 
 
 def need(module: str, extra: str) -> None:
-    """Refuse, early and with the mend, what cannot be done without a package that is not there."""
+    """Raise an error that names the extra to install if ``module`` is not installed."""
     if find_spec(module) is None:
         raise BsamRuntimeError(f"this needs {module}, which is not installed: pip install 'bsam[{extra}]'")

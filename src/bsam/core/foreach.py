@@ -1,4 +1,4 @@
-"""Operations on lists of tensors, with as little memory traffic as torch's own kernels allow."""
+"""Operations on lists of tensors, with as little memory traffic as torch's kernels allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
 
 
 def is_one(c: Scalar) -> bool:
-    """Whether ``c`` is the number 1; what is on a device is not looked at."""
+    """Whether ``c`` is the number 1; False for tensors, which are not read."""
     return not isinstance(c, Tensor) and c == 1.0
 
 
@@ -25,31 +25,23 @@ def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
     """``y += c * x``."""
     if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
-    elif (
-        y[0].is_cuda
-        and y[0].dtype != torch.float64
-        and all(a.stride() == b.stride() for a, b in zip(y, x, strict=True))
-    ):
+    elif y[0].is_cuda and y[0].dtype != torch.float64 and _same_strides(y, x):
         # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and
         # needs no memory for the product.
         torch._fused_sgd_(
-            y,
-            x,
-            [],
-            lr=c.float(),
-            maximize=True,
-            weight_decay=0.0,
-            momentum=0.0,
-            dampening=0.0,
-            nesterov=False,
+            y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False, maximize=True,
             is_first_step=False,
-        )
+        )  # fmt: skip
     else:
         torch._foreach_add_(y, torch._foreach_mul(x, c))
 
 
+def _same_strides(y: list[Tensor], x: list[Tensor]) -> bool:
+    return all(a.stride() == b.stride() for a, b in zip(y, x, strict=True))
+
+
 def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
-    """The sum of ``c * x`` over the terms, in new memory."""
+    """Return the sum of ``c * x`` over the terms, in new memory."""
     (c, x), *rest = terms
     second = rest[0][0] if rest else None
     if is_one(c) and isinstance(second, float):  # the first two in one operation
@@ -63,14 +55,13 @@ def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
 
 
 def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The L2 norm of each tensor."""
+    """Return the L2 norm of each tensor."""
     return list(torch._foreach_norm(x, 2, dtype=dtype))
 
 
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The inner product of each pair of tensors."""
-    if all(
-        a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in zip(x, y, strict=True)
-    ):
-        return [torch.dot(a.view(-1), b.view(-1)) for a, b in zip(x, y, strict=True)]  # without memory for the products
+    """Return the inner product of each pair of tensors."""
+    pairs = list(zip(x, y, strict=True))
+    if all(a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in pairs):
+        return [torch.dot(a.view(-1), b.view(-1)) for a, b in pairs]  # without memory for the products
     return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]

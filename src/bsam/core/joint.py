@@ -1,4 +1,4 @@
-"""Several optimizers as one."""
+"""Combining several optimizers into one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from .errors import BsamTypeError, BsamValueError
+from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 
 class Joint(Optimizer):
-    """One optimizer made of several, each with parameters of its own, such as Muon for matrices and AdamW for the rest.
+    """Several optimizers as one, each with parameters of its own, such as Muon for matrices and AdamW for the rest.
 
     ``param_groups`` are the members' own, in their order, so that a scheduler reaches all of them. ``state_dict`` is
     one standard ``{state, param_groups}``.
@@ -56,11 +56,11 @@ class Joint(Optimizer):
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """The members' state by parameter, to read; what a member keeps beside that is in :meth:`state_dict` only."""
+        """The members' state by parameter, to read; other entries of a member are in :meth:`state_dict` only."""
         return {p: entry for member in self.members for p, entry in member.state.items() if isinstance(p, Tensor)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of each member; the closure, if there is one, is called once before them."""
+        """Take one step of each member; the closure, if there is one, is called once before them."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,15 +70,15 @@ class Joint(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: which member would it belong to?"""
-        raise BsamValueError(
-            "Joint does not know whose a new group is: add it to one of the members before Joint is built"
+        """Raise an error: it is not known which member a new group belongs to."""
+        raise BsamRuntimeError(
+            "Joint cannot tell which member a new group belongs to: add it to one of the members before Joint is built"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The members' state as one.
+        """Return the members' state as one.
 
-        Parameters are numbered through; what a member keeps beside them has the member's number in its key.
+        Parameters are numbered consecutively; the keys of a member's other entries begin with the member's number.
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -95,11 +95,11 @@ class Joint(Optimizer):
         return merged
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave. Groups of other sizes are refused before a member loads anything."""
+        """Load what :meth:`state_dict` returned. Groups of other sizes are an error, before a member loads anything."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         groups, state = list(state_dict["param_groups"]), state_dict["state"]
-        sizes, saved = ([len(group["params"]) for group in each] for each in (self.param_groups, groups))
+        sizes, saved = ([len(group["params"]) for group in own] for own in (self.param_groups, groups))
         if sizes != saved:
             raise BsamValueError(
                 f"this state dict has parameter groups of {saved} parameters, and the members' groups have {sizes}: "
@@ -107,8 +107,8 @@ class Joint(Optimizer):
             )
         for n, member in enumerate(self.members):
             own, groups = groups[: len(member.param_groups)], groups[len(member.param_groups) :]
-            places = {i for group in own for i in group["params"]}
-            entries = {k: v for k, v in state.items() if k in places}
+            indices = {i for group in own for i in group["params"]}
+            entries = {k: v for k, v in state.items() if k in indices}
             for k, v in state.items():
                 if isinstance(k, str) and k.startswith(f"{n}."):
                     entries[k.removeprefix(f"{n}.")] = v
@@ -132,8 +132,8 @@ class Joint(Optimizer):
             raise AttributeError(f"no member of Joint has {name}()")
 
         def call() -> None:
-            for each in calls:
-                each()
+            for own in calls:
+                own()
 
         return call
 

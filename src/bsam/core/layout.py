@@ -1,4 +1,4 @@
-"""How a list of parameters is layout into parts that one ``torch._foreach_*`` call can take."""
+"""Grouping a list of tensors into buckets, each of which one ``torch._foreach_*`` call can process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
-Buckets: TypeAlias = list[list[Tensor]]
+BucketedTensors: TypeAlias = list[list[Tensor]]  # the local, real tensors of each bucket of a Layout
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one parameter group, device, dtype and sharding, by their place in the list of parameters."""
+    """Indices of the tensors that share one parameter group, device, dtype and sharding."""
 
     group: int
     device: torch.device
@@ -26,81 +26,78 @@ class Bucket:
 
     @property
     def plain(self) -> bool:
-        """Whether its tensors are real and whole, as nearly all are: they then need no view."""
+        """Whether its tensors are real and not sharded, so that they need no view."""
         return self.sharding is None and not self.dtype.is_complex
 
 
 class Layout:
-    """A list of parameters, layout into parts. Vectors of equal cuts can be combined."""
+    """The buckets of a list of tensors. Vectors of equal layouts can be combined."""
 
     def __init__(self, tensors: Sequence[Tensor], groups: Sequence[int] | None = None) -> None:
         indices: dict[tuple[int, torch.device, torch.dtype, Sharding], list[int]] = {}
         for i, t in enumerate(tensors):
-            indices.setdefault((groups[i] if groups is not None else 0, t.device, t.dtype, sharding(t)), []).append(i)
+            group = groups[i] if groups is not None else 0
+            indices.setdefault((group, t.device, t.dtype, sharding(t)), []).append(i)
         self.size = len(tensors)
-        self.parts = [Bucket(*key, tuple(places)) for key, places in indices.items()]
-        wide = any(part.dtype in (torch.float64, torch.complex128) for part in self.parts)
+        self.buckets = [Bucket(*key, tuple(own)) for key, own in indices.items()]
+        wide = any(bucket.dtype in (torch.float64, torch.complex128) for bucket in self.buckets)
         self.scalar_dtype = torch.float64 if wide else torch.float32
-        self.devices = {part.device for part in self.parts}
+        self.devices = {bucket.device for bucket in self.buckets}
         self.on_cpu = all(device.type == "cpu" for device in self.devices)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Layout) and self.parts == other.parts)
+        return self is other or (isinstance(other, Layout) and self.buckets == other.buckets)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def split(self, tensors: Sequence[Tensor]) -> Buckets:
-        """Bucket by part, what of ``tensors`` is on this rank, as real tensors of the same storage."""
-        pieces = ([tensors[i] for i in part.indices] for part in self.parts)
+    def split(self, tensors: Sequence[Tensor]) -> BucketedTensors:
+        """Return, bucket by bucket, the part of ``tensors`` on this rank, as real tensors of the same storage."""
         return [
-            piece if part.plain else [local(t) for t in piece] for part, piece in zip(self.parts, pieces, strict=True)
+            [tensors[i] for i in bucket.indices] if bucket.plain else [local(tensors[i]) for i in bucket.indices]
+            for bucket in self.buckets
         ]
 
-    def join(self, parts: Buckets, like: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The inverse of :meth:`split`: one tensor per parameter; complex and sharded ones as ``like`` has them, if
-        given, else as they are.
-        """
+    def join(self, tensors: BucketedTensors, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Invert :meth:`split`: one tensor per parameter, complex or sharded where ``like`` is given and has it so."""
         out: list[Tensor] = [torch.empty(0)] * self.size
-        for part, tensors in zip(self.parts, parts, strict=True):
-            as_is = part.plain or like is None
-            for i, t in zip(part.indices, tensors, strict=True):
+        for bucket, own in zip(self.buckets, tensors, strict=True):
+            as_is = bucket.plain or like is None
+            for i, t in zip(bucket.indices, own, strict=True):
                 out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
         return out
 
-    def total(self, values: Buckets, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """One number from one scalar per tensor, part by part: ``reduce`` (a sum or a norm) over tensors, devices and,
-        for sharded parts, ranks.
-        """
+    def total(self, values: BucketedTensors, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply ``reduce`` (a sum or a norm) to one scalar per tensor: over tensors, devices and shards."""
         home = values[0][0].device
         gathered: dict[Sharding, list[Tensor]] = {}
-        for part, scalars in zip(self.parts, values, strict=True):
-            gathered.setdefault(part.sharding, []).extend(t if t.device == home else t.to(home) for t in scalars)
+        for bucket, scalars in zip(self.buckets, values, strict=True):
+            gathered.setdefault(bucket.sharding, []).extend(t if t.device == home else t.to(home) for t in scalars)
         totals = [_over_ranks(reduce(torch.stack(scalars)), shards, reduce) for shards, scalars in gathered.items()]
         return totals[0] if len(totals) == 1 else reduce(torch.stack(totals))
 
 
 def sharding(t: Tensor) -> Sharding:
-    """Mesh and placements of a DTensor, None for an ordinary tensor."""
+    """Return mesh and placements of a DTensor, None for an ordinary tensor."""
     module = sys.modules.get("torch.distributed.tensor")  # a DTensor cannot exist before this was imported
     return (t.device_mesh, t.placements) if module is not None and isinstance(t, module.DTensor) else None
 
 
 def local(t: Tensor) -> Tensor:
-    """The real tensor on this rank that shares the storage of ``t``."""
+    """Return the real tensor on this rank that shares the storage of ``t``."""
     if sharding(t) is not None:
         t = t.to_local()  # type: ignore[attr-defined]
     return torch.view_as_real(t) if t.is_complex() else t
 
 
-def _like(t: Tensor, part: Tensor) -> Tensor:
-    """The inverse of :func:`local`: ``part`` as a tensor of the kind of ``t``."""
-    part = torch.view_as_complex(part) if t.is_complex() else part
+def _like(t: Tensor, real: Tensor) -> Tensor:
+    """Invert :func:`local`: view ``real`` as a tensor of the kind of ``t``."""
+    own = torch.view_as_complex(real) if t.is_complex() else real
     shards = sharding(t)
     if shards is None:
-        return part
+        return own
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(part, *shards, run_check=False, shape=t.shape, stride=t.stride())
+    return DTensor.from_local(own, *shards, run_check=False, shape=t.shape, stride=t.stride())
 
 
 def _over_ranks(value: Tensor, shards: Sharding, reduce: Callable[[Tensor], Tensor]) -> Tensor:

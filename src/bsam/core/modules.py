@@ -1,4 +1,4 @@
-"""The modules that the closure runs, while a step is under way."""
+"""The state of the modules that the closure runs, during a step."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from .ranks import find_ddp
 
 
 class Modules:
-    """Batch norm of all modules, and the gradients of parameters that are not the optimizer's.
+    """Freezes batch-norm statistics after the first pass, and parameters that are not the optimizer's.
 
-    The first module is the one that is trained. Parameters of the others that the optimizer does not know are frozen
-    while a step is under way: their gradients stay as they were, and no work is spent on them. Where that is not
-    possible, because DDP's reducer waits for these gradients or FSDP shards them, they are computed, and ``p.grad`` is
-    brought back afterwards.
+    The first module is the one that is trained. Parameters of the others that the optimizer does not have are frozen
+    during a step: their gradients stay as they were, and are not computed. Where that is not possible, because DDP's
+    reducer waits for these gradients or FSDP shards them, they are computed, and ``p.grad`` is restored afterwards.
 
     Args:
-        modules: the modules; none at all where the closure has no batch norm.
+        modules: the modules; empty where the closure has no batch norm.
         known: the parameters of the optimizer.
     """
 
     def __init__(self, modules: Sequence[nn.Module], known: Collection[Tensor]) -> None:
         self._modules, self._known = modules, known
         self._norms: list[_BatchNorm] = []
-        self._still = False  # whether statistics were stopped
+        self._statistics_frozen = False
         self._frozen: list[Tensor] = []
         self._grads: list[tuple[Tensor, Tensor | None]] = []
 
     def freeze_others(self) -> None:
-        """Before the first pass: leave the gradients of parameters that are not the optimizer's out of it."""
+        """Freeze the parameters that are not the optimizer's. Call before the first pass."""
         for module in self._modules[1:]:
             reduced = find_ddp(module) is not None
             for p in module.parameters():
@@ -48,17 +47,17 @@ class Modules:
                     p.requires_grad_(False)
 
     def freeze_statistics(self) -> None:
-        """After the first pass: running statistics of batch norm move no more."""
-        if self._still:
+        """Stop updates of the running statistics of batch norm. Call after the first pass."""
+        if self._statistics_frozen:
             return
-        self._still = True
+        self._statistics_frozen = True
         for module in (m for root in self._modules for m in root.modules()):
             if isinstance(module, _BatchNorm) and module.track_running_stats:
                 self._norms.append(module)
-                vars(module)["track_running_stats"] = False  # nn.Module's own way takes ten times as long
+                vars(module)["track_running_stats"] = False  # nn.Module.__setattr__ takes ten times as long
 
     def restore(self) -> None:
-        """Bring everything back. To call it again does no harm."""
+        """Restore everything. Calling it again has no effect."""
         for module in self._norms:
             vars(module)["track_running_stats"] = True
         for p in self._frozen:

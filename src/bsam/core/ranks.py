@@ -1,4 +1,4 @@
-"""What data parallelism changes: where gradients are averaged, and whose memory they live in."""
+"""Data parallelism: where gradients are averaged, and which memory they use."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from .errors import BsamRuntimeError
 class Ranks:
     """The data-parallel side of a model.
 
-    DDP and FSDP average the gradients of every pass by themselves, so that each rank perturbs along the gradient of the
-    whole batch. With ``m_sharpness`` each rank perturbs along its own gradient instead, and the finished direction is
-    averaged, once.
+    DDP and FSDP average the gradients of every pass, so that each rank perturbs along the gradient of the whole batch.
+    With ``m_sharpness`` each rank perturbs along its own gradient instead, and only the direction is averaged.
 
     Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when
-    the closure calls it, or runs inside of its forward, as Lightning's ``training_step`` does: there the reducer does
-    not follow, so that gradients are averaged here.
+    the closure calls it, or runs inside its forward, as Lightning's ``training_step`` does: there DDP's reducer does
+    not see the passes, so that gradients are averaged here.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
         self.m_sharpness = m_sharpness
-        self.needs_sync = False  # p.grad holds directions that were left on their rank, under the user's no_sync
-        self.inside = False  # whether this backward runs inside of the wrapper's forward
+        self.needs_sync = False  # p.grad holds directions of this rank alone, from calls under the user's no_sync
+        self.inside = False  # whether this backward runs inside the wrapper's forward
         self._given = find_ddp(model)
         self._found: weakref.ref[Any] | None = None  # weakly: a model may be wrapped again
         self._may_be_wrapped = self._warned = False
@@ -48,7 +47,7 @@ class Ranks:
         return self._given if self._given is not None or self._found is None else self._found()
 
     def begin(self, sharded: bool, params: Sequence[Tensor]) -> None:
-        """A backward begins: see whether it is inside of a DDP wrapper, and whether there may be one that is not known."""
+        """Begin a backward: find out whether it runs inside a DDP wrapper, or may call one that is not known yet."""
         several = several_ranks() and not sharded
         active = nn.parallel.DistributedDataParallel._get_active_ddp_module() if several else None
         self.inside = active is not None and find_ddp(active, set(params)) is not None
@@ -57,26 +56,24 @@ class Ranks:
         self._may_be_wrapped = several and self.ddp is None
 
     def warn_if_alone(self) -> None:
-        """Say once that no DDP wrapper was seen: ranks whose gradients nobody averages drift apart."""
+        """Warn once if there are several ranks and no DDP wrapper was found: their weights would drift apart."""
         if self._may_be_wrapped and self.ddp is None and not self._warned:
             self._warned = True
             warnings.warn(
                 f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no "
-                "DistributedDataParallel or "
-                "FSDP wrapper of the parameters, so that each rank steps by its own gradients. If there is a wrapper, "
-                "pass "
-                "it as model",
+                "DistributedDataParallel or FSDP wrapper of the parameters, so that each rank steps by its own "
+                "gradients. If there is a wrapper, pass it as model",
                 stacklevel=3,
             )
 
-    def no_sync_context(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """What a pass runs under: no reduction if ranks perturb on their own, or the reducer cannot follow (``alone``).
+    def no_sync(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a pass: without DDP's reducer with ``m_sharpness``, or where the pass runs ``alone``.
 
-        While no DDP wrapper is known and there may be one, it looks out for the one that the closure calls.
+        If no DDP wrapper is known and there may be one, the context finds the one that the closure calls.
         """
         if self.ddp is not None:
             return self._without_reducer() if self.m_sharpness or alone else contextlib.nullcontext()
-        return self._looking_for_ddp(alone, params) if self._may_be_wrapped else contextlib.nullcontext()
+        return self._find_ddp_in_closure(alone, params) if self._may_be_wrapped else contextlib.nullcontext()
 
     def _without_reducer(self) -> contextlib.AbstractContextManager[Any]:
         if self.ddp.static_graph:
@@ -87,8 +84,8 @@ class Ranks:
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
-    def _looking_for_ddp(self, alone: bool, params: Sequence[Tensor]) -> Iterator[None]:
-        """Notice the DDP wrapper of ``params`` when it is called, early enough to turn its reducer off in this pass."""
+    def _find_ddp_in_closure(self, alone: bool, params: Sequence[Tensor]) -> Iterator[None]:
+        """Find the DDP wrapper of ``params`` when it is called, in time to turn its reducer off for this pass."""
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             # torch.compile warns of hooks that are called twice, which does no harm here
             warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
@@ -111,10 +108,8 @@ class Ranks:
             yield
 
     def mean(self, number: float) -> float:
-        """The mean over ranks under the user's ``no_sync``, where each has a number of its own; else the number: it is
-        the same on all, or meant not to be.
-        """
-        if self.in_step:
+        """Return the mean over ranks under the user's ``no_sync``, where their numbers differ; else the number."""
+        if not self.under_no_sync:
             return number
         value = torch.tensor(
             number, dtype=torch.float64 if self.ddp.device_type == "cpu" else torch.float32, device=self.ddp.device
@@ -123,9 +118,7 @@ class Ranks:
         return float(value) / self.ddp.process_group.size()
 
     def mean_losses(self, losses: list[float], mesh: Any) -> list[float]:
-        """Losses, averaged over the ranks that the gradients are averaged over: those of ``mesh`` under FSDP, of DDP
-        where it reduces this pass.
-        """
+        """Average losses as gradients are averaged: over ``mesh`` under FSDP, over DDP's ranks where it reduces."""
         if mesh is not None:
             groups, device = mesh.get_all_groups(), mesh.device_type
         elif self.reduces:
@@ -140,43 +133,41 @@ class Ranks:
 
     @property
     def reduces(self) -> bool:
-        """Whether DDP averages the gradients of each pass: not where ranks perturb on their own, nor under the user's
-        ``no_sync``.
-        """
+        """Whether DDP averages the gradients of each pass: neither with ``m_sharpness`` nor under ``no_sync``."""
         return self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync
 
     @property
-    def in_step(self) -> bool:
-        """Whether this backward sees what the others see, or is meant not to: not so under the user's ``no_sync``."""
-        return self.ddp is None or self.m_sharpness or self.ddp.require_backward_grad_sync
+    def under_no_sync(self) -> bool:
+        """Whether the user's ``no_sync`` keeps this rank's gradients apart; False with ``m_sharpness``, as intended."""
+        return self.ddp is not None and not self.m_sharpness and not self.ddp.require_backward_grad_sync
 
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
         if self.reduces:
-            self.averaged(gradient)
+            self.average_(gradient)
 
-    def agreed(self, reached: list[bool]) -> list[bool]:
-        """Which parameters got a gradient on any rank. DDP sees to that by itself where it reduces every pass."""
+    def reached_on_any_rank(self, reached: list[bool]) -> list[bool]:
+        """Return which parameters got a gradient on any rank. Where DDP reduces every pass, this is known already."""
         if self.ddp is None or not (self.m_sharpness and self.ddp.find_unused_parameters):
             return reached
         flags = torch.tensor(reached, dtype=torch.int32, device=self.ddp.device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
         return [bool(flag) for flag in flags.tolist()]
 
-    def settle(self, held: list[Tensor], direction: list[Tensor]) -> None:
-        """Average what is not yet the same on all ranks: ``held`` from earlier calls under ``no_sync``, and a direction
-        of this rank alone.
+    def sync(self, held: list[Tensor], direction: list[Tensor]) -> None:
+        """Average what differs between ranks: ``held`` of earlier calls under ``no_sync``, and with ``m_sharpness`` the
+        direction.
         """
         if self.ddp is None:
             return
-        if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will settle
+        if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will average
             self.needs_sync = True
             return
-        self.averaged((held if self.needs_sync else []) + (direction if self.m_sharpness else []))
+        self.average_((held if self.needs_sync else []) + (direction if self.m_sharpness else []))
         self.needs_sync = False
 
-    def averaged(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors, averaged over the ranks of DDP in place."""
+    def average_(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Average tensors over the ranks of DDP, in place."""
         buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for t in tensors:
             buckets[t.device, t.dtype].append(t)
@@ -187,10 +178,8 @@ class Ranks:
             torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
         return tensors
 
-    def borrows(self, device: torch.device) -> bool:
-        """Whether the next backward pass writes into the memory of this one's gradients, as the CUDA graphs of
-        ``torch.compile`` do.
-        """
+    def reuses_gradient_memory(self, device: torch.device) -> bool:
+        """Whether CUDA graphs of ``torch.compile`` may write the next gradients into the memory of the current ones."""
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
         return (
             device.type == "cuda"
@@ -200,12 +189,12 @@ class Ranks:
 
 
 def several_ranks() -> bool:
-    """Whether this process is one of several that torch.distributed connects."""
+    """Whether torch.distributed connects this process with others."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any:
-    """The DDP wrapper that ``module`` is or contains; of ``params``, if given. None if there is none."""
+    """Return the DDP wrapper that ``module`` is or contains; of ``params``, if given. None if there is none."""
     if module is None or not dist.is_available():
         return None
     from torch.nn.parallel import DistributedDataParallel

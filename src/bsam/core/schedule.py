@@ -19,7 +19,7 @@ LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tenso
 
 
 def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
-    """A group whose ``radius`` follows the learning rate down to ``floor``, completed; refuses what cannot be right."""
+    """Complete a group whose ``radius`` follows the learning rate down to ``floor``; raise if a setting is invalid."""
     lr_min, lr_max = group[LR_MIN], group[LR_MAX]
     if group[floor] is not None:
         check_radius(floor, group[floor])
@@ -50,13 +50,13 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
 
 
 def unscaled_lr(group: dict[str, Any]) -> Scalar:
-    """The learning rate of a group without its ``lr_scale``, by which timm's schedulers multiply what they set."""
+    """Return the learning rate of a group without its ``lr_scale``, by which timm's schedulers multiply it."""
     lr, scale = group["lr"], group.get("lr_scale", 1.0)
     return lr if scale in (0.0, 1.0) else lr / scale
 
 
 def top_lr(group: dict[str, Any]) -> Scalar:
-    """The learning rate at which a radius is largest: ``lr_max`` if it was given.
+    """Return the learning rate at which a radius is largest: ``lr_max`` if it was given.
 
     Else the largest of this step, of all steps so far, and of what is known beforehand: the rate that a scheduler will
     reach (``max_lr``) where it notes one, or started from (``initial_lr``), or that of the optimizer when it was built.
@@ -72,7 +72,7 @@ def _known_top(group: dict[str, Any]) -> Scalar:
 
 
 def _seen(group: dict[str, Any]) -> Scalar:
-    """The largest learning rate so far, of the kind that the learning rate is now: a checkpoint may hold the other."""
+    """Return the largest learning rate so far, a tensor or a number as ``lr`` is (a checkpoint may hold the other)."""
     return group[LR_SEEN] if isinstance(group["lr"], Tensor) else float(group[LR_SEEN])
 
 
@@ -88,7 +88,7 @@ def note_lr(group: dict[str, Any]) -> None:
 
 
 def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
-    """The radius of a group in this step."""
+    """Return the radius of a group in this step."""
     if group[floor] in (None, group[radius]):
         return group[radius]
     lr, lr_max = unscaled_lr(group), top_lr(group)
@@ -96,9 +96,9 @@ def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
 
 
 def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: float) -> Scalar:
-    """Eq. rho_change: from ``floor`` at ``lr_min`` to ``top`` at ``lr_max``, on a straight line, and never outside.
+    """Interpolate linearly from ``floor`` at ``lr_min`` to ``top`` at ``lr_max``, clamped (Eq. rho_change).
 
-    A learning rate that lives on a device (a 0-dim tensor) gives a radius there.
+    A learning rate on a device (a 0-dim tensor) gives a radius there.
 
     Example:
         >>> follow_lr(0.05, top=0.1, floor=0.02, lr_max=0.1, lr_min=0.0)
@@ -118,7 +118,7 @@ def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: f
 
 
 def _largest(first: Scalar, *others: Scalar) -> Scalar:
-    """The maximum; of tensors on their device, without waiting for it."""
+    """Return the maximum; of tensors on their device, without synchronization."""
     for other in others:
         if isinstance(first, Tensor):
             first = torch.maximum(first, other.to(first)) if isinstance(other, Tensor) else first.clamp(min=other)

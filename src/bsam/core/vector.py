@@ -1,9 +1,8 @@
 """Arithmetic on "one tensor per parameter".
 
-A sharpness-aware method is a few lines of algebra on vectors in weight space, and weight space is large: what costs
-there is memory traffic and fresh memory. A :class:`Vector` therefore keeps ``g + g_max - r * g_min`` as it was written,
-a linear combination, and evaluates it once, in place where nobody needs the old entries. Norms and ratios never leave
-their device.
+A sharpness-aware method is a few lines of algebra on vectors in weight space, whose cost is memory traffic and
+allocation. A :class:`Vector` therefore stores ``g + g_max - r * g_min`` as a linear combination and evaluates it once,
+in place where the old entries are no longer needed. Norms and ratios stay on their device.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .errors import BsamRuntimeError
 from .foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
-from .layout import Buckets, Layout
+from .layout import BucketedTensors, Layout
 
 TINY = 1e-12  # added to a norm that divides
 
@@ -29,7 +28,7 @@ Coefficient: TypeAlias = Scalar | PerGroup
 
 
 def ratio(a: Scalar, b: Scalar) -> Scalar:
-    """``a / b``, and 0 where ``b`` is 0.
+    """Return ``a / b``, and 0 where ``b`` is 0.
 
     Example:
         >>> ratio(1.0, 4.0), ratio(1.0, 0.0)
@@ -43,34 +42,34 @@ def ratio(a: Scalar, b: Scalar) -> Scalar:
 
 
 class Term:
-    """Stored entries. ``scratch``: nobody needs them any more once the combination they are part of is evaluated."""
+    """The stored entries of one term. ``scratch``: they may be overwritten when a combination is evaluated."""
 
-    __slots__ = ("_norm", "parts", "scratch")
+    __slots__ = ("_norm", "buckets", "scratch")
 
-    def __init__(self, parts: Buckets, scratch: bool) -> None:
-        self.parts, self.scratch = parts, scratch
+    def __init__(self, buckets: BucketedTensors, scratch: bool) -> None:
+        self.buckets, self.scratch = buckets, scratch
         self._norm: Tensor | None = None
 
     def norm(self, layout: Layout) -> Tensor:
-        """The norm, computed once."""
+        """Return the norm, which is computed once."""
         if self._norm is None:
-            self._norm = _norm(self.parts, layout)
+            self._norm = _norm(self.buckets, layout)
         return self._norm
 
-    def keep_in(self, parts: Buckets) -> None:
-        """Move the entries into memory that outlives this step."""
-        for mine, kept in zip(self.parts, parts, strict=True):
-            torch._foreach_copy_(kept, mine)
-        self.parts, self.scratch = parts, False
+    def move_to(self, buckets: BucketedTensors) -> None:
+        """Move the entries into memory that is kept between steps."""
+        for source, target in zip(self.buckets, buckets, strict=True):
+            torch._foreach_copy_(target, source)
+        self.buckets, self.scratch = buckets, False
 
 
 class Vector:
-    """A vector in weight space: a linear combination of stored blocks, evaluated when its entries are needed.
+    """A vector in weight space: a linear combination of stored terms, evaluated when its entries are needed.
 
     Args:
         tensors: one tensor per parameter; the vector refers to them and copies nothing.
-        layout: how they are layout into parts (found from the tensors if not given).
-        scratch: whether the tensors may be overwritten when :meth:`materialize_` uses them for the last time.
+        layout: the buckets of the tensors (computed from the tensors if not given).
+        scratch: whether :meth:`materialize_` may overwrite the tensors.
 
     Example:
         >>> u = Vector([torch.tensor([3.0, 0.0]), torch.tensor([4.0])])
@@ -88,35 +87,33 @@ class Vector:
     def __init__(self, tensors: Iterable[Tensor], layout: Layout | None = None, *, scratch: bool = False) -> None:
         tensors = list(tensors)
         self.layout = layout if layout is not None else Layout(tensors)
-        self.terms: dict[Term, Coefficient] = {
-            Term(self.layout.split(tensors), scratch): 1.0
-        }  # in the order in which they were written
+        self.terms: dict[Term, Coefficient] = {Term(self.layout.split(tensors), scratch): 1.0}  # in order of writing
 
     def _with(self, terms: dict[Term, Coefficient]) -> Vector:
         new = Vector.__new__(Vector)
         new.layout, new.terms = self.layout, terms
         return new
 
-    # Algebra: nothing here touches an entry.
+    # Algebra: nothing here reads or writes an entry.
 
     def __add__(self, other: Vector) -> Vector:
         if not isinstance(other, Vector):
             return NotImplemented
         self._check_like(other)
         terms = dict(self.terms)
-        for block, c in other.terms.items():
-            terms[block] = each(lambda a, b: a + b, terms[block], c) if block in terms else c
+        for term, c in other.terms.items():
+            terms[term] = map_scalars(lambda a, b: a + b, terms[term], c) if term in terms else c
         return self._with(terms)
 
     def __mul__(self, c: Coefficient) -> Vector:
         if not isinstance(c, (int, float, Tensor, PerGroup)):
             return NotImplemented
-        return self._with({block: each(_product, own, c) for block, own in self.terms.items()})
+        return self._with({term: map_scalars(_product, own, c) for term, own in self.terms.items()})
 
     __rmul__ = __mul__
 
     def __truediv__(self, c: Coefficient) -> Vector:
-        return self * each(lambda a: 1.0 / a, c)
+        return self * map_scalars(lambda a: 1.0 / a, c)
 
     def __neg__(self) -> Vector:
         return self * -1.0
@@ -127,15 +124,14 @@ class Vector:
     def _check_like(self, other: Vector) -> None:
         if self.layout != other.layout:
             raise BsamRuntimeError(
-                "these two vectors belong to different parameters: their tensors differ in number, group, device or "
-                "dtype"
+                "these vectors belong to different parameters: their tensors differ in number, group, device or dtype"
             )
 
-    # What needs the entries.
+    # Operations on the entries.
 
     @torch.no_grad()
     def times(self, other: Vector) -> Vector:
-        """The product entry by entry, in new memory.
+        """Return the elementwise product, in new memory.
 
         Example:
             >>> Vector([torch.tensor([3.0, 4.0])]).times(Vector([torch.tensor([2.0, -1.0])])).tensors()
@@ -144,70 +140,57 @@ class Vector:
         self._check_like(other)
         a, x = self._factored()
         b, y = other._factored()
-        return self._with(
-            {
-                Term([list(torch._foreach_mul(s, t)) for s, t in zip(x.parts, y.parts, strict=True)], True): _product(
-                    a, b
-                )
-            }
-        )
+        products = [list(torch._foreach_mul(s, t)) for s, t in zip(x.buckets, y.buckets, strict=True)]
+        return self._with({Term(products, True): _product(a, b)})
 
     @torch.no_grad()
     def map(self, f: Callable[[int, Tensor], Tensor]) -> Vector:
-        """``f(i, entries of parameter i)`` for every parameter; ``f`` returns new memory.
+        """Apply ``f(i, entries of parameter i)`` to every parameter; ``f`` returns new memory.
 
-        Entries are real and those of this rank: a complex parameter shows a last dimension of two, a sharded one its
-            shard.
+        Entries are real and local: of a complex parameter with a last dimension of two, of a sharded one its shard.
 
         Example:
             >>> Vector([torch.tensor([-3.0, 1.0])]).map(lambda i, t: t.abs()).tensors()
             [tensor([3., 1.])]
         """
-        parts = zip(self.layout.parts, self._evaluated(), strict=True)
-        return self._with(
-            {
-                Term(
-                    [[f(i, t) for i, t in zip(part.indices, tensors, strict=True)] for part, tensors in parts], True
-                ): 1.0
-            }
-        )
+        buckets = zip(self.layout.buckets, self._evaluated(), strict=True)
+        mapped = [[f(i, t) for i, t in zip(bucket.indices, own, strict=True)] for bucket, own in buckets]
+        return self._with({Term(mapped, True): 1.0})
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """The global L2 norm, on its device."""
-        (block, c), *rest = self.terms.items()
+        """Return the global L2 norm, on its device."""
+        (term, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
-            return block.norm(self.layout) if is_one(c) else (block.norm(self.layout) * c).abs()
+            return term.norm(self.layout) if is_one(c) else (term.norm(self.layout) * c).abs()
         found = self._norm_from_products() if self.layout.on_cpu else None
         if found is not None:
             return found
         if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation less on every entry
-            shares = {other: each(lambda d: d / c, d) for other, d in rest}
-            return _norm(self._with({block: 1.0, **shares})._evaluated(), self.layout) * abs(c)
+            shares = {other: map_scalars(lambda d: d / c, d) for other, d in rest}
+            return _norm(self._with({term: 1.0, **shares})._evaluated(), self.layout) * abs(c)
         return _norm(self._evaluated(), self.layout)
 
     def _norm_from_products(self) -> Tensor | None:
         """``|c B + d C|^2 = c^2 |B|^2 + 2 c d <B, C> + d^2 |C|^2``: no sum is stored, and |B| and |C| are mostly known.
 
-        None where the terms nearly cancel, and digits with them. To look at that costs nothing on the CPU.
+        None where the terms nearly cancel, and digits with them; on the CPU this check needs no synchronization.
         """
-        terms = [(block, c) for block, c in self.terms.items() if not isinstance(c, PerGroup)]
+        terms = [(term, c) for term, c in self.terms.items() if not isinstance(c, PerGroup)]
         if len(terms) < len(self.terms):
             return None
-        squares = torch.stack([(block.norm(self.layout) * c) ** 2 for block, c in terms]).sum()
-        mixed = [
-            2 * c * d * self._product(block, other) for n, (block, c) in enumerate(terms) for other, d in terms[:n]
-        ]
+        squares = torch.stack([(term.norm(self.layout) * c) ** 2 for term, c in terms]).sum()
+        mixed = [2 * c * d * self._product(term, other) for n, (term, c) in enumerate(terms) for other, d in terms[:n]]
         total = squares + torch.stack(mixed).sum()
         return total.sqrt() if total > 0.01 * squares else None
 
     def _product(self, a: Term, b: Term) -> Tensor:
-        pairs = zip(a.parts, b.parts, strict=True)
+        pairs = zip(a.buckets, b.buckets, strict=True)
         return self.layout.total([dots(x, y, self.layout.scalar_dtype) for x, y in pairs], torch.sum)
 
     @torch.no_grad()
     def dot(self, other: Vector) -> Tensor:
-        """The inner product (the real part of it, for complex parameters), on its device."""
+        """Return the inner product (its real part, for complex parameters), on its device."""
         self._check_like(other)
         a, x = self._factored()
         b, y = other._factored()
@@ -215,69 +198,65 @@ class Vector:
         return found if is_one(a) and is_one(b) else found * a * b
 
     def _factored(self) -> tuple[Scalar, Term]:
-        """A number and the entries that it multiplies: one stored block as it is, several added up."""
-        (block, c), *rest = self.terms.items()
+        """Return a number and the entries that it multiplies: of one term as stored, of several their sum."""
+        (term, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
-            return c, block
+            return c, term
         return 1.0, Term(self._evaluated(), False)
 
     def reject(self, other: Vector) -> Vector:
-        """What is left of this vector without its component along ``other``."""
+        """Return the component of this vector that is orthogonal to ``other``."""
         return self - ratio(self.dot(other), other.norm() ** 2) * other
 
     def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The entries in new tensors, one per parameter; complex and sharded ones as ``like`` has them, if given, else
-        real and local.
+        """Return the entries in new tensors, one per parameter.
+
+        Those of complex and sharded parameters are real and local, unless ``like`` has the tensors to imitate.
         """
         return self.layout.join(self._evaluated(copy=True), like)
 
     @torch.no_grad()
-    def add_to(self, parts: Buckets, k: int) -> None:
-        """Add part ``k`` of this vector to ``parts[k]``, in place."""
-        for block, c in self.terms.items():
-            axpy_(parts[k], self._coefficient(c, k), block.parts[k])
+    def add_to(self, buckets: BucketedTensors, k: int) -> None:
+        """Add bucket ``k`` of this vector to ``buckets[k]``, in place."""
+        for term, c in self.terms.items():
+            axpy_(buckets[k], self._coefficient(c, k), term.buckets[k])
 
     @torch.no_grad()
-    def materialize_(self) -> Buckets:
-        """The entries, part by part: in place of the first scratch block of this combination, which is used up; in new
-        memory if there is none.
-        """
-        target = next((block for block in self.terms if block.scratch), None)
+    def materialize_(self) -> BucketedTensors:
+        """Return the entries, in place of the first scratch term of the combination; in new memory if it has none."""
+        target = next((term for term in self.terms if term.scratch), None)
         if target is None:
             return self._evaluated(copy=True)
-        rest = self._with({block: c for block, c in self.terms.items() if block is not target})
-        for k in range(len(self.layout.parts)):
-            scale_(target.parts[k], self._coefficient(self.terms[target], k))
-            rest.add_to(target.parts, k)
+        rest = self._with({term: c for term, c in self.terms.items() if term is not target})
+        for k in range(len(self.layout.buckets)):
+            scale_(target.buckets[k], self._coefficient(self.terms[target], k))
+            rest.add_to(target.buckets, k)
         target._norm = None
-        return target.parts
+        return target.buckets
 
     @torch.no_grad()
-    def _evaluated(self, *, copy: bool = False) -> Buckets:
-        """The entries: where they are stored, if that is all there is to it and no copy is asked for; else in new
-        memory.
-        """
-        (block, first), *rest = self.terms.items()
+    def _evaluated(self, *, copy: bool = False) -> BucketedTensors:
+        """Return the entries: of one term with the factor 1 as stored, unless ``copy``; else in new memory."""
+        (term, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
-            return block.parts
+            return term.buckets
         terms = self.terms.items()
         return [
-            combined([(self._coefficient(c, k), block.parts[k]) for block, c in terms])
-            for k in range(len(self.layout.parts))
+            combined([(self._coefficient(c, k), term.buckets[k]) for term, c in terms])
+            for k in range(len(self.layout.buckets))
         ]
 
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
-        part = self.layout.parts[k]
-        own = c[part.group] if isinstance(c, PerGroup) else c
+        bucket = self.layout.buckets[k]
+        own = c[bucket.group] if isinstance(c, PerGroup) else c
         if not isinstance(own, Tensor):
             return own
-        return (
-            own.item() if part.device.type == "cpu" else own.to(part.device)
-        )  # on the CPU a number is cheaper, and nothing waits
+        # on the CPU a number is cheaper, and there is nothing to wait for
+        return own.item() if bucket.device.type == "cpu" else own.to(bucket.device)
 
 
-def each(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:
-    """``op`` on scalars, group by group as soon as one of them differs between groups."""
+def map_scalars(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:
+    """Apply ``op`` to scalars; group by group where one of them is a :class:`PerGroup`."""
     groups = max((len(c) for c in coefficients if isinstance(c, PerGroup)), default=0)
     if not groups:
         return op(*coefficients)
@@ -289,5 +268,5 @@ def _product(a: Scalar, b: Scalar) -> Scalar:
     return b if is_one(a) else a if is_one(b) else a * b
 
 
-def _norm(parts: Buckets, layout: Layout) -> Tensor:
-    return layout.total([norms(part, layout.scalar_dtype) for part in parts], torch.linalg.vector_norm)
+def _norm(buckets: BucketedTensors, layout: Layout) -> Tensor:
+    return layout.total([norms(own, layout.scalar_dtype) for own in buckets], torch.linalg.vector_norm)

@@ -70,7 +70,7 @@ class Probe:
 
     def attach(self, optimizer: SharpnessAware) -> Probe:
         """Measure the steps of this optimizer from now on, and return the probe."""
-        optimizer.watchers.append(self)
+        optimizer.observers.append(self)
         return self
 
     def due(self, step: int) -> bool:
@@ -79,21 +79,21 @@ class Probe:
 
     def watch(self, optimizer: SharpnessAware, L: Objective) -> None:
         """Measure a step: called once the method has made its passes, with all of their evaluations."""
-        passes = len(L.seen)
+        passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
-            here = next((e for e in L.seen if e.at is None), None) or _evaluate(L, None)
+            here = next((e for e in L.evaluations if e.at is None), None) or _evaluate(L, None)
             g = here.gradient
             top = self.rho_max if self.rho_max is not None else _radius(optimizer, ("rho_max", "rho"), 0.05)
             low = self.rho_min if self.rho_min is not None else _radius(optimizer, ("rho_min",), top)
             uphill, downhill = g * top / (g.norm() + TINY), -(g * low / (g.norm() + TINY))
-            up, down = (_find(L.seen, at) or _evaluate(L, at) for at in (uphill, downhill))
+            up, down = (_find(L.evaluations, at) or _evaluate(L, at) for at in (uphill, downhill))
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))
         cosine = min(max(float(ratio(g.dot(down.gradient), n * n_min)), -1.0), 1.0)
         sharpness = loss_max - loss, loss - loss_min, loss_max - loss_min
         pairs = ((top, uphill), (low, downhill))
         rho_max, rho_min = (float(e.norm() if isinstance(rho, PerGroup) else rho) for rho, e in pairs)
-        extra = len(L.seen) - passes
+        extra = len(L.evaluations) - passes
         self.readings.append(Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, extra))
 
     def __iter__(self) -> Iterator[Reading]:
@@ -106,7 +106,7 @@ def _radius(optimizer: SharpnessAware, names: tuple[str, ...], default: Coeffici
 
 def _evaluate(L: Objective, at: Vector | None) -> Evaluation:
     L.value_and_grad(at)
-    return L.seen[-1]
+    return L.evaluations[-1]
 
 
 def _find(seen: list[Evaluation], at: Vector) -> Evaluation | None:

@@ -1,11 +1,10 @@
-"""One paper, one file; and the list of them all."""
+"""The methods, one file for each paper, and the registry of all of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
+from ..core.distillation import Distillation
 from ..core.optimizer import SharpnessAware
 from .aesam import AESAM
 from .asam import ASAM
@@ -27,196 +26,73 @@ from .sam import SAM
 
 @dataclass(frozen=True)
 class Method:
-    """What the command line, the contract tests and the reports need to know of a method.
+    """A method under its name on the command line. All else is read from its class.
 
     Args:
-        name: by which it is called on the command line.
-        cls: its class: an optimizer, or for SAF and MESA a loss that any optimizer minimises.
-        title: its name in a table.
-        reference: authors, place and year.
-        passes: forward+backward passes a step, with the default arguments (on average, where steps differ).
-        purpose: what it is for.
-        memory: extra memory while a step is under way, in units of the parameters' size, and what of it is kept between
-            steps (``benchmarks/memory.py``).
-        needs: what it asks of the closure, the data or the base optimizer; empty if nothing.
+        name: its name on the command line.
+        cls: an optimizer, or for SAF and MESA a loss that any optimizer minimises.
     """
 
     name: str
-    cls: type[SharpnessAware | nn.Module]
-    title: str
-    reference: str
-    passes: float
-    purpose: str
-    memory: str
-    needs: str = ""
+    cls: type[SharpnessAware] | type[Distillation]
+
+    @property
+    def title(self) -> str:
+        """Its name in a table."""
+        return self.cls.title
+
+    @property
+    def reference(self) -> str:
+        """Authors, place and year."""
+        return self.cls.reference
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward passes per step with the default arguments, on average where steps differ."""
+        return self.cls.passes
+
+    @property
+    def purpose(self) -> str:
+        """What it is for."""
+        return self.cls.purpose
+
+    @property
+    def memory(self) -> str:
+        """Extra memory during a step, and what of it is kept between steps, in units of the parameters' size."""
+        return self.cls.memory
+
+    @property
+    def needs(self) -> str:
+        """What it needs from the closure, the data or the base optimizer; empty if nothing."""
+        return ", ".join(need.value for need in self.cls.needs)
 
     @property
     def is_loss(self) -> bool:
         """Whether it is a loss, and not an optimizer."""
-        return issubclass(self.cls, nn.Module)
+        return issubclass(self.cls, Distillation)
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph of one step is as good as the steps: not where Python decides in each of them, or memory
-        moves.
-        """
-        return self.name not in ("friendly_sam", "looksam", "esam", "aesam", "rst", "saf", "mesa")
+        """Whether a CUDA graph of one step can replay all: no decision is made in Python, and no memory moves."""
+        return self.cls.capturable
 
 
-_PER_SAMPLE = "closure(indices) returning per-sample losses"
-
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(
-            "sam",
-            SAM,
-            "SAM",
-            "Foret et al., ICLR 2021",
-            2,
-            "Flat minima at twice the price: the method to start with.",
-            "2",
-        ),
-        Method(
-            "asam",
-            ASAM,
-            "ASAM",
-            "Kwon et al., ICML 2021",
-            2,
-            "SAM with radii that do not change when a layer is rescaled.",
-            "5",
-        ),
-        Method(
-            "gsam",
-            GSAM,
-            "GSAM",
-            "Zhuang et al., ICLR 2022",
-            2,
-            "SAM that also closes the gap between the loss and the worst loss nearby.",
-            "3",
-        ),
-        Method(
-            "fisher_sam",
-            FisherSAM,
-            "Fisher SAM",
-            "Kim et al., ICML 2022",
-            2,
-            "SAM that moves less where the loss is already steep.",
-            "3",
-        ),
-        Method(
-            "friendly_sam",
-            FriendlySAM,
-            "F-SAM",
-            "Li et al., CVPR 2024",
-            2,
-            "SAM that perturbs along the noise of the batch, not along the full gradient.",
-            "5, 1 kept",
-        ),
-        Method(
-            "pgn",
-            PGN,
-            "PGN",
-            "Zhao et al., ICML 2022",
-            2,
-            "A penalty on the gradient norm: a mix of SAM's and the plain gradient.",
-            "2",
-        ),
-        Method(
-            "gam",
-            GAM,
-            "GAM",
-            "Zhang et al., CVPR 2023",
-            4,
-            "First-order flatness: small gradients all around, where four passes are affordable.",
-            "6",
-        ),
-        Method(
-            "looksam",
-            LookSAM,
-            "LookSAM",
-            "Liu et al., CVPR 2022",
-            1.2,
-            "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps.",
-            "4, 1 kept",
-        ),
-        Method(
-            "esam",
-            ESAM,
-            "ESAM",
-            "Du et al., ICLR 2022",
-            2,
-            "SAM made cheaper: fewer gradients in the first pass, fewer samples in the second.",
-            "2",
-            _PER_SAMPLE,
-        ),
-        Method(
-            "ksam",
-            KSAM,
-            "K-SAM",
-            "Ni et al., 2022",
-            2,
-            "SAM on the k hardest samples of a large batch.",
-            "2",
-            _PER_SAMPLE,
-        ),
-        Method(
-            "msam",
-            MSAM,
-            "MSAM",
-            "Becker et al., 2024",
-            1,
-            "A perturbation along the momentum, without a second pass; its radius wants tuning.",
-            "1",
-            "a base with momentum",
-        ),
-        Method(
-            "aesam",
-            AESAM,
-            "AE-SAM",
-            "Jiang et al., ICLR 2023",
-            1.5,
-            "SAM only on the steps whose gradient is large; roughly half of them.",
-            "2",
-            "total_steps",
-        ),
-        Method(
-            "rst",
-            RST,
-            "RST",
-            "Zhao et al., 2022",
-            1.5,
-            "SAM on a random share of the steps: a budget that is known beforehand.",
-            "2",
-        ),
-        Method(
-            "saf",
-            SAF,
-            "SAF",
-            "Du et al., NeurIPS 2022",
-            1,
-            "Flatness from the losses of earlier epochs, at the price of a table of logits.",
-            "0, logits kept",
-            "sample ids, set_epoch",
-        ),
-        Method(
-            "mesa",
-            MESA,
-            "MESA",
-            "Du et al., NeurIPS 2022",
-            1,
-            "SAF where that table would not fit: logits of an average of the model.",
-            "1, kept",
-            "the inputs, set_epoch; a forward pass more",
-        ),
-        Method(
-            "bsam",
-            BSAM,
-            "BSAM",
-            "Deng, Pang, Zhang, Huang",
-            3,
-            "Flat on both sides, up the gradient and down; with passes=2 at SAM's price.",
-            "3",
-        ),
-    )
+_CLASSES: dict[str, type[SharpnessAware] | type[Distillation]] = {
+    "sam": SAM,
+    "asam": ASAM,
+    "gsam": GSAM,
+    "fisher_sam": FisherSAM,
+    "friendly_sam": FriendlySAM,
+    "pgn": PGN,
+    "gam": GAM,
+    "looksam": LookSAM,
+    "esam": ESAM,
+    "ksam": KSAM,
+    "msam": MSAM,
+    "aesam": AESAM,
+    "rst": RST,
+    "saf": SAF,
+    "mesa": MESA,
+    "bsam": BSAM,
 }
+METHODS: dict[str, Method] = {name: Method(name, cls) for name, cls in _CLASSES.items()}

@@ -10,36 +10,32 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_number
+from ..core.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
-from .looksam import looked_up, reused
+from .looksam import reused, sam_gradient
 
 
 class AESAM(SharpnessAware):
     r"""AE-SAM: SAM only where the gradient is large by its own standards, the plain gradient elsewhere.
 
     .. math::
-        s = |g|^2, \qquad \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s -
-        \mu)^2
+        s = |g|^2, \ \mu \leftarrow \delta \mu + (1 - \delta) s, \ v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
 
         d = \nabla L(w + \rho\, g / |g|) \ \text{ if } s \ge \mu + c_t \sqrt{v}, \ \text{ else } g
 
         c_t = \tfrac{t}{T} \lambda_1 + (1 - \tfrac{t}{T}) \lambda_2
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         decay: of the running mean and variance.
         lambda_1: the threshold at the end, in standard deviations.
         lambda_2: the threshold at the start.
         total_steps: T, the steps of the whole training.
-        alpha: above 0, steps without SAM add what SAM last found across the gradient, as LookSAM does (ours, not the
-            paper's).
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        alpha: above 0, steps without SAM add the orthogonal part of SAM's last gradient, as LookSAM does (ours, not
+            the paper's).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -52,11 +48,17 @@ class AESAM(SharpnessAware):
         True
 
     Reference: Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023. No
-        official code was found to compare with.
-    Whether to pass again is decided on the host: a step waits for the device once, and cannot be captured in a CUDA
-    graph. With ``m_sharpness`` each rank decides for itself, so its forward pass must not wait for the others (as
-    SyncBatchNorm does), and each rank's ``state_dict`` is its own.
+    official code was found to compare with. Whether to make a second pass is decided on the host: a step synchronizes
+    with the device once, and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank decides for itself, so
+    its forward pass must not wait for the others (as SyncBatchNorm does), and each rank's ``state_dict`` is its own.
     """
+
+    title, reference = "AE-SAM", "Jiang et al., ICLR 2023"
+    purpose = "SAM only on the steps whose gradient is large; roughly half of them."
+    passes: float = 1.5
+    needs = (Need.TOTAL_STEPS,)
+    capturable = False
+    sam_radii = ("rho",)
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
     numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
@@ -81,17 +83,17 @@ class AESAM(SharpnessAware):
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
-        g, g_v = L.grad(), self.kept("g_v")
-        if self.large(self.shared(float(g.norm()) ** 2)):
-            return looked_up(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
+        g, g_v = L.grad(), self.recall("g_v")
+        if self.large(self.mean_over_ranks(float(g.norm()) ** 2)):
+            return sam_gradient(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
         return g if g_v is None else reused(g, g_v, self.alpha)
 
     def large(self, s: float) -> bool:
-        """Whether ``s`` is large among those seen so far, itself included."""
-        mu, var = self.kept("norm_mean"), self.kept("norm_var")
+        """Whether ``s`` is large among those so far, including itself."""
+        mu, var = self.recall("norm_mean"), self.recall("norm_var")
         mu = s if mu is None else self.decay * mu + (1 - self.decay) * s
         var = 0.0 if var is None else self.decay * var + (1 - self.decay) * (s - mu) ** 2
-        self.keep("norm_mean", mu)
-        self.keep("norm_var", var)
+        self.remember("norm_mean", mu)
+        self.remember("norm_var", var)
         done = min(self.t / self.total_steps, 1.0)
         return s >= mu + (done * self.lambda_1 + (1 - done) * self.lambda_2) * math.sqrt(var)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,13 +23,9 @@ class ASAM(SharpnessAware):
     for weights and norm scales, and 1 for biases.
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
-        eta: added to the weights' size.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        eta: added to the absolute values of the weights.
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -41,10 +38,15 @@ class ASAM(SharpnessAware):
         True
 
     Reference: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep
-        Neural Networks", ICML 2021. Without
-    a model there are no names to know a norm scale by: every parameter of one dimension then counts as a bias. Of
-    complex weights the real and the imaginary part are sized on their own.
+    Neural Networks", ICML 2021. Norm scales are recognized by their names; without a model, every parameter of one
+    dimension counts as a bias. The real and the imaginary part of complex weights are scaled separately.
     """
+
+    title, reference = "ASAM", "Kwon et al., ICML 2021"
+    purpose = "SAM with radii that do not change when a layer is rescaled."
+    memory = "5"
+    data_settings: ClassVar = {"cifar100": {"rho": 1.0}}
+    tuning: ClassVar = ({"rho": 0.3}, {"rho": 1.0})
 
     def __init__(
         self,
@@ -66,10 +68,10 @@ class ASAM(SharpnessAware):
 
 
 def adapted(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:
-    """``T^2 g`` and ``T g``, in the metric of the weights."""
+    """Return ``T^2 g`` and ``T g``."""
     modules = () if optimizer.model is None else (optimizer.model, *optimizer.others)
     scales = {p for module in modules for name, p in module.named_parameters() if name.rpartition(".")[-1] == "weight"}
-    sized = [p.dim() >= 2 or p in scales for p in optimizer.params]
-    T = optimizer.vector(optimizer.params).map(lambda i, w: w.abs().add_(eta) if sized[i] else torch.ones_like(w))
+    scaled = [p.dim() >= 2 or p in scales for p in optimizer.params]
+    T = optimizer.vector(optimizer.params).map(lambda i, w: w.abs().add_(eta) if scaled[i] else torch.ones_like(w))
     Tg = T.times(g)
     return T.times(Tg), Tg

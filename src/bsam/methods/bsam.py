@@ -13,13 +13,14 @@ from ..core.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.schedule import LR_MAX, LR_MIN
-from ..core.vector import Vector, each, ratio
+from ..core.vector import Vector, map_scalars, ratio
 from .asam import adapted
 
 
 class BSAM(SharpnessAware):
-    r"""*Bilateral* Sharpness-Aware Minimization: flat on both sides, up the gradient and down. (Not Bayesian SAM, which
-    others call bSAM.)
+    r"""Bilateral Sharpness-Aware Minimization: flat on both sides, up the gradient and down.
+
+    (Not Bayesian SAM, which others call bSAM.)
 
     .. math::
         g_{max} = \nabla L(w + \rho_{max}\, g / |g|), \qquad g_{min} = \nabla L(w - \rho_{min}\, g / |g|)
@@ -31,15 +32,15 @@ class BSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no batch norm.
+            If the closure runs other modules, too, a list of all of them, this one first.
         rho_max: the radius uphill.
         rho_min: the radius downhill, at its largest.
         rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
         lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest of
             all steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's
-            schedulers note in the group, or else the learning rate when the optimizer was built. A warm-up to that rate
-            raises the radius with it. Where a schedule goes another way (``LambdaLR``, ``CyclicLR``), give ``lr_max``.
+            schedulers store in the group, or else the learning rate when the optimizer was built. A warm-up to that
+            rate raises the radius with it. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
             ``lr_scale``, timm's layer-wise decay, does not lower the radius.
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
@@ -47,7 +48,7 @@ class BSAM(SharpnessAware):
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
         adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|``
             (ours, not the paper's).
-        eta: of that metric, 0.01 if not given; only with ``adaptive``.
+        eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
@@ -55,20 +56,32 @@ class BSAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho_max=0.05, rho_min=0.05)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.BSAM(base, model, rho_max=0.05, rho_min=0.05)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
         >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. We differ from it in nothing; from the
-        released code in ``start_from_min``
-    (off by default) and in its very first step, where it takes ``rho_min`` to be 0. Among the group's values ``lr_max``
-    and ``lr_min`` are called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have an ``lr_max`` of
-    their own.
+    Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. The released code differs in
+    ``start_from_min`` (off by default here) and in its first step, where it sets ``rho_min`` to 0. In the parameter
+    groups ``lr_max`` and ``lr_min`` are called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have
+    an ``lr_max`` of their own.
     """
 
-    follows: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
+    title, reference = "BSAM", "Deng, Pang, Zhang, Huang"
+    purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's price."
+    passes: float = 3
+    memory = "3"
+    sam_radii = ("rho_max", "rho_min")
+    tuning: ClassVar = tuple({"rho_max": rho, "rho_min": rho} for rho in (0.03, 0.1))
+    variants: ClassVar = {
+        "bsam": ("BSAM (Algorithm 1)", {}),
+        "bsam-2": ("BSAM (2 passes)", {"passes": 2}),
+        "bsam-released": ("BSAM (as released)", {"start_from_min": True}),
+    }
+
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
 
     def __init__(
         self,
@@ -98,7 +111,7 @@ class BSAM(SharpnessAware):
         self.passes, self.start_from_min = passes, start_from_min
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
-            raise BsamValueError("eta is of the adaptive metric: set adaptive=True, too, or leave it out")
+            raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
         super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
@@ -112,5 +125,5 @@ class BSAM(SharpnessAware):
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
 
     def extrapolated(self, g: Vector, g_max: Vector) -> Vector:
-        """``g_min`` to first order in the radii, from the two gradients that are there."""
-        return g - each(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)
+        """Return ``g_min`` to first order in the radii, from the other two gradients."""
+        return g - map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)

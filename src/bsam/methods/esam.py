@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from ..core.bernoulli import bernoulli
 from ..core.checks import check_count, check_number
+from ..core.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
@@ -16,25 +17,20 @@ from .ksam import hardest
 
 
 class ESAM(SharpnessAware):
-    r"""Efficient SAM: the perturbation from some of the weights, the gradient there from the samples that it hurts
-    most.
+    r"""Efficient SAM: a perturbation of some of the weights, and the gradient there of the samples it affects most.
 
     .. math::
         \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|, \qquad d = \nabla L_B(w + \epsilon)
 
-    A coin per parameter tensor puts it into S; B are the samples whose losses rise most from ``w`` to ``w + e``.
+    Each parameter tensor is in S with probability beta; B are the samples whose losses rise most from w to w + e.
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the
             first pass.
         gamma: the share of the samples that the second pass sees.
-        seed: of the bernoulli, which depend on it and on the step alone.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        seed: of the random choice, which depends on the seed and the step alone.
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -50,10 +46,15 @@ class ESAM(SharpnessAware):
         True
 
     Reference: Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of
-        Neural Networks", ICLR 2022. Each rank
-    of DDP chooses among its own samples. Sharded (FSDP) and compiled models compute all gradients in the first pass,
-    and the others are dropped.
+    Neural Networks", ICLR 2022. Each rank of DDP chooses among its own samples. Sharded (FSDP) and compiled models
+    compute all gradients in the first pass, and those that are not in S are discarded.
     """
+
+    title, reference = "ESAM", "Du et al., ICLR 2022"
+    purpose = "SAM made cheaper: fewer gradients in the first pass, fewer samples in the second."
+    needs = (Need.PER_SAMPLE_LOSSES,)
+    capturable = False
+    sam_radii = ("rho",)
 
     def __init__(
         self,
@@ -67,10 +68,8 @@ class ESAM(SharpnessAware):
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
-        self.beta, self.gamma = (
-            check_number("beta", beta, low=1e-3, high=1),
-            check_number("gamma", gamma, low=0, high=1),
-        )
+        self.beta = check_number("beta", beta, low=1e-3, high=1)
+        self.gamma = check_number("gamma", gamma, low=0, high=1)
         self.seed = check_count("seed", seed, low=0)
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 

@@ -16,17 +16,13 @@ from ..core.vector import Vector
 class FisherSAM(SharpnessAware):
     r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information, where steep entries move less.
 
-    .. math::  d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad F^{-1} = 1 / (1 + \eta\,
-    g^2)
+    .. math::
+        d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad F^{-1} = 1 / (1 + \eta\, g^2)
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         eta: how much the Fisher information counts; with 0 this is SAM.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -39,8 +35,12 @@ class FisherSAM(SharpnessAware):
         True
 
     Reference: Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022.
-        No official code was found.
+    No official code was found.
     """
+
+    title, reference = "Fisher SAM", "Kim et al., ICML 2022"
+    purpose = "SAM that moves less where the loss is already steep."
+    memory = "3"
 
     def __init__(
         self,

@@ -17,20 +17,16 @@ from ..core.vector import Vector
 class FriendlySAM(SharpnessAware):
     r"""Friendly SAM (F-SAM): perturb along what is particular to this batch, without the running mean of the gradients.
 
-    .. math::  d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad m \leftarrow \lambda m + (1 - \lambda)
-    g
+    .. math::
+        d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad m \leftarrow \lambda m + (1 - \lambda) g
 
     The first step has no mean yet and perturbs along ``g``.
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's for CIFAR-100: 0.2.
-        sigma: how much of the mean is taken off.
+        sigma: the weight of the mean that is subtracted.
         decay: of the mean. The paper's for CIFAR-100: 0.6.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -42,10 +38,15 @@ class FriendlySAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024. The paper moves the mean
-        before it takes it off: the same
-    direction for ``sigma = 1``.
+    Reference: Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024. The paper updates the
+    mean before it subtracts it: the same direction for ``sigma = 1``.
     """
+
+    title, reference = "F-SAM", "Li et al., CVPR 2024"
+    purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
+    memory = "5, 1 kept"
+    capturable = False
+    data_settings: ClassVar = {"cifar100": {"rho": 0.2, "decay": 0.6}}
 
     vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
 
@@ -65,6 +66,6 @@ class FriendlySAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        m = self.kept("gradient_mean")
-        self.keep("gradient_mean", g if m is None else self.decay * m + (1 - self.decay) * g)
+        m = self.recall("gradient_mean")
+        self.remember("gradient_mean", g if m is None else self.decay * m + (1 - self.decay) * g)
         return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,8 +21,8 @@ class GAM(SharpnessAware):
     The released form, without second derivatives, with :math:`h = g_1 - g` and :math:`\epsilon = \rho_n h / |h|`:
 
     .. math::
-        g_1 = \nabla L(w + \rho\, g / |g|), \quad g_2 = \nabla L(w + \epsilon), \quad g_3 = \nabla L(w + \epsilon +
-        \rho\, g_2 / |g_2|)
+        g_1 = \nabla L(w + \rho\, g / |g|), \quad g_2 = \nabla L(w + \epsilon),
+        \quad g_3 = \nabla L(w + \epsilon + \rho\, g_2 / |g_2|)
 
         d = n - \gamma\, (p - \mathrm{proj}_n p), \qquad n = \beta_1 g_1 + \beta_3 g_3, \qquad p = g + \beta_2 g_2
 
@@ -29,16 +30,12 @@ class GAM(SharpnessAware):
     :math:`w' = w + \rho_n f / |f|`, :math:`f = H g / |g|`.
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius of the differences (released form only).
         rho_norm: the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
         gamma: the weight of the orthogonal part; in the paper's form its alpha, the weight of the flatness term.
         form: ``"released"`` or ``"paper"``; neither is a special case of the other.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -51,8 +48,14 @@ class GAM(SharpnessAware):
         True
 
     Reference: Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves
-        Generalization", CVPR 2023.
+    Generalization", CVPR 2023.
     """
+
+    title, reference = "GAM", "Zhang et al., CVPR 2023"
+    purpose = "First-order flatness: small gradients all around, where four passes are affordable."
+    passes: float = 4
+    memory = "6"
+    tuning: ClassVar = ({"rho_norm": 0.1}, {"rho_norm": 0.3})
 
     def __init__(
         self,

@@ -16,14 +16,11 @@ from ..core.vector import Vector
 
 
 class GSAM(SharpnessAware):
-    r"""Surrogate-Gap Guided SAM: SAM's gradient, and down along the part of the gradient that it does not see.
+    r"""Surrogate-Gap Guided SAM: SAM's gradient, minus the part of the gradient that is orthogonal to it.
 
     .. math::  d = g_p - \alpha\, (g - \mathrm{proj}_{g_p} g), \qquad g_p = \nabla L(w + \rho_t\, g / |g|)
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius, at its largest.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at
             ``rho``.
@@ -31,8 +28,7 @@ class GSAM(SharpnessAware):
             does.
         lr_min: the learning rate at which it is smallest.
         alpha: the weight of the orthogonal part.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -45,11 +41,15 @@ class GSAM(SharpnessAware):
         True
 
     Reference: Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves
-        Sharpness-Aware Training", ICLR 2022.
-    The projection is over all parameters at once.
+    Sharpness-Aware Training", ICLR 2022. The projection is over all parameters at once.
     """
 
-    follows: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+    title, reference = "GSAM", "Zhuang et al., ICLR 2022"
+    purpose = "SAM that also closes the gap between the loss and the worst loss nearby."
+    memory = "3"
+    sam_radii = ("rho",)
+
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(
         self,
@@ -71,6 +71,4 @@ class GSAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         g_p = L.grad(at=self.epsilon(g, "rho"))
-        return g_p - self.alpha * (g - g_p).reject(
-            g_p
-        )  # what g and g - g_p leave beside g_p is the same; of the small one it keeps its digits
+        return g_p - self.alpha * (g - g_p).reject(g_p)  # = g.reject(g_p), with less rounding

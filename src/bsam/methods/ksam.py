@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count
+from ..core.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
@@ -19,13 +21,9 @@ class KSAM(SharpnessAware):
     .. math::  d = \nabla L_K(w + \rho\, g / |g|), \qquad g = \nabla L_K(w)
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
-        k: how many samples; a smaller batch is used whole.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        k: the number of samples; a smaller batch is used whole.
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -41,10 +39,17 @@ class KSAM(SharpnessAware):
         True
 
     Reference: Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein, "K-SAM: Sharpness-Aware Minimization at the Speed of
-        SGD", 2022. Each rank of DDP chooses
-    among its own samples. Statistics of batch norm move in the forward pass that finds the samples, the only one that
-    sees the whole batch.
+    SGD", 2022. Each rank of DDP chooses among its own samples. Statistics of batch norm are updated in the forward pass
+    that finds the samples, the only one over the whole batch.
     """
+
+    title, reference = "K-SAM", "Ni et al., 2022"
+    purpose = "SAM on the k hardest samples of a large batch."
+    needs = (Need.PER_SAMPLE_LOSSES,)
+    counts_of_batch = ("k",)
+    sam_radii = ("rho",)
+    data_settings: ClassVar = {"digits": {"k": 32}}  # half of a batch there, too
+    tuning: ClassVar = ({"rho": 0.03, "k": 32}, {"rho": 0.1, "k": 32})
 
     def __init__(
         self,
@@ -66,6 +71,6 @@ class KSAM(SharpnessAware):
 
 
 def hardest(losses: Tensor, n: int) -> Tensor:
-    """The indices of the ``n`` largest (at least one, at most all; of equals the first), in ascending order."""
+    """Return the indices of the ``n`` largest losses (at least one; of equals the first), in ascending order."""
     order = losses.sort(descending=True, stable=True).indices
     return order[: max(1, n)].sort().values

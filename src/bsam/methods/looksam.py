@@ -15,8 +15,7 @@ from ..core.vector import TINY, Vector
 
 
 class LookSAM(SharpnessAware):
-    r"""LookSAM: SAM every k-th step; in between, the gradient and the part of SAM's that lies across it, kept from the
-    last time.
+    r"""LookSAM: SAM every k-th step; in between, the gradient and the last orthogonal part of SAM's gradient.
 
     .. math::
         t \bmod k = 0: \quad d = g_s = \nabla L(w + \rho\, g / |g|), \qquad g_v = g_s - \mathrm{proj}_g\, g_s
@@ -24,14 +23,10 @@ class LookSAM(SharpnessAware):
         \text{else}: \quad d = g + \alpha\, \frac{|g|}{|g_v|}\, g_v
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
-        k: how often SAM's gradient is looked up; a step in between costs one pass.
-        alpha: the weight of what was kept.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        k: SAM's gradient is computed every k steps; a step in between costs one pass.
+        alpha: the weight of the orthogonal part.
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -44,8 +39,15 @@ class LookSAM(SharpnessAware):
         True
 
     Reference: Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
-        Norms are over all parameters.
+    Norms are over all parameters.
     """
+
+    title, reference = "LookSAM", "Liu et al., CVPR 2022"
+    purpose = "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps."
+    passes: float = 1.2
+    memory = "4, 1 kept"
+    capturable = False
+    sam_radii = ("rho",)
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
 
@@ -64,17 +66,17 @@ class LookSAM(SharpnessAware):
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
-        g, g_v = L.grad(), self.kept("g_v")
-        return looked_up(self, L, g) if self.t % self.k == 0 or g_v is None else reused(g, g_v, self.alpha)
+        g, g_v = L.grad(), self.recall("g_v")
+        return sam_gradient(self, L, g) if self.t % self.k == 0 or g_v is None else reused(g, g_v, self.alpha)
 
 
-def looked_up(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
-    """SAM's gradient; its part across ``g`` is kept."""
+def sam_gradient(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
+    """Return SAM's gradient; its part orthogonal to ``g`` is remembered."""
     g_s = L.grad(at=optimizer.epsilon(g, "rho"))
-    optimizer.keep("g_v", (g_s - g).reject(g))  # the same as of g_s alone, with the digits of the difference
+    optimizer.remember("g_v", (g_s - g).reject(g))  # = g_s.reject(g), with less rounding
     return g_s
 
 
 def reused(g: Vector, g_v: Vector, alpha: float) -> Vector:
-    """The gradient, and across it what was kept, at the length that the gradient has now."""
+    """Return the gradient plus the orthogonal part ``g_v``, scaled to the gradient's length."""
     return g + alpha * g.norm() / (g_v.norm() + TINY) * g_v

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,23 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from ..core.distillation import Distillation
 from ..core.errors import BsamTypeError
+from ..core.method_info import Need
 
 
 class MESA(Distillation):
-    r"""Memory-Efficient Sharpness-Aware training: a loss that holds the logits near those of a running average of the
-    model, for any optimizer.
+    r"""Memory-Efficient Sharpness-Aware training: a loss that keeps the logits close to those of an averaged model.
 
-    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(\bar z / \tau)\, \|\,
-    \mathrm{softmax}(z / \tau))
+    .. math::
+        \mathrm{CE}(z, y)
+        + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(\bar z / \tau)\, \|\, \mathrm{softmax}(z / \tau))
 
-    The average moves after each step of ``optimizer`` and is part of ``state_dict``; it is evaluated in eval mode,
-    without gradients. In eval mode the loss is the cross-entropy. In DDP every rank averages the same weights, so the
-    averages are the same; buffers (statistics of batch norm) are the rank's own.
+    Any optimizer can minimise it. The moving average is updated after each step of ``optimizer`` and is part of
+    ``state_dict``; it is evaluated in eval mode, without gradients. In eval mode the loss is the cross-entropy. In DDP
+    every rank averages the same weights; buffers (statistics of batch norm) are the rank's own.
 
     Args:
         model: the network in training (or its DDP or compiled wrapper).
-        optimizer: whose steps move the average.
+        optimizer: the optimizer after whose steps the average is updated.
         decay: of the average.
         lam: the weight of the second term.
         tau: the temperature.
@@ -41,13 +42,21 @@ class MESA(Distillation):
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> loss = MESA(model, optimizer, start_epoch=0)
         >>> x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
-        >>> loss(model(x), y, x).backward()
+        >>> loss(model(x), y, inputs=x).backward()
         >>> optimizer.step()
-        >>> bool(loss(model(x), y, x) > nn.functional.cross_entropy(model(x), y))
+        >>> bool(loss(model(x), y, inputs=x) > nn.functional.cross_entropy(model(x), y))
         True
 
     Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022.
     """
+
+    title, reference = "MESA", "Du et al., NeurIPS 2022"
+    purpose = "SAF where that table would not fit: logits of an average of the model."
+    memory = "1, kept"
+    needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
+    set_by_training = ("model", "optimizer", "label_smoothing", "reduction")
+    data_settings: ClassVar = {"digits": {"start_epoch": 1}}  # for a few epochs, not for 200
+    tuning: ClassVar = tuple({"lam": lam, "start_epoch": 2, "decay": 0.95} for lam in (0.3, 0.8))
 
     def __init__(
         self,
@@ -73,7 +82,7 @@ class MESA(Distillation):
         self._followed = bare(model), optimizer  # in a tuple: the model's parameters are not this module's
         self.average = copy.deepcopy(self._followed[0]).requires_grad_(False)
         self._wide = any(p.dtype in (torch.half, torch.bfloat16) for p in model.parameters())
-        if self._wide:  # in half precision so small a share of a difference is lost, and the average would never move
+        if self._wide:  # in half precision, rounding would lose such small updates of the average
             self.average.float()
         optimizer.register_step_post_hook(self.update)
 
@@ -83,31 +92,25 @@ class MESA(Distillation):
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer | None = None, *_: Any) -> None:
-        """Move the average towards the model; the optimizer calls it after each step."""
-        skipped = getattr(
-            optimizer, "found_inf", None
-        )  # from the GradScaler, to a fused optimizer that skips by itself
+        """Update the average; the optimizer calls it after each step."""
+        skipped = getattr(optimizer, "found_inf", None)  # set by GradScaler on a fused optimizer, which skips by itself
         share = 1 - self.decay if skipped is None else (1 - self.decay) * (skipped == 0)
-        networks = (
-            [*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0])
-        )  # tied weights once
+        # parameters() has tied weights once
+        networks = ([*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0]))
         for own, new in zip(*networks, strict=True):
             if own.is_floating_point() or own.is_complex():
                 own.add_((new - own) * share)
             else:
                 own.copy_(new)
 
-    def forward(self, logits: Tensor, target: Tensor, inputs: Tensor) -> Tensor:
-        return self.loss(logits, target, inputs)
-
     @torch.no_grad()
-    def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        past = self.average.eval()(sample.float() if self._wide and sample.is_floating_point() else sample)
+    def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
+        past = self.average.eval()(inputs.float() if self._wide and inputs.is_floating_point() else inputs)
         return past, torch.ones_like(past[:, 0], dtype=torch.bool)
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The network inside the wrappers of DDP and ``torch.compile``."""
+    """Return the network inside the wrappers of DDP and ``torch.compile``."""
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return bare(model.module)
     inside = getattr(model, "_orig_mod", None)

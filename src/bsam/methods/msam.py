@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.errors import BsamValueError
+from ..core.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
 
 
 class MSAM(SharpnessAware):
-    r"""Momentum SAM: perturb against the base optimizer's momentum, which is there already: no pass more than the base.
+    r"""Momentum SAM: perturb against the base optimizer's momentum, at the price of the base optimizer alone.
 
     .. math::  d = \nabla L(w - \rho\, v / |v|)
 
     with SGD's momentum buffer or Adam's first moment as ``v``. The first step has none and is unperturbed.
 
     Args:
-        base: the optimizer that takes the step; one with momentum.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
+        base: the optimizer that takes the step; it must have momentum.
         rho: the radius.
         m_sharpness: each rank of DDP runs its pass alone, and the direction is averaged.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        model, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -41,10 +40,17 @@ class MSAM(SharpnessAware):
         True
 
     Reference: Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead",
-        2024. The released code leaves the
-    weights perturbed between steps and decays them there; here they are back at ``w`` after each step, and decay acts
-    there. The loss that ``step`` returns is the one at the perturbed point: there is no other pass.
+    2024. The released code leaves the weights perturbed between steps and decays them there; here they are back at
+    ``w`` after each step, and decay acts there. ``step`` returns the loss at the perturbed point: the only pass.
     """
+
+    title, reference = "MSAM", "Becker et al., 2024"
+    purpose = "A perturbation along the momentum, without a second pass; its radius wants tuning."
+    passes: float = 1
+    memory = "1"
+    needs = (Need.MOMENTUM,)
+    data_settings: ClassVar = {"digits": {"rho": 0.3}}  # the default is for networks a thousand times as large
+    tuning: ClassVar = ({"rho": 0.3}, {"rho": 1.0})
 
     def __init__(
         self,
@@ -69,7 +75,7 @@ class MSAM(SharpnessAware):
         return L.grad(at=None if v is None else -self.epsilon(v, "rho"))
 
     def momentum(self) -> Vector | None:
-        """What the base optimizer has gathered; None before its first step."""
+        """Return the momentum of the base optimizer; None before its first step."""
         state = [self.base.state.get(p, {}) for p in self.params]
         found = [own.get("momentum_buffer", own.get("exp_avg")) for own in state]
         if all(v is None for v in found):

@@ -14,18 +14,14 @@ from ..core.vector import Vector
 
 
 class PGN(SharpnessAware):
-    r"""Penalising the gradient norm: between the gradient and SAM's.
+    r"""Penalizing the gradient norm: a weighted mean of the gradient and SAM's gradient.
 
     .. math::  d = (1 - \alpha)\, g + \alpha\, \nabla L(w + \rho\, g / |g|)
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
         alpha: the share of SAM's gradient; 1 is SAM.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -38,9 +34,11 @@ class PGN(SharpnessAware):
         True
 
     Reference: Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning",
-        ICML 2022. The released code puts
-    ``g / |g|`` in place of the first ``g``; this is the paper's.
+    ICML 2022. The released code has ``g / |g|`` in place of the first ``g``; this is the paper's form.
     """
+
+    title, reference = "PGN", "Zhao et al., ICML 2022"
+    purpose = "A penalty on the gradient norm: a mix of SAM's and the plain gradient."
 
     def __init__(
         self,

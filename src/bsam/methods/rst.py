@@ -15,20 +15,17 @@ from ..core.vector import Vector
 
 
 class RST(SharpnessAware):
-    r"""Randomized Sharpness-Aware Training: a coin decides between SAM and the plain gradient. G-RST by ``gamma``.
+    r"""Randomized Sharpness-Aware Training: SAM with probability p, else the plain gradient; G-RST by ``gamma``.
 
-    .. math::  \text{heads: } d = (1 - \gamma)\, g + \gamma\, \nabla L(w + \rho\, g / |g|), \qquad \text{tails: } d = g
+    .. math::
+        d = (1 - \gamma)\, g + \gamma\, \nabla L(w + \rho\, g / |g|) \ \text{ with probability } p, \ \text{ else } g
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius.
-        p: the probability of heads; a step costs 1 + p passes on average.
+        p: the probability of SAM's gradient; a step costs 1 + p passes on average.
         gamma: the weight of SAM's gradient; RST has 1.
-        seed: of the bernoulli, which depend on it and on the step alone.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        seed: of the random choice, which depends on the seed and the step alone.
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -41,8 +38,14 @@ class RST(SharpnessAware):
         True
 
     Reference: Zhao, Zhang, Hu, "Randomized Sharpness-Aware Training for Boosting Computational Efficiency in Deep
-        Learning", 2022.
+    Learning", 2022.
     """
+
+    title, reference = "RST", "Zhao et al., 2022"
+    purpose = "SAM on a random share of the steps: a budget that is known beforehand."
+    passes: float = 1.5
+    capturable = False
+    sam_radii = ("rho",)
 
     def __init__(
         self,
@@ -56,14 +59,11 @@ class RST(SharpnessAware):
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
-        self.p, self.gamma, self.seed = (
-            check_number("p", p, low=0, high=1),
-            check_number("gamma", gamma),
-            check_count("seed", seed, low=0),
-        )
+        self.p, self.gamma = check_number("p", p, low=0, high=1), check_number("gamma", gamma)
+        self.seed = check_count("seed", seed, low=0)
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        (heads,) = bernoulli(self.seed, self.t, 1, self.p)
-        return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho")) if heads else g
+        (chosen,) = bernoulli(self.seed, self.t, 1, self.p)
+        return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho")) if chosen else g

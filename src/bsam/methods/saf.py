@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,27 +10,27 @@ from torch import Tensor
 from ..core.checks import check_count, check_indices
 from ..core.distillation import Distillation
 from ..core.errors import BsamValueError
+from ..core.method_info import Need
 
 NEVER = torch.iinfo(torch.int32).min
 
 
 class SAF(Distillation):
-    r"""Sharpness-Aware training for Free: a loss that holds the logits near those of a few epochs ago, for any
-    optimizer.
+    r"""Sharpness-Aware training for Free: a loss that keeps the logits close to those of a few epochs ago.
 
-    .. math::  \mathrm{CE}(z, y) + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\,
-    \mathrm{softmax}(z / \tau))
+    .. math::
+        \mathrm{CE}(z, y)
+        + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))
 
-    In train mode the logits of a sample are noted once an epoch, the first time it is seen: further passes of a
-    sharpness-aware optimizer find what they need and change nothing. Logits that are not finite are not noted. In eval
-    mode it is the cross-entropy. The table is part of ``state_dict``. In DDP each
-    rank notes the samples that it sees: they add no loss on a rank that did not see them ``epochs_back`` epochs ago, so
-        let the sampler give a rank the same
-    samples in every epoch, and keep one ``state_dict`` per rank.
+    Any optimizer can minimise it. In train mode the logits of a sample are stored once an epoch, the first time it is
+    seen, so that further passes of a sharpness-aware optimizer do not change them. Non-finite logits are not stored. In
+    eval mode the loss is the cross-entropy. The table is part of ``state_dict``. In DDP each rank stores the samples
+    that it sees; on a rank that did not see a sample ``epochs_back`` epochs ago it adds no second term, so let the
+    sampler give a rank the same samples in every epoch, and save one ``state_dict`` per rank.
 
     Args:
-        samples: how many the training set has.
-        classes: how many logits a sample has.
+        samples: the size of the training set.
+        classes: the number of logits of a sample.
         lam: the weight of the second term.
         tau: the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
@@ -40,16 +40,28 @@ class SAF(Distillation):
 
     Example:
         >>> loss = SAF(samples=4, classes=3, start_epoch=0, epochs_back=1)
-        >>> z, y, index = torch.eye(3), torch.tensor([0, 1, 2]), torch.tensor([3, 0, 1])
-        >>> first = loss(z, y, index)
+        >>> z, y, indices = torch.eye(3), torch.tensor([0, 1, 2]), torch.tensor([3, 0, 1])
+        >>> first = loss(z, y, indices=indices)
         >>> loss.set_epoch(1)
-        >>> torch.allclose(loss(z, y, index), first), bool(loss(2 * z, y, index) > torch.nn.functional.cross_entropy(2 * z, y))
-        (True, True)
+        >>> torch.allclose(loss(z, y, indices=indices), first)
+        True
+        >>> bool(loss(2 * z, y, indices=indices) > torch.nn.functional.cross_entropy(2 * z, y))
+        True
 
     Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022. A sample that was not seen
-        then adds no second term; the released
-    code uses zeros there.
+    at that time adds no second term; the released code uses zeros there.
     """
+
+    title, reference = "SAF", "Du et al., NeurIPS 2022"
+    purpose = "Flatness from the losses of earlier epochs, at the price of a table of logits."
+    memory = "0, logits kept"
+    needs = (Need.SAMPLE_IDS, Need.EPOCHS)
+    set_by_training = ("samples", "classes", "label_smoothing", "reduction")
+    single_process = (
+        "remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
+    )
+    data_settings: ClassVar = {"digits": {"start_epoch": 1, "epochs_back": 1}}  # for a few epochs, not for 200
+    tuning: ClassVar = tuple({"lam": lam, "start_epoch": 2, "epochs_back": 2} for lam in (0.3, 1.0))
 
     table: Tensor
     stamp: Tensor
@@ -71,20 +83,20 @@ class SAF(Distillation):
         )
         self.epochs_back = check_count("epochs_back", epochs_back)
         slots = self.epochs_back + 1  # this epoch's beside the one that is read
-        self.register_buffer(
-            "table",
-            torch.zeros(slots, check_count("samples", samples), check_count("classes", classes), dtype=torch.half),
-        )
-        self.register_buffer(
-            "stamp", torch.full((slots, samples), NEVER, dtype=torch.int32)
-        )  # the epoch in which an entry was filled
+        shape = slots, check_count("samples", samples), check_count("classes", classes)
+        self.register_buffer("table", torch.zeros(shape, dtype=torch.half))
+        # the epoch in which an entry was filled
+        self.register_buffer("stamp", torch.full((slots, samples), NEVER, dtype=torch.int32))
 
-    def forward(self, logits: Tensor, target: Tensor, index: Tensor) -> Tensor:
-        if not self.training:
-            return self.loss(logits, target, index)
-        index = self.checked(index, logits).to(self.table.device, torch.long)
-        loss = self.loss(logits, target, index)
-        self.note(index, logits.detach())
+    def forward(
+        self, outputs: Tensor, targets: Tensor, *, inputs: Tensor | None = None, indices: Tensor | None = None
+    ) -> Tensor:
+        if not self.training or indices is None:
+            return super().forward(outputs, targets)
+        self.check(outputs, indices)
+        indices = indices.to(self.table.device, torch.long)
+        loss = super().forward(outputs, targets, indices=indices)
+        self.store(outputs.detach(), indices)
         return loss
 
     def _apply(self, fn: Any, recurse: bool = True) -> SAF:
@@ -92,27 +104,25 @@ class SAF(Distillation):
         self.table = self.table.half()  # whatever the module was cast to
         return self
 
-    def recall(self, sample: Tensor) -> tuple[Tensor, Tensor]:
+    def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
         epoch = self.epoch - self.epochs_back
         slot = epoch % len(self.table)
-        return self.table[slot, sample], self.stamp[slot, sample] == epoch
+        return self.table[slot, indices], self.stamp[slot, indices] == epoch
 
-    def note(self, index: Tensor, logits: Tensor) -> None:
-        """Keep the logits of samples that this epoch has not seen yet."""
+    def store(self, logits: Tensor, indices: Tensor) -> None:
+        """Store the logits of samples that were not seen in this epoch yet."""
         slot = self.epoch % len(self.table)
-        new = (self.stamp[slot, index] != self.epoch) & logits.isfinite().all(1).to(index.device)
-        self.table[slot, index] = torch.where(
-            new.unsqueeze(1), logits.to(self.table).nan_to_num(), self.table[slot, index]
-        )
-        self.stamp[slot, index] = torch.where(new, self.epoch, self.stamp[slot, index])
+        new = (self.stamp[slot, indices] != self.epoch) & logits.isfinite().all(1).to(indices.device)
+        finite = logits.to(self.table).nan_to_num()
+        self.table[slot, indices] = torch.where(new.unsqueeze(1), finite, self.table[slot, indices])
+        self.stamp[slot, indices] = torch.where(new, self.epoch, self.stamp[slot, indices])
 
-    def checked(self, index: Tensor, logits: Tensor) -> Tensor:
-        """The sample ids, if the table has room for these logits under each of them."""
+    def check(self, logits: Tensor, indices: Tensor) -> None:
+        """Raise unless the table has room for these logits and indices."""
         _, samples, classes = self.table.shape
         if logits.shape[1:] != (classes,):
             raise BsamValueError(
-                f"logits must be one row of {classes} per sample, got the shape {tuple(logits.shape)}: does classes= "
-                "count them?"
+                f"outputs must be one row of {classes} logits per sample, got the shape {tuple(logits.shape)}: is "
+                "classes= their number?"
             )
-        check_indices("index", index, len(logits), samples)
-        return index
+        check_indices("indices", indices, len(logits), samples)

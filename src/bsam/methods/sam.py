@@ -19,8 +19,8 @@ class SAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls (its DDP, FSDP or compiled wrapper will do); None if it has no batch
-            norm. If the closure runs other modules, too, a list of all of them, this one first.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no batch norm.
+            If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius. The paper's: 0.05 for CIFAR-10, 0.1 for CIFAR-100.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
@@ -36,8 +36,12 @@ class SAM(SharpnessAware):
         True
 
     Reference: Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving
-        Generalization", ICLR 2021.
+    Generalization", ICLR 2021.
     """
+
+    title, reference = "SAM", "Foret et al., ICLR 2021"
+    purpose = "Flat minima at twice the price: the method to start with."
+    sam_radii = ("rho",)
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..models import MODELS
 from ..training.config import Run
-from .columns import BSAMS, COLUMNS, column_of
 from .paper import NOISE_RATES, RHO_MIN_STUDY, Published, published
 from .scales import Scale, scale_of
+from .variants import BSAMS, variant_of, variants
 
 BASELINES = ("sgd", "sam", *BSAMS)
 CONFLICT_TOP = 0.1  # where rho_min starts in the figure of the gradient conflict ...
@@ -40,7 +40,7 @@ def classification(scale: Scale | str) -> list[Run]:
         scale.run(column, network, data)
         for network in scale.networks
         for data in scale.data
-        for column in COLUMNS.values()
+        for column in variants().values()
     ]
 
 
@@ -48,7 +48,7 @@ def rho_min_study(scale: Scale | str) -> list[Run]:
     """BSAM with rho_min from small to large, rho_max as ever."""
     scale = scale_of(scale)
     return [
-        scale.run(COLUMNS[name], MAIN, data, arguments={"rho_min": rho_min})
+        scale.run(variants()[name], MAIN, data, arguments={"rho_min": rho_min})
         for data in scale.data
         for rho_min in RHO_MIN_STUDY
         for name in BSAMS
@@ -59,7 +59,7 @@ def label_noise(scale: Scale | str) -> list[Run]:
     """A part of the training labels flipped."""
     scale = scale_of(scale)
     return [
-        scale.run(COLUMNS[name], MAIN, data, label_noise=rate)
+        scale.run(variants()[name], MAIN, data, label_noise=rate)
         for data in scale.data
         for rate in NOISE_RATES
         for name in BASELINES
@@ -69,13 +69,13 @@ def label_noise(scale: Scale | str) -> list[Run]:
 def training_curves(scale: Scale | str) -> list[Run]:
     """Loss and accuracy over the epochs."""
     scale = scale_of(scale)
-    return [scale.run(COLUMNS[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
+    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
 
 
 def sharpness_curves(scale: Scale | str) -> list[Run]:
     """MaxS, MinS and BilS over the steps, of methods that have radii."""
     scale = scale_of(scale)
-    return [scale.run(COLUMNS[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
+    return [scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
 
 
 def gradient_conflict(scale: Scale | str) -> list[Run]:
@@ -83,7 +83,7 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
     scale = scale_of(scale)
     return [
         scale.run(
-            COLUMNS[name],
+            variants()[name],
             MAIN,
             scale.largest(),
             probe=scale.probe,
@@ -96,26 +96,26 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
 
 def by_network(run: Run) -> TableCell:
     """A part for each network, a row for each method, a column for each data set."""
-    return TableCell(MODELS[run.model].title, column_of(run).title, DATASETS[run.data].title)
+    return TableCell(MODELS[run.model].title, variant_of(run).title, DATASETS[run.data].title)
 
 
 def by_rho_min(run: Run) -> TableCell:
     """A part for each form of BSAM, a row for each rho_min, a column for each data set."""
     return TableCell(
-        f"{MODELS[run.model].title}, {column_of(run).title}", f"{run.arguments['rho_min']:g}", DATASETS[run.data].title
+        f"{MODELS[run.model].title}, {variant_of(run).title}", f"{run.arguments['rho_min']:g}", DATASETS[run.data].title
     )
 
 
 def by_noise(run: Run) -> TableCell:
     """A part for each data set, a row for each method, a column for each rate."""
     return TableCell(
-        f"{MODELS[run.model].title}, {DATASETS[run.data].title}", column_of(run).title, f"{run.label_noise:.0%}"
+        f"{MODELS[run.model].title}, {DATASETS[run.data].title}", variant_of(run).title, f"{run.label_noise:.0%}"
     )
 
 
 def by_schedule(run: Run) -> TableCell:
     """A part for each form of BSAM, a row for each schedule of rho_min."""
-    return TableCell(f"{MODELS[run.model].title}, {column_of(run).title}", schedule_of(run), DATASETS[run.data].title)
+    return TableCell(f"{MODELS[run.model].title}, {variant_of(run).title}", schedule_of(run), DATASETS[run.data].title)
 
 
 def schedule_of(run: Run) -> str:
@@ -247,8 +247,8 @@ def only(runs: Iterable[Run], names: Iterable[str]) -> list[Run]:
         16
     """
     runs, names = list(runs), list(names)
-    there = dict.fromkeys(column_of(run).name for run in runs)
+    there = dict.fromkeys(variant_of(run).name for run in runs)
     for name in names:
         if name not in there:
             raise BsamValueError(f"the recipe has no method {name!r}: choose from {', '.join(there)}")
-    return [run for run in runs if column_of(run).name in names]
+    return [run for run in runs if variant_of(run).name in names]

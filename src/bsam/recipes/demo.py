@@ -20,6 +20,7 @@ from ..training.config import Run
 from ..training.record import Record
 from ..training.result import Result
 from ..training.workers import Workers
+from .variants import variants
 
 NOISE_RATES = (0.0, 0.4)
 BATCH = 64
@@ -35,26 +36,19 @@ MOST_SEEDS = 1000
 TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
 
 
-def _choices(*names: str, values: tuple[float, float] = (0.03, 0.1), **fixed: Any) -> tuple[Mapping[str, Any], ...]:
-    return tuple({**dict.fromkeys(names, value), **fixed} for value in values)
-
-
-USUAL = _choices("rho")
-ARGUMENTS: dict[
-    str, tuple[Mapping[str, Any], ...]
-] = {  # what a method may choose from, where that is not the usual; the rest keeps its defaults
-    "sgd": ({},),
-    "asam": _choices("rho", values=(0.3, 1.0)),
-    "gam": _choices("rho_norm", values=(0.1, 0.3)),
-    "ksam": _choices("rho", k=32),  # half of a batch
-    "msam": _choices("rho", values=(0.3, 1.0)),
-    "saf": _choices("lam", values=(0.3, 1.0), start_epoch=2, epochs_back=2),  # for ten epochs, not for two hundred
-    "mesa": _choices("lam", values=(0.3, 0.8), start_epoch=2, decay=0.95),
-    "bsam": _choices("rho_max", "rho_min"),
-    "bsam-2": _choices("rho_max", "rho_min", passes=2),
-}
-TITLES = {"sgd": "SGD", **{name: method.title for name, method in METHODS.items()}, "bsam-2": "BSAM (2 passes)"}
 DEFAULT = ("sgd", "sam", "bsam", "bsam-2")
+
+
+def titles() -> dict[str, str]:
+    """Return the titles of the methods that the demo can run, by name."""
+    return {"sgd": "SGD", **{name: m.title for name, m in METHODS.items()}, "bsam-2": variants()["bsam-2"].title}
+
+
+def _choices(name: str) -> list[Mapping[str, Any]]:
+    """Return the arguments that a method may choose from; the others keep their defaults."""
+    variant = variants()[name]
+    tuning = METHODS[variant.method].cls.tuning if variant.method in METHODS else ({},)
+    return [{**choice, **variant.arguments} for choice in tuning]
 
 
 @dataclass(frozen=True)
@@ -81,13 +75,13 @@ def candidates_of(names: Iterable[str] = DEFAULT) -> tuple[Candidate, ...]:
 
 
 def _contender(name: str) -> Candidate:
-    if name not in TITLES:
-        raise BsamValueError(f"there is no method {name!r}: choose from {', '.join(TITLES)}")
+    if name not in titles():
+        raise BsamValueError(f"there is no method {name!r}: choose from {', '.join(titles())}")
     rates = SGD_LEARNING_RATES if name == "sgd" else LEARNING_RATES
-    grid = itertools.product(WEIGHT_DECAYS, rates, ARGUMENTS.get(name, USUAL))
+    grid = itertools.product(WEIGHT_DECAYS, rates, _choices(name))
     return Candidate(
         name,
-        TITLES[name],
+        titles()[name],
         tuple(
             Run(name.removesuffix("-2"), own, lr=lr, weight_decay=decay, batch=BATCH, label_smoothing=0.0)
             for decay, lr, own in grid

@@ -19,7 +19,7 @@ from ..training.files import read_json, write_json
 from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_run, read_weights
 from ..training.lock import RunLocked
 from ..training.loop import TASKS, Diverged, fit
-from .columns import column_of, passes_of
+from .variants import passes_of, variant_of
 
 DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
 
@@ -35,7 +35,7 @@ def folder_name(run: Run) -> str:
     own = [f"{name}{run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
     digest = hashlib.sha256(json.dumps(_chosen(run), sort_keys=True).encode()).hexdigest()[:8]
-    return "-".join([run.model, run.data, column_of(run).name, *own, *noise, f"seed{run.seed}", digest])
+    return "-".join([run.model, run.data, variant_of(run).name, *own, *noise, f"seed{run.seed}", digest])
 
 
 def _chosen(run: Run) -> dict[str, Any]:

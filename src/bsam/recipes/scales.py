@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import BsamValueError
 from ..training.config import Run
-from .columns import MethodVariant, arguments
+from .variants import MethodVariant, arguments
 
 NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, and what each of them sets otherwise than Run's defaults
     "resnet18": {},

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..core.errors import BsamRuntimeError
 from ..recipes.catalogue import Recipe
-from ..recipes.columns import column_of
 from ..recipes.runner import State
+from ..recipes.variants import variant_of
 from ..training.files import read_json, write, write_json
 from ..training.lock import locked
 from .comparison import Entry, comparison_info, comparison_markdown, unit
@@ -25,7 +25,7 @@ def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
     return [
         {
             "folder": state.folder.name,
-            "title": column_of(state.run).title,
+            "title": variant_of(state.run).title,
             "state": str(state),
             "reason": state.diverged,
             "epochs_done": len(state.epochs),

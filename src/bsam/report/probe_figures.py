@@ -14,8 +14,8 @@ from ..core.errors import BsamRuntimeError
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
-from ..recipes.columns import column_of
 from ..recipes.runner import State
+from ..recipes.variants import variant_of
 from ..training.files import fits, read_json_lines
 from .figures import COLOURS
 from .panels import figure, legend, save, tidy
@@ -62,7 +62,7 @@ def _readings(part: str, row: str, states: Sequence[State]) -> Readings:
         for name in SERIES
     }
     return Readings(
-        column_of(run).title,
+        variant_of(run).title,
         f"{MODELS[run.model].title} on {DATASETS[run.data].title}",
         part,
         row,

@@ -12,9 +12,9 @@ from typing import TypeAlias
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import BASELINES, Recipe
-from ..recipes.columns import column_of
 from ..recipes.paper import Published
 from ..recipes.runner import State
+from ..recipes.variants import variant_of
 from ..training.config import Run
 from .comparison import shown
 from .figures import COLOURS
@@ -42,7 +42,7 @@ def accuracy_lines_info(recipe: Recipe, states: Sequence[State]) -> list[Line]:
     for state in states:
         if state.finished:
             panel = f"{DATASETS[state.run.data].title}, {MODELS[state.run.model].title}"
-            groups.setdefault((panel, column_of(state.run).name), {}).setdefault(setting(state.run), []).append(state)
+            groups.setdefault((panel, variant_of(state.run).name), {}).setdefault(setting(state.run), []).append(state)
     return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
 
@@ -67,8 +67,8 @@ def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[State]]) -
     ours = tuple(spread([shown(state) for state in group]) for group in groups)
     return Line(
         panel,
-        column_of(run).title,
-        column_of(run).name,
+        variant_of(run).title,
+        variant_of(run).name,
         x,
         ours,
         tuple(recipe.published(group[0].run) for group in groups),
@@ -138,7 +138,7 @@ def training_curves_info(states: Sequence[State]) -> list[Course]:
     groups: dict[str, list[State]] = {}
     for state in states:
         if state.finished:
-            groups.setdefault(column_of(state.run).name, []).append(state)
+            groups.setdefault(variant_of(state.run).name, []).append(state)
     return [_course(group) for group in groups.values()]
 
 
@@ -148,7 +148,7 @@ def _course(states: Sequence[State]) -> Course:
     def means(name: str, factor: float = 1) -> tuple[float, ...]:
         return tuple(factor * spread([metrics[name] for metrics in epoch]).mean for epoch in epochs)
 
-    run, column = states[0].run, column_of(states[0].run)
+    run, column = states[0].run, variant_of(states[0].run)
     where = f"{MODELS[run.model].title} on {DATASETS[run.data].title}"
     return Course(
         where,

@@ -10,8 +10,8 @@ from ..core.extras import need
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes.catalogue import Recipe
-from ..recipes.columns import column_of
 from ..recipes.runner import Callbacks, EtaEstimator, State
+from ..recipes.variants import variant_of
 from ..training.config import Run
 from .progress import progress
 
@@ -62,7 +62,7 @@ def name_of(run: Run) -> str:
     own = [f"{name} {run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
     return ", ".join(
-        [MODELS[run.model].title, DATASETS[run.data].title, column_of(run).title, *own, *noise, f"seed {run.seed}"]
+        [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title, *own, *noise, f"seed {run.seed}"]
     )
 
 

@@ -31,8 +31,8 @@ def arguments_of(method: str) -> tuple[str, ...]:
         >>> arguments_of("asam")
         ('rho', 'eta', 'm_sharpness', 'same_draws')
     """
-    given = ("base", "model", "optimizer", "samples", "classes", "reduction", "label_smoothing")
-    return tuple(name for name in inspect.signature(METHODS[method].cls).parameters if name not in given)
+    cls = METHODS[method].cls
+    return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
 
 @dataclass(frozen=True)

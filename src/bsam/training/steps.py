@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.optimizer import SharpnessAware
-from .learner import TrainStep
+from .train_step import TrainStep
 
 WARM_UP = 3  # steps before the capture: they allocate, choose kernels and compile
 

@@ -23,10 +23,10 @@ from ..methods import METHODS
 from .bf16 import emulated, is_emulated
 from .compiler import compiler_trouble, compiling
 from .config import Run
-from .learner import TrainStep, build_optimizer
 from .steps import Captured, Plain
 from .task import Task
 from .team import DistributedContext
+from .train_step import TrainStep, build_optimizer
 
 _MECHANICS = (
     "lr",
@@ -61,11 +61,8 @@ class Training:
             raise BsamRuntimeError(
                 f"{run.method} compares logits of classes, and {run.task} has none: choose another method"
             )
-        if run.method == "saf" and team.size > 1:
-            raise BsamRuntimeError(
-                "saf remembers each sample's logits, and here other processes see them: train with one process, or by "
-                "mesa"
-            )
+        if team.size > 1 and run.method != "sgd" and (why_not := METHODS[run.method].cls.single_process):
+            raise BsamRuntimeError(f"{run.method} {why_not}")
         self.run, self.task, self.team = run, task, team
         self.network = task.network()
         self.captured = (
@@ -223,18 +220,19 @@ def learner_of(
 
 
 def _share_of_arguments(run: Run, processes: int) -> Mapping[str, Any]:
-    """The method's arguments in each process: ksam's k counts samples of the whole batch, of which a process has its
-    share.
-    """
-    if run.method != "ksam" or processes == 1:
+    """Return the method's arguments in each process, which has its share of those that count samples of the batch."""
+    if run.method == "sgd" or processes == 1:
         return run.arguments
-    k = check_count("k", run.arguments.get("k", inspect.signature(METHODS["ksam"].cls).parameters["k"].default))
-    if k % processes:
-        raise BsamValueError(
-            f"k must be a multiple of the {processes} processes, each of which takes the hardest samples of its "
-            f"share; got {k}"
-        )
-    return {**run.arguments, "k": k // processes}
+    cls, shares = METHODS[run.method].cls, dict(run.arguments)
+    for name in cls.counts_of_batch:
+        count = check_count(name, shares.get(name, inspect.signature(cls).parameters[name].default))
+        if count % processes:
+            raise BsamValueError(
+                f"{name} must be a multiple of the {processes} processes, each of which chooses among its share of the "
+                f"batch; got {count}"
+            )
+        shares[name] = count // processes
+    return shares
 
 
 def base_of(run: Run, model: nn.Module, capturable: bool = False) -> Optimizer:

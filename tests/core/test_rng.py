@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.flatness import Probe
+from bsam.methods import METHODS
+from helpers import assert_close, flat, same, sgd
 
 
 class Noisy(nn.Module):
@@ -32,14 +34,6 @@ def noisy(problem):
     return type(problem)(Noisy(), problem.x, problem.y)
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
-
-
 def gradients(model):
     """A list that gathers the gradient of each pass, all parameters in one vector."""
     found, parts = [], []
@@ -56,32 +50,26 @@ def gradients(model):
     return found
 
 
-METHODS = {
-    "sam": lambda p, **o: bsam.SAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "asam": lambda p, **o: bsam.ASAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "gsam": lambda p, **o: bsam.GSAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "fisher_sam": lambda p, **o: bsam.FisherSAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "friendly_sam": lambda p, **o: bsam.FriendlySAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "pgn": lambda p, **o: bsam.PGN(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "gam": lambda p, **o: bsam.GAM(sgd(p.model.parameters()), p.model, rho=0.0, rho_norm=0.0, **o),
-    "looksam": lambda p, **o: bsam.LookSAM(sgd(p.model.parameters()), p.model, rho=0.0, k=1, **o),
-    "msam": lambda p, **o: bsam.MSAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "aesam": lambda p, **o: bsam.AESAM(sgd(p.model.parameters()), p.model, rho=0.0, total_steps=9, lambda_2=-1.0, **o),
-    "rst": lambda p, **o: bsam.RST(sgd(p.model.parameters()), p.model, rho=0.0, p=1.0, **o),
-    "esam": lambda p, **o: bsam.ESAM(sgd(p.model.parameters()), p.model, rho=0.0, beta=1.0, gamma=1.0, **o),
-    "ksam": lambda p, **o: bsam.KSAM(sgd(p.model.parameters()), p.model, rho=0.0, **o),
-    "bsam": lambda p, **o: bsam.BSAM(sgd(p.model.parameters()), p.model, rho_max=0.0, rho_min=0.0, **o),
+# With a radius of zero, and with settings that make a second pass in every step, on all samples and weights.
+WHOLE = {
+    "looksam": {"k": 1},
+    "aesam": {"total_steps": 9, "lambda_2": -1.0},
+    "rst": {"p": 1.0},
+    "esam": {"beta": 1.0, "gamma": 1.0},
 }
 
 
-def test_every_method_is_here():
-    assert set(METHODS) == {name for name, method in bsam.METHODS.items() if not method.is_loss}
+def without_radius(name, problem, **options):
+    optimizer = METHODS[name].cls(sgd(problem.model.parameters()), problem.model, **WHOLE.get(name, {}), **options)
+    (group,) = optimizer.param_groups
+    group.update({key: 0.0 for key, value in group.items() if key.startswith("rho") and value is not None})
+    return optimizer
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.is_loss])
 def test_passes_at_radius_zero_have_one_gradient(noisy, name):
     """Bit for bit, and it is the gradient of a plain pass; the generator goes on as after that pass, too."""
-    optimizer, found = METHODS[name](noisy), gradients(noisy.model)
+    optimizer, found = without_radius(name, noisy), gradients(noisy.model)
     closure = noisy.losses if name in ("esam", "ksam") else noisy.loss
     for _ in range(3):
         state = torch.get_rng_state()
@@ -92,14 +80,14 @@ def test_passes_at_radius_zero_have_one_gradient(noisy, name):
         optimizer.step(closure)
         assert found
         for g in found:
-            plain = torch.cat([t.flatten() for t in expected])  # hooks fire in the order of the backward pass
+            plain = flat(expected)  # hooks fire in the order of the backward pass
             torch.testing.assert_close(g.sort().values, plain.sort().values, rtol=1e-12, atol=1e-15)
             assert torch.equal(g, found[0])
         assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_without_it_each_pass_draws_on_its_own(noisy):
-    optimizer, found = METHODS["bsam"](noisy, same_draws=False), gradients(noisy.model)
+    optimizer, found = without_radius("bsam", noisy, same_draws=False), gradients(noisy.model)
     state = torch.get_rng_state()
     for _ in range(3):
         noisy.loss()
@@ -110,7 +98,7 @@ def test_without_it_each_pass_draws_on_its_own(noisy):
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
     assert torch.equal(torch.get_rng_state(), after)
     with pytest.raises(bsam.BsamError, match="same_draws must be True or False, got 1"):
-        METHODS["bsam"](noisy, same_draws=1)
+        without_radius("bsam", noisy, same_draws=1)
 
 
 def test_training_goes_the_way_of_the_algorithm_with_one_function_a_step(noisy):
@@ -127,7 +115,7 @@ def test_training_goes_the_way_of_the_algorithm_with_one_function_a_step(noisy):
         torch.testing.assert_close(first.detach(), loss, rtol=1e-12, atol=0)
         g = torch.autograd.grad(first, params)
         after = torch.get_rng_state()
-        length = torch.cat([t.flatten() for t in g]).norm()
+        length = flat(g).norm()
         start = other.weights()
         with torch.no_grad():
             for p, t in zip(params, g, strict=True):
@@ -140,8 +128,7 @@ def test_training_goes_the_way_of_the_algorithm_with_one_function_a_step(noisy):
                 p.copy_(w)
                 p.grad = t
         base.step()
-    for a, b in zip(noisy.weights(), other.weights(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    assert_close(noisy.weights(), other.weights(), atol=1e-13)
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.3, "noise": 0.0}, {"dropout": 0.0, "noise": 0.3}])
@@ -159,7 +146,7 @@ def test_the_noise_of_the_direction_falls_to_that_of_the_gradient(problem, optio
         for _ in range(100):
             optimizer.zero_grad()
             optimizer.backward(noisy.loss)
-            found.append(torch.cat([p.grad.flatten() for p in noisy.model.parameters()]))
+            found.append(flat(p.grad for p in noisy.model.parameters()))
         return found
 
     params = list(noisy.model.parameters())
@@ -211,7 +198,7 @@ def test_micro_batches_and_accumulation_draw_as_plain_passes_do(noisy):
     optimizer.backward(micro_batches)
     assert torch.equal(torch.get_rng_state(), after)
     assert len(found) == 12
-    sizes = [float(torch.cat([t.flatten() for t in g]).norm()) for g in expected]
+    sizes = [float(flat(g).norm()) for g in expected]
     assert [float(g.norm()) for g in found] == pytest.approx(sizes[:2] * 3 + sizes[2:] * 3, rel=1e-12)
 
 
@@ -263,7 +250,7 @@ def test_a_probe_reads_the_function_of_the_step_and_disturbs_nothing(noisy):
     for loss, reading in zip(losses, probe, strict=True):
         params, state = list(other.model.parameters()), torch.get_rng_state()
         g = torch.autograd.grad(other.loss(), params)
-        length, start = torch.cat([t.flatten() for t in g]).norm(), other.weights()
+        length, start = flat(g).norm(), other.weights()
         with torch.no_grad():
             for p, t in zip(params, g, strict=True):
                 p.sub_(0.1 * t / length)  # downhill, where SAM never goes and the probe does

@@ -7,7 +7,7 @@ from torch import nn
 
 import bsam
 from bsam.methods import METHODS
-from bsam.training.learner import TrainStep, build_optimizer
+from bsam.training.train_step import TrainStep, build_optimizer
 
 KNOWN = {"seed": 7, "total_steps": 40, "samples": 24, "classes": 3}
 

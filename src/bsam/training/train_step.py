@@ -1,4 +1,4 @@
-"""A network with what trains it: every method of METHODS behind one step."""
+"""One training step of a network, with any method of METHODS or the base optimizer alone."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ from torch.optim import Optimizer
 from ..core.distillation import Distillation
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
-from ..methods.mesa import MESA
-from ..methods.saf import SAF
 from .task import Batch
 
 Criterion: TypeAlias = Callable[[Any, Batch], Tensor]
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """One per sample; the classes are the batch's second tensor."""
+    """Return one loss per sample; the classes are the batch's second tensor."""
     return F.cross_entropy(logits, batch[1], reduction="none")
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A network, the optimizer that moves its weights, and the loss that it lowers.
+    """A network, the optimizer that updates its weights, and the loss that is minimised.
 
     Args:
-        model: the network, or what calls it.
+        model: the network, or a function that calls it.
         optimizer: sharpness-aware or any other.
-        criterion: from outputs and a batch to one loss per sample.
-        loss: SAF or MESA, if one of them stands in for the criterion.
+        criterion: maps outputs and a batch to one loss per sample.
+        loss: SAF or MESA, in place of the criterion.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 3)
-        >>> learner = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> learner.step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)).shape
+        >>> train_step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> train_step.step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)).shape
         torch.Size([])
     """
 
@@ -50,22 +48,19 @@ class TrainStep:
     loss: Distillation | None = None
 
     def begin_epoch(self, epoch: int) -> None:
-        """To call before each epoch, counted from 0."""
+        """Begin an epoch, counted from 0."""
         if self.loss is not None:
             self.loss.set_epoch(epoch)
 
     def losses(self, *batch: Tensor) -> Tensor:
-        """The loss of each sample of a batch: inputs, targets, places in the training set."""
+        """Return the loss of each sample of a batch: inputs, targets, indices in the training set."""
         outputs = self.model(batch[0])
-        match self.loss:
-            case SAF():
-                return self.loss(outputs, batch[1], batch[-1])
-            case MESA():
-                return self.loss(outputs, batch[1], batch[0])
-        return self.criterion(outputs, batch)
+        if self.loss is None:
+            return self.criterion(outputs, batch)
+        return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1])
 
     def backward(self, *batch: Tensor) -> Tensor:
-        """Add the optimizer's direction on this batch to ``p.grad``; the mean loss."""
+        """Add the optimizer's direction on this batch to ``p.grad``. Return the mean loss."""
 
         def closure(chosen: Tensor | slice = slice(None)) -> Tensor:
             return self.losses(*(t[chosen] for t in batch))
@@ -77,7 +72,7 @@ class TrainStep:
         return loss.detach()
 
     def step(self, *batch: Tensor) -> Tensor:
-        """One step on one batch; the mean loss before it."""
+        """Take one step on one batch. Return the mean loss before it."""
         self.optimizer.zero_grad()
         loss = self.backward(*batch)
         self.optimizer.step()
@@ -93,23 +88,23 @@ def build_optimizer(
     criterion: Criterion = cross_entropy,
     **known: Any,
 ) -> TrainStep:
-    """A network with ``base`` alone for the method ``"sgd"``; with a method of METHODS around it; or, for SAF and MESA,
-    with ``base`` on their loss.
+    """Build the training step of a network with ``base`` alone for the method ``"sgd"``, else with a method of METHODS.
 
     Args:
         method: its name.
         arguments: of the method, by name.
         base: the optimizer that takes the step.
         model: the network, or its DDP or compiled wrapper.
-        forward: what calls it, under autocast for example; None: the model itself.
-        criterion: from outputs and a batch to one loss per sample.
-        known: what the training knows and some methods ask for, under the names of their arguments: ``seed``,
-            ``total_steps``, ``samples``, ``classes``. A method gets what it asks for.
+        forward: a function that calls it, under autocast for example; None: the model itself.
+        criterion: maps outputs and a batch to one loss per sample.
+        known: what the training knows and some methods have as an argument, by name: ``seed``, ``total_steps``,
+            ``samples``, ``classes``. ``arguments`` take precedence.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 3)
-        >>> build_optimizer("rst", {"p": 0.25}, torch.optim.SGD(model.parameters(), lr=0.1), model, seed=7, total_steps=100).optimizer.seed
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> build_optimizer("rst", {"p": 0.25}, base, model, seed=7, total_steps=100).optimizer.seed
         7
     """
     forward = forward or model

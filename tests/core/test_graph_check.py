@@ -1,8 +1,7 @@
-"""What the closure runs beside the model, and what it must not reuse."""
+"""A loss, or a part of one, that a pass did not compute anew."""
 
 from __future__ import annotations
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,17 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 import bsam
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
-
-
-# A loss from outside
+from helpers import detached, same, sgd
 
 
 def quiet_layer():
@@ -42,7 +31,7 @@ def test_a_loss_from_outside_the_closure_is_refused():
         return loss
 
     for _ in range(2):  # not in the first step alone
-        before = [p.detach().clone() for p in layer.parameters()]
+        before = detached(layer.parameters())
         for closure in (
             lambda loss: loss,
             own_backward,
@@ -52,7 +41,7 @@ def test_a_loss_from_outside_the_closure_is_refused():
             loss = (layer(x) ** 2).mean()
             with pytest.raises(bsam.BsamError, match="computed outside this pass"):
                 optimizer.step(lambda: closure(loss))
-            assert same(before, [p.detach() for p in layer.parameters()])
+            assert same(before, detached(layer.parameters()))
         optimizer.step(lambda: (layer(x) ** 2).mean())
 
 
@@ -151,112 +140,3 @@ def test_what_may_come_from_outside(plain):
         penalised,
     ):
         bsam.SAM(sgd(plain.model.parameters()), plain.model).step(closure)
-
-
-# Other modules
-
-
-class Generator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6)).double()
-
-    def forward(self, z):
-        return self.layers(z)
-
-
-def discriminator():
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).double()
-
-
-@pytest.fixture
-def gan():
-    torch.manual_seed(3)
-    return Generator(), discriminator(), torch.randn(16, 4, dtype=torch.float64)
-
-
-def loss_of(g, d, z):
-    return F.softplus(-d(g(z))).mean()
-
-
-@pytest.mark.parametrize("own_backward", [False, True])
-def test_a_step_of_the_generator_leaves_the_discriminator(gan, own_backward):
-    """Its gradients stay as they were, its batch norm moves once, and the generator's step is the same."""
-    g, d, z = gan
-    alone_g, alone_d = copy.deepcopy(g), copy.deepcopy(d).requires_grad_(False).train()
-    optimizer = bsam.BSAM(sgd(g.parameters()), [g, d])
-    reference = bsam.BSAM(sgd(alone_g.parameters()), alone_g)
-    d(torch.randn(16, 6, dtype=torch.float64)).mean().backward()  # what its own step will use
-    alone_d.load_state_dict(d.state_dict())
-    d[0].bias.grad = None
-    held = [p.grad for p in d.parameters()]
-    values = [None if t is None else t.clone() for t in held]
-    backwards = []
-    d[3].weight.register_hook(lambda t: backwards.append(1))
-
-    def closure():
-        loss = loss_of(g, d, z)
-        if own_backward:
-            loss.backward()
-        return loss
-
-    for t in range(1, 4):
-        expected = copy.deepcopy((alone_g, alone_d))
-        loss_of(*expected, z)  # one pass moves batch norm once
-        assert torch.equal(optimizer.step(closure), reference.step(lambda: loss_of(alone_g, alone_d, z)))
-        alone_d.load_state_dict(expected[1].state_dict())
-        assert same(list(d.buffers()), list(alone_d.buffers()))
-        assert int(d[1].num_batches_tracked) == t + 1
-        assert int(g.layers[1].num_batches_tracked) == t
-        assert same([p.detach() for p in g.parameters()], [p.detach() for p in alone_g.parameters()])
-        assert all(p.grad is h and p.requires_grad for p, h in zip(d.parameters(), held, strict=True))
-        assert all(h is None or torch.equal(h, v) for h, v in zip(held, values, strict=True))
-    assert not backwards  # no work was spent on them
-    assert d[1].track_running_stats is True
-
-
-def test_a_closure_that_raises_gives_the_discriminator_back(gan):
-    g, d, z = gan
-    d[0].weight.requires_grad_(False)
-    optimizer = bsam.BSAM(sgd(g.parameters()), [g, d])
-    for failing in (1, 2, 3):
-        calls = 0
-
-        def closure():
-            nonlocal calls
-            calls += 1
-            if calls == failing:
-                raise KeyboardInterrupt
-            return loss_of(g, d, z)
-
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.step(closure)
-        assert [p.requires_grad for p in d.parameters()] == [False] + [True] * 5
-        assert d[1].track_running_stats is True
-        assert all(p.grad is None for p in d.parameters())
-
-
-def test_parameters_that_both_have_stay_trained(gan):
-    """A layer of the second module that belongs to base: it is ours, and gets its gradient."""
-    g, d, z = gan
-    shared = nn.Linear(6, 1).double()
-    head = nn.Sequential(shared)
-    optimizer = bsam.SAM(sgd([*g.parameters(), *shared.parameters()]), [g, head, d])
-    optimizer.backward(lambda: head(g(z)).square().mean())
-    assert shared.weight.grad.abs().sum() > 0
-    assert shared.weight.requires_grad
-
-
-def test_bad_lists_of_modules_are_refused(gan):
-    g, d, _ = gan
-    base = sgd(g.parameters())
-    for wrong, word in [
-        ([], "no module at all"),
-        ([g, "d"], "Generator, str"),
-        ("g", "got str"),
-        ([d, g], "6 trainable"),
-    ]:
-        with pytest.raises(bsam.BsamError, match=word):
-            bsam.SAM(base, wrong)
-    optimizer = bsam.ASAM(base, (g, d))  # which looks at the model's names
-    assert optimizer.model is g

@@ -1,0 +1,47 @@
+"""What the rest of the package reads from the class of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, ClassVar
+
+
+class Need(Enum):
+    """What a method needs beyond a closure that returns the mean loss."""
+
+    PER_SAMPLE_LOSSES = "closure(indices) returning per-sample losses"
+    MOMENTUM = "a base with momentum"
+    TOTAL_STEPS = "total_steps"
+    SAMPLE_IDS = "sample ids"
+    INPUTS = "the inputs"
+    EPOCHS = "set_epoch"
+    FORWARD_PASS = "a forward pass more"
+
+
+class MethodInfo:
+    """The class attributes that describe a method; each method sets those whose default does not fit.
+
+    ``title`` to ``capturable`` are described by :class:`bsam.methods.Method`.
+    """
+
+    title: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    purpose: ClassVar[str] = ""
+    passes: float = 2  # an instance may have another number
+    memory: ClassVar[str] = "2"
+    needs: ClassVar[tuple[Need, ...]] = ()
+    capturable: ClassVar[bool] = True
+
+    # In a training: arguments that the training sets, arguments that count samples of the whole batch (each process
+    # gets its share), and why the method cannot be trained in several processes (empty if it can).
+    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")
+    counts_of_batch: ClassVar[tuple[str, ...]] = ()
+    single_process: ClassVar[str] = ""
+
+    # In the recipes: arguments that are set to SAM's radius for the data set, settings for some data sets, the choices
+    # for tuning in the demo, and the variants that tables list (name: title and arguments; empty: the method alone).
+    sam_radii: ClassVar[tuple[str, ...]] = ()
+    data_settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    tuning: ClassVar[tuple[Mapping[str, Any], ...]] = ({"rho": 0.03}, {"rho": 0.1})
+    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}

@@ -1,0 +1,95 @@
+"""The state of the random number generators during the passes of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+States = list[tuple[torch.Generator, torch.Tensor]]
+
+
+class RngReplay:
+    """Give all passes of a step the same random numbers, so that all of them evaluate one function.
+
+    Covered are torch's default generators of the CPU and of the parameters' CUDA devices. Their states are saved
+    before the first pass of a step and set again before each later one; after the step they are where the first pass
+    left them.
+
+    While a CUDA graph is captured, states of CUDA generators can be neither read nor set. Each later pass then draws
+    from a clone of the generator that was registered with the graph before the capture (:meth:`make_clones`); without
+    such clones, the passes of a captured step draw independently.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._pass = 0  # of this step
+        self._max_passes = 1  # of all steps so far
+        self._before: States = []
+        self._after: States = []
+        # while a graph is captured: the CUDA generators, and the states they had before
+        self._captured: list[tuple[torch.Generator, torch.Generator]] = []
+        self._clones: dict[int, list[torch.Generator]] = {}  # by device index, one for each later pass
+
+    def begin(self) -> None:
+        """Begin a step, and discard what an interrupted one has left."""
+        self._pass, self._before, self._after, self._captured = 0, [], [], []
+
+    def begin_pass(self, devices: Iterable[torch.device]) -> None:
+        """Save the states before the first pass of a step, and set them again before a later one."""
+        self._pass += 1
+        self._max_passes = max(self._max_passes, self._pass)
+        if not self._enabled:
+            return
+        if self._pass == 1:
+            on_gpu = [torch.cuda.default_generators[i] for i in _cuda_indices(devices)]
+            capturing = bool(on_gpu) and torch.cuda.is_current_stream_capturing()
+            readable = [torch.default_generator, *([] if capturing else on_gpu)]
+            self._before = [(g, g.get_state()) for g in readable]
+            if capturing:
+                self._captured = [(g, g.graphsafe_get_state()) for g in on_gpu]
+            return
+        _set(self._before)
+        for generator, _ in self._captured:
+            clones = self._clones.get(generator.device.index, [])
+            if self._pass - 2 < len(clones):
+                generator.graphsafe_set_state(clones[self._pass - 2])
+
+    def end_pass(self) -> None:
+        """Save where the first pass left the generators. Call after each pass that did not raise."""
+        if self._pass == 1:
+            self._after = [(g, g.get_state()) for g, _ in self._before]
+
+    def close(self) -> None:
+        """Set the generators to where the first pass of the step left them. Calling it again has no effect."""
+        if self._pass > 1:
+            _set(self._after)
+        for generator, own in self._captured:
+            generator.graphsafe_set_state(own)
+        self.begin()
+
+    def make_clones(self, devices: Iterable[torch.device]) -> list[torch.Generator]:
+        """Clone the CUDA generators, once for each later pass of a step; register the clones before the capture."""
+        if not self._enabled:
+            return []
+        later = range(self._max_passes - 1)
+        self._clones = {
+            i: [torch.cuda.default_generators[i].clone_state() for _ in later] for i in _cuda_indices(devices)
+        }
+        return [clone for clones in self._clones.values() for clone in clones]
+
+    def update_clones(self) -> None:
+        """Set the clones to the states of their generators, which may have been used since the last replay."""
+        for index, clones in self._clones.items():
+            state = torch.cuda.default_generators[index].get_state()
+            for clone in clones:
+                clone.set_state(state)
+
+
+def _cuda_indices(devices: Iterable[torch.device]) -> list[int]:
+    return [device.index for device in devices if device.type == "cuda"]
+
+
+def _set(states: States) -> None:
+    for generator, state in states:
+        generator.set_state(state)

@@ -1,0 +1,39 @@
+"""The progress of one optimizer step, from ``backward`` to ``step``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .ranks import Ranks
+from .vector import Vector
+
+NOT_READY = {
+    "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
+    "failed": "the last backward raised, so there is nothing to step with: call backward(closure) or zero_grad()",
+    "in_backward": "step was called from inside the closure: a closure only computes the loss, and may call backward",
+}
+
+
+@dataclass
+class StepState:
+    """What ``backward`` leaves for ``step``.
+
+    It is an object of its own because Lightning and Fabric wrap an optimizer in an object of a derived class:
+    ``backward`` may run on the wrapper and ``step`` on the optimizer, and both must find the same state.
+    """
+
+    phase: str = "idle"  # idle, in_backward, ready, or failed: the last backward raised
+    offset: Vector | None = None  # from w: where the current backward wants the step to start
+    offsets: list[Vector] = field(default_factory=list)  # those of all backwards since the last step
+    local_offsets: bool = False  # whether some offsets were computed by this rank alone
+
+    def start(self, ranks: Ranks) -> Vector | None:
+        """Return where the step starts, relative to w: the mean of the offsets, over ranks where they differ."""
+        if not self.offsets:
+            return None
+        mean = sum(self.offsets[1:], self.offsets[0]) / len(self.offsets)
+        return Vector(ranks.average_(mean.tensors()), mean.layout) if self.local_offsets else mean
+
+    def clear(self) -> None:
+        """Discard what was prepared."""
+        self.phase, self.offsets, self.local_offsets = "idle", [], False

@@ -1,0 +1,86 @@
+"""The methods as the tables list them, with their settings for each data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..methods import METHODS
+from ..methods.bsam import BSAM
+from ..training.config import Run
+
+BSAMS = tuple(BSAM.variants)
+RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and both of BSAM's
+
+
+@dataclass(frozen=True)
+class MethodVariant:
+    """A method of the tables.
+
+    Args:
+        name: its name on the command line.
+        title: its name in a table.
+        method: of :data:`bsam.methods.METHODS`, or ``"sgd"``.
+        arguments: those in which it differs from its method's first variant.
+    """
+
+    name: str
+    title: str
+    method: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def variants() -> dict[str, MethodVariant]:
+    """Return all methods of the tables, by name.
+
+    Example:
+        >>> [variant.title for variant in variants().values()][-3:]
+        ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
+    """
+    found = [MethodVariant("sgd", "SGD", "sgd")]
+    for method in METHODS.values():
+        own = method.cls.variants or {method.name: (method.title, {})}
+        found += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in own.items()]
+    return {variant.name: variant for variant in found}
+
+
+def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
+    """Return the settings of a method for a data set. No argument repeats the default.
+
+    Example:
+        >>> arguments(variants()["sam"], "cifar10"), arguments(variants()["sam"], "cifar100")
+        ({}, {'rho': 0.1})
+        >>> arguments(variants()["bsam-2"], "cifar100")
+        {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
+    """
+    if variant.method == "sgd":
+        return {}
+    cls = METHODS[variant.method].cls
+    shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(cls.sam_radii, RADIUS[data])
+    return {**shared, **cls.data_settings.get(data, {}), **variant.arguments}
+
+
+def variant_of(run: Run) -> MethodVariant:
+    """Return the variant that a run belongs to.
+
+    Example:
+        >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
+        'BSAM (as released)'
+    """
+    own = [
+        variant
+        for variant in variants().values()
+        if variant.method == run.method and variant.arguments.items() <= run.arguments.items()
+    ]
+    return max(own, key=lambda variant: len(variant.arguments))
+
+
+def passes_of(run: Run) -> float:
+    """Return the forward and backward passes per step.
+
+    Example:
+        >>> passes_of(Run("sgd")), passes_of(Run("bsam")), passes_of(Run("bsam", {"passes": 2}))
+        (1, 3, 2)
+    """
+    return 1 if run.method == "sgd" else run.arguments.get("passes", METHODS[run.method].passes)

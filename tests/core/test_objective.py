@@ -1,0 +1,177 @@
+"""What the closure may return, micro-batches, chosen samples and chosen parameters."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bsam
+from bsam.core.optimizer import SharpnessAware
+from bsam.core.vector import Vector
+from helpers import same, sgd
+
+
+def test_each_micro_batch_frees_its_graph_before_the_next_is_built(plain):
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def micro_batches():
+        nonlocal most
+        for x, y in zip(plain.x.chunk(4), plain.y.chunk(4), strict=True):
+            hidden = plain.model[:2](x)
+            alive.append(weakref.ref(hidden))
+            most = max(most, sum(r() is not None for r in alive))
+            loss = F.cross_entropy(plain.model[2:](hidden), y)
+            del hidden
+            yield loss
+            del loss
+
+    bsam.SAM(sgd(plain.model.parameters()), plain.model).backward(micro_batches)
+    assert len(alive) == 8
+    assert most == 1
+
+
+def test_methods_that_select_samples_and_parameters(plain):
+    seen = []
+
+    class Selecting(SharpnessAware):
+        def __init__(self, base, model):
+            super().__init__(base, model, {})
+
+        def direction(self, L):
+            wanted = [p.dim() > 1 for p in plain.model.parameters()]
+            self.part: Vector = L.grad(wrt=wanted)
+            self.mean = L.value(at=self.part * 0.1)
+            return L.grad(subset=torch.tensor([0, 5]))
+
+    def closure(indices=None):
+        seen.append(indices)
+        x, y = (plain.x, plain.y) if indices is None else (plain.x[indices], plain.y[indices])
+        return F.cross_entropy(plain.model(x), y, reduction="none")
+
+    optimizer = Selecting(sgd(plain.model.parameters()), plain.model)
+    g = torch.autograd.grad(plain.loss(), list(plain.model.parameters()))
+    optimizer.backward(closure)
+    for ours, t in zip(optimizer.part.tensors(), g, strict=True):
+        torch.testing.assert_close(ours, t if t.dim() > 1 else torch.zeros_like(t))
+    moved = plain.clone()
+    with torch.no_grad():
+        for p, t in zip(moved.model.parameters(), g, strict=True):
+            p.add_(t if t.dim() > 1 else 0.0, alpha=0.1)
+    torch.testing.assert_close(optimizer.mean, moved.loss().detach())
+    expected = torch.autograd.grad(
+        F.cross_entropy(plain.model(plain.x[[0, 5]]), plain.y[[0, 5]]), list(plain.model.parameters())
+    )
+    for p, t in zip(plain.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, t)
+    assert [None if s is None else s.tolist() for s in seen] == [None, None, [0, 5]]
+
+
+def test_bad_closures_are_refused(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    before = problem.weights()
+
+    def nested():
+        optimizer.step(problem.loss)
+        return problem.loss()
+
+    def nested_backward():
+        optimizer.backward(problem.loss)
+        return problem.loss()
+
+    cases = [
+        (lambda: None, "returned None"),
+        (lambda: (problem.loss(), 1), "tuple"),
+        (lambda: problem.loss().detach(), "without a graph"),
+        (lambda: problem.loss().item(), "without a graph"),
+        (lambda: problem.model(problem.x), "shape"),
+        (lambda: problem.loss().expand(0), "batch empty"),
+        (lambda: iter(()), "yielded no loss"),
+        (lambda: torch.ones((), requires_grad=True) * 2, "reaches no parameter"),
+        (lambda: iter([problem.loss(), None]), "None"),
+        (lambda: iter([problem.loss(), problem.loss().expand(2)]), "one kind"),
+        (nested, "inside the closure"),
+        (nested_backward, "inside the closure"),
+    ]
+    for closure, word in cases:
+        with pytest.raises(bsam.BsamError, match=word):
+            optimizer.backward(closure)
+        with pytest.raises(bsam.BsamError, match="last backward raised"):
+            optimizer.step()
+        assert all(p.grad is None for p in problem.model.parameters())
+    for nothing in (None, problem.loss().detach()):
+        with pytest.raises(bsam.BsamError, match="closure"):
+            optimizer.backward(nothing)
+    with pytest.raises(TypeError, match="closure"):
+        optimizer.backward()
+    assert same(before, problem.weights())
+
+
+def test_a_closure_that_yields_must_not_run_backward(plain):
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+
+    def closure():
+        for _ in range(2):
+            loss = plain.loss()
+            loss.backward()
+            yield loss
+
+    with pytest.raises(bsam.BsamError, match="yields"):
+        optimizer.backward(closure)
+
+
+def test_everything_frozen_and_sparse_gradients_are_refused():
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(bsam.BsamError, match="sparse"):
+        optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
+    model.requires_grad_(False)
+    with pytest.raises(bsam.BsamError, match="unfreeze"):
+        optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
+
+
+def test_a_generator_is_closed_when_its_micro_batch_fails(plain):
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    closed = []
+
+    def closure():
+        try:
+            yield plain.loss()
+            yield plain.loss().detach()
+        finally:
+            closed.append(True)
+
+    with pytest.raises(bsam.BsamError, match="without a graph") as error:
+        optimizer.backward(closure)
+    assert closed == [True]
+    assert error.value is not None  # its traceback alone would keep the generator open
+
+
+def test_a_differentiable_base_and_a_complex_loss_are_refused(problem):
+    base = torch.optim.SGD(problem.model.parameters(), lr=0.1, differentiable=True)
+    with pytest.raises(bsam.BsamError, match="differentiable=True"):
+        bsam.BSAM(base, problem.model)
+    z = nn.Parameter(torch.randn(3, dtype=torch.complex128))
+    optimizer = bsam.SAM(torch.optim.SGD([z], lr=0.1), None)
+    for loss in (lambda: (z * z).sum(), lambda: z * z, lambda: iter([(z * z).sum()])):
+        with pytest.raises(bsam.BsamError, match=r"the loss must be real, got torch\.complex128"):
+            optimizer.step(loss)
+    optimizer.step(lambda: (z * z).sum().real)
+
+
+@pytest.mark.parametrize(
+    "closure", [lambda m, x: (x @ m.mH).abs().pow(2).mean(), lambda m, x: (m.conj() * x[:1].mT).abs().pow(2).sum()]
+)
+def test_gradients_that_autograd_left_conjugated(closure):
+    torch.manual_seed(0)
+    m, x = nn.Parameter(torch.randn(4, 4, dtype=torch.complex128)), torch.randn(3, 4, dtype=torch.complex128)
+    optimizer = bsam.SAM(torch.optim.SGD([m], lr=0.01), None, rho=0.1)
+    (g,) = torch.autograd.grad(closure(m, x), [m])
+    moved = (m + 0.1 * g / torch.linalg.vector_norm(g)).detach().requires_grad_()
+    (expected,) = torch.autograd.grad(closure(moved, x), [moved])
+    optimizer.backward(lambda: closure(m, x))
+    torch.testing.assert_close(m.grad, expected.resolve_conj(), rtol=1e-10, atol=1e-12)

@@ -1,0 +1,175 @@
+"""What backward leaves for step, also where a framework wraps the optimizer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import bsam
+from bsam.core.wrapper import METHOD
+from helpers import same, sgd
+
+
+class Looking:
+    """As the wrappers of Lightning and Fabric 2.6: of a derived class, it looks attributes up in the optimizer."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type("Lightning" + type(optimizer).__name__, (type(self), type(optimizer)), {})
+
+    def step(self, closure=None):
+        return self._optimizer.step(closure)
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
+class Copying(Looking):
+    """As both were before: the wrapper has a copy of the optimizer's ``__dict__``."""
+
+    def __init__(self, optimizer):
+        self.__dict__ = {k: v for k, v in optimizer.__dict__.items() if k not in ("state_dict", "step")}
+        super().__init__(optimizer)
+
+
+class LightningManual(Looking):
+    """As Lightning in manual optimization: ``step()`` passes a closure that does nothing."""
+
+    def step(self, closure=None):
+        return self._optimizer.step(closure or (lambda: None))
+
+
+@pytest.mark.parametrize("wrap", [Looking, Copying, LightningManual])
+@pytest.mark.parametrize("released", [False, True])
+def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, released):
+    other = problem.clone()
+    inner = bsam.BSAM(sgd(problem.model.parameters()), problem.model, start_from_min=released)
+    whole = bsam.BSAM(sgd(other.model.parameters()), other.model, start_from_min=released)
+    outer = wrap(inner)
+    assert isinstance(outer, bsam.BSAM)
+    for backward, step in ((outer, outer), (outer, inner), (inner, outer), (inner, inner)):
+        for half in (slice(0, 12), slice(12, 24)):
+            ours = type(problem)(problem.model, problem.x[half], problem.y[half])
+            theirs = type(problem)(other.model, other.x[half], other.y[half])
+            assert torch.equal(backward.backward(ours.loss), whole.backward(theirs.loss))
+        step.step()
+        whole.step()
+        with pytest.raises(bsam.BsamError, match=r"nothing to step with|returned None"):
+            step.step()
+        backward.zero_grad()
+        whole.zero_grad()
+        assert same(problem.weights(), other.weights())
+    assert inner.t == whole.t == outer.t == 4
+
+
+def test_a_closure_that_does_nothing_leaves_what_was_prepared(problem):
+    """Its memory, too. With nothing prepared it is refused, and so is one that ran backward and returned no loss."""
+    other = problem.clone()
+    ours, whole = (bsam.FriendlySAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
+    for _ in range(3):
+        ours.zero_grad()
+        ours.backward(problem.loss)
+        assert ours.step(lambda: None) is None
+        whole.step(other.loss)
+        assert same(problem.weights(), other.weights())
+    assert str(ours.state_dict()) == str(whole.state_dict())
+    with pytest.raises(bsam.BsamError, match="returned None"):
+        ours.step(lambda: None)
+    ours.zero_grad()
+    ours.backward(problem.loss)
+    with pytest.raises(bsam.BsamError, match="returned None"):
+        ours.step(lambda: problem.loss().backward())
+
+
+@pytest.mark.parametrize("wrap", [Looking, Copying])
+def test_a_wrapped_optimizer_saves_and_loads_as_its_method(problem, wrap):
+    inner = bsam.BSAM(sgd(problem.model.parameters()), problem.model, rho_max=0.3)
+    inner.step(problem.loss)
+    saved = wrap(inner).state_dict()
+    assert saved["param_groups"][0][METHOD] == "BSAM"
+    other = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    wrap(other).load_state_dict(copy.deepcopy(saved))
+    assert (other.t, other.param_groups[0]["rho_max"]) == (1, 0.3)
+
+
+def test_step_with_nothing_prepared_is_refused(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    with pytest.raises(bsam.BsamError, match="nothing to step with"):
+        optimizer.step()
+    problem.loss().backward()  # an ordinary gradient is no direction
+    with pytest.raises(bsam.BsamError, match="nothing to step with"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.backward(problem.loss)
+    optimizer.step()
+    with pytest.raises(bsam.BsamError, match="nothing to step with"):
+        optimizer.step()
+    optimizer.backward(problem.loss)
+    optimizer.zero_grad()
+    with pytest.raises(bsam.BsamError, match="nothing to step with"):
+        optimizer.step()
+
+
+def test_after_an_exception_the_next_backward_counts(problem):
+    other = problem.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
+    ours.backward(problem.loss)
+    with pytest.raises(ZeroDivisionError):
+        ours.backward(lambda: 1 / 0)
+    ours.backward(problem.loss)
+    ours.step()
+    whole.backward(other.loss)
+    whole.backward(other.loss)
+    whole.step()
+    assert same(problem.weights(), other.weights())
+
+
+def test_loading_forgets_what_was_prepared(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    saved = optimizer.state_dict()
+    optimizer.backward(problem.loss)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(bsam.BsamError, match="nothing to step with"):
+        optimizer.step()
+
+
+def test_clearing_the_gradients_clears_the_start_of_the_step(problem):
+    """An overflow under start_from_min, cleared by the model and not by the optimizer, must not reach the next step."""
+    other = problem.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model, start_from_min=True) for p in (problem, other))
+    ours.backward(lambda: problem.loss() * float("inf"))
+    problem.model.zero_grad()
+    problem.model.load_state_dict(other.model.state_dict())  # the batch statistics of the pass before
+    ours.backward(problem.loss)
+    ours.step()
+    whole.step(other.loss)
+    assert same(problem.weights(), other.weights())
+
+
+def test_a_closure_that_clears_keeps_the_starts_of_earlier_calls(plain):
+    other = plain.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model, start_from_min=True) for p in (plain, other))
+
+    def closure(x, y):
+        ours.zero_grad()
+        loss = F.cross_entropy(plain.model(x), y)
+        loss.backward()
+        return loss
+
+    for x, y in zip(plain.x.chunk(2), plain.y.chunk(2), strict=True):
+        ours.backward(lambda: closure(x, y))
+        whole.backward(lambda: F.cross_entropy(other.model(x), y))
+    ours.step()
+    whole.step()
+    assert same(plain.weights(), other.weights())
+
+
+def test_parameters_that_change_between_accumulated_starts_are_refused(plain):
+    optimizer = bsam.BSAM(sgd(plain.model.parameters()), plain.model, start_from_min=True)
+    optimizer.backward(plain.loss)
+    plain.model[0].requires_grad_(False)
+    with pytest.raises(bsam.BsamError, match="zero_grad"):
+        optimizer.backward(plain.loss)

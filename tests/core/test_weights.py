@@ -1,0 +1,142 @@
+"""Moving the weights and restoring them: any memory layout, any interrupt."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import bsam
+from bsam.core.weights import Weights
+from helpers import detached, same, sgd
+
+
+def layouts() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "channels last": torch.randn(4, 3, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last),
+        "transposed": torch.randn(6, 5, dtype=torch.float64).t(),
+        "sliced": torch.randn(5, 8, dtype=torch.float64)[:, ::2],
+        "empty": torch.randn(0, 3, dtype=torch.float64),
+        "0-dim": torch.randn((), dtype=torch.float64),
+    }
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+@pytest.mark.parametrize("layout", list(layouts()))
+def test_parameters_of_any_layout(layout, passes):
+    """Laid out oddly or in order, a parameter goes the same way; and a gradient may be laid out in yet another way."""
+    ends = []
+    for order in (lambda t: t, lambda t: t.contiguous()):
+        p, q = nn.Parameter(order(layouts()[layout])), nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = bsam.BSAM(
+            torch.optim.SGD([p, q], lr=0.1, momentum=0.9), None, rho_max=0.3, rho_min=0.2, passes=passes
+        )
+
+        def closure():
+            loss = ((p**4).sum() + (p.sum() * q).pow(2).sum()) / 100
+            loss.backward()
+            if p.dim() == 2 and p.grad.numel():
+                p.grad = p.grad.t().contiguous().t()  # as a hook or a kernel may leave it
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        ends.append([p.detach().clone(), q.detach().clone()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+def test_the_memory_format_may_change_between_steps():
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    optimizer = bsam.BSAM(sgd(model.parameters()), model)
+    optimizer.step(lambda: model(x).pow(2).mean())
+    model.to(memory_format=torch.channels_last)
+    before = detached(model.parameters())
+    optimizer.zero_grad()
+    optimizer.backward(lambda: model(x).pow(2).mean())
+    assert same(before, detached(model.parameters()))
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_parameters_may_be_cast_between_steps(problem):
+    optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
+    optimizer.step(problem.loss)
+    problem.model.float()
+    problem.x = problem.x.float()
+    optimizer.zero_grad()
+    before = problem.weights()
+    optimizer.backward(problem.loss)
+    assert same(before, problem.weights())
+    assert problem.model[0].weight.grad.dtype == torch.float32
+
+
+def test_a_second_interrupt_does_not_cut_the_way_back_short(problem, monkeypatch):
+    halves = [{"params": problem.model[:3].parameters()}, {"params": problem.model[3:].parameters()}]
+    optimizer = bsam.SAM(sgd(halves), problem.model)
+    before = problem.weights()
+    restore, copy_ = Weights.restore, torch._foreach_copy_
+    on_the_way_back, passes, copies = False, 0, 0
+
+    def restoring(self):
+        nonlocal on_the_way_back
+        on_the_way_back = passes == 2
+        try:
+            restore(self)
+        finally:
+            on_the_way_back = False
+
+    def interrupted(*args):
+        nonlocal copies
+        copies += on_the_way_back
+        if copies == 2 and on_the_way_back:  # the first half is back, the second is not
+            raise KeyboardInterrupt("the second")
+        return copy_(*args)
+
+    def closure():
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            raise KeyboardInterrupt("the first")
+        return problem.loss()
+
+    monkeypatch.setattr(Weights, "restore", restoring)
+    monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="the second"):
+        optimizer.backward(closure)
+    assert copies == 4
+    assert same(before, problem.weights())
+    assert problem.model[1].track_running_stats is True
+    monkeypatch.undo()
+    optimizer.step(problem.loss)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_moving_restores_what_had_moved(problem, monkeypatch, when):
+    """Parts that were not yet saved must not be restored from an empty backup, and those that moved must be."""
+    for failing in range(1, 7):  # three groups, each saved and then moved
+        layers = (problem.model[0], problem.model[1], problem.model[3:])
+        optimizer = bsam.SAM(sgd([{"params": layer.parameters()} for layer in layers]), problem.model)
+        before = problem.weights()
+        calls = 0
+
+        def count(real):
+            def wrapped(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == failing and when == "before":
+                    raise KeyboardInterrupt
+                out = real(*args, **kwargs)
+                if calls == failing:
+                    raise KeyboardInterrupt
+                return out
+
+            return wrapped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "_foreach_copy_", count(torch._foreach_copy_))
+            patch.setattr(torch, "_foreach_add_", count(torch._foreach_add_))
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.backward(problem.loss)
+        assert same(before, problem.weights()), failing

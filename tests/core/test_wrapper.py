@@ -1,0 +1,268 @@
+"""One state dict for the base optimizer and the method, and parameter groups that both use."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import bsam
+from bsam.core.schedule import top_lr
+from bsam.core.wrapper import METHOD
+from helpers import detached, same, sgd
+
+
+def test_add_param_group(plain):
+    head = list(plain.model[4].parameters())
+    for p in head:
+        p.requires_grad_(False)
+    optimizer = bsam.BSAM(sgd([p for p in plain.model.parameters() if p.requires_grad]), plain.model)
+    optimizer.step(plain.loss)
+    for p in head:
+        p.requires_grad_(True)
+    with pytest.raises(bsam.BsamError, match="rho_max"):
+        optimizer.add_param_group({"params": head, "rho_max": -1.0})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": head, "rho_max": 0.2, "lr": 0.01})
+    assert optimizer.param_groups[1]["rho_max"] == 0.2
+    assert top_lr(optimizer.param_groups[1]) == 0.01
+    assert optimizer.param_groups[1]["steps_taken"] == 1
+    before = detached(head)
+    optimizer.step(plain.loss)
+    assert not same(before, detached(head))
+    assert optimizer.param_groups is optimizer.base.param_groups
+
+
+def test_distributed_checkpoints_go_through_the_base(problem):
+    """torch.distributed.checkpoint takes a step of its own to make state, and a step without a direction is refused;
+    the base takes it.
+    """
+    optimizer = bsam.BSAM(torch.optim.AdamW(problem.model.parameters(), lr=0.01), problem.model, rho_max=0.2)
+    for _ in range(3):
+        optimizer.step(problem.loss)
+    saved = copy.deepcopy(get_optimizer_state_dict(problem.model, optimizer.base))
+    other = problem.clone()
+    resumed = bsam.BSAM(torch.optim.AdamW(other.model.parameters(), lr=0.01), other.model)
+    set_optimizer_state_dict(other.model, resumed.base, saved)
+    assert resumed.param_groups[0]["rho_max"] == 0.2
+    assert resumed.t == 3
+    optimizer.step(problem.loss)
+    resumed.step(other.loss)
+    assert same(problem.weights(), other.weights())
+
+
+def test_hooks_do_not_stop_a_pickle(problem):
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["rho"] == 0.05
+
+
+def test_a_checkpoint_of_the_base_alone_can_be_loaded(problem):
+    base = sgd(problem.model.parameters())
+    problem.loss().backward()
+    base.step()
+    saved = base.state_dict()
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model, rho_max=0.2)
+    optimizer.step(problem.loss)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["rho_max"] == 0.2
+    assert optimizer.t == 0  # afresh
+    momentum = optimizer.state[next(problem.model.parameters())]["momentum_buffer"]
+    assert torch.equal(momentum, saved["state"][0]["momentum_buffer"])
+    optimizer.step(problem.loss)
+
+
+def test_a_wrong_checkpoint_changes_nothing(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    optimizer.step(problem.loss)
+    before = str(optimizer.state_dict())
+    saved = optimizer.state_dict()
+    saved = {**saved, "param_groups": saved["param_groups"] * 2}
+    with pytest.raises(ValueError, match="parameter groups"):
+        optimizer.load_state_dict(saved)
+    assert str(optimizer.state_dict()) == before
+
+
+def test_hooks_of_torch_are_called(problem):
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    called = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before step"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after step"))
+    optimizer.register_state_dict_pre_hook(lambda *_: called.append("before save"))
+    optimizer.register_state_dict_post_hook(lambda o, s: called.append("after save"))
+    optimizer.register_load_state_dict_pre_hook(lambda o, s: called.append("before load"))
+    optimizer.register_load_state_dict_post_hook(lambda o: called.append("after load"))
+    optimizer.step(problem.loss)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert called == ["before step", "after step", "before save", "after save", "before load", "after load"]
+
+
+class MySAM(bsam.SAM):
+    """A user's class that changes nothing of the method."""
+
+
+class MyDirection(bsam.SAM):
+    """And one that does."""
+
+    def direction(self, L):
+        return L.grad()
+
+
+def test_the_state_of_another_method_is_not_taken_for_ones_own(problem):
+    """The case of the issue: SAM(rho=0.5) into ASAM(rho=2.0)."""
+    saver = bsam.SAM(sgd(problem.model.parameters()), problem.model, rho=0.5)
+    for _ in range(3):
+        saver.step(problem.loss)
+    saved = copy.deepcopy(saver.state_dict())
+    other = bsam.ASAM(sgd(problem.model.parameters(), lr=0.7), problem.model, rho=2.0)
+    with pytest.warns(UserWarning, match="the state of SAM, loaded into ASAM"):
+        other.load_state_dict(saved)
+    (group,) = other.param_groups
+    assert (group["rho"], other.t, group[METHOD], group["lr"]) == (2.0, 0, "ASAM", 0.1)
+    for i, p in enumerate(problem.model.parameters()):
+        assert torch.equal(other.state[p]["momentum_buffer"], saved["state"][i]["momentum_buffer"])
+    clean = problem.clone()
+    fresh = bsam.ASAM(sgd(clean.model.parameters()), clean.model, rho=2.0)
+    fresh.base.load_state_dict(bare(copy.deepcopy(saved)))
+    fresh.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
+    other.step(problem.loss)
+    fresh.step(clean.loss)
+    assert same(problem.weights(), clean.weights())
+
+
+def bare(saved):
+    """The state of SGD alone, by the names that SGD has."""
+    known = set(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).param_groups[0])
+    groups = [{k: v for k, v in group.items() if k in known} for group in saved["param_groups"]]
+    return {
+        "state": {i: {"momentum_buffer": entry["momentum_buffer"]} for i, entry in saved["state"].items()},
+        "param_groups": groups,
+    }
+
+
+def test_the_base_keeps_its_state_to_itself(problem):
+    def build():
+        return bsam.FriendlySAM(torch.optim.AdamW(problem.model.parameters(), lr=0.01), problem.model)
+
+    saver, loader = build(), build()
+    saver.step(problem.loss)
+    saved = saver.state_dict()
+    assert set(saved["state"][0]) == {"step", "exp_avg", "exp_avg_sq", "gradient_mean"}
+    loader.load_state_dict(saved)
+    assert set(loader.state[next(problem.model.parameters())]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_memory_of_another_method_is_not_loaded(problem):
+    """LookSAM and AE-SAM keep vectors under one name, and BSAM has none: neither the method nor the base takes it."""
+    saver = bsam.LookSAM(sgd(problem.model.parameters()), problem.model, rho=0.2)
+    saver.step(problem.loss)
+    saved = copy.deepcopy(saver.state_dict())
+    assert "g_v" in saved["state"][0]
+    aesam = bsam.AESAM(sgd(problem.model.parameters()), problem.model, total_steps=9, alpha=0.5)
+    with pytest.warns(UserWarning, match="LookSAM, loaded into AESAM"):
+        aesam.load_state_dict(saved)
+    assert aesam.recall("g_v") is None
+    bilateral = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    with pytest.warns(UserWarning, match="LookSAM, loaded into BSAM"):
+        bilateral.load_state_dict(saved)
+    assert "rho" not in bilateral.param_groups[0]
+    assert set(bilateral.state_dict()["state"][0]) == {"momentum_buffer"}
+    fresh = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    assert bilateral.param_groups[0].keys() == fresh.param_groups[0].keys()
+
+
+def test_ones_own_state_comes_back_and_so_does_that_of_a_base_alone(problem):
+    saver = MySAM(sgd(problem.model.parameters()), problem.model, rho=0.3)
+    saver.step(problem.loss)
+    for cls in (bsam.SAM, MySAM):
+        loader = cls(sgd(problem.model.parameters()), problem.model)
+        loader.load_state_dict(saver.state_dict())
+        assert (loader.t, loader.param_groups[0]["rho"]) == (1, 0.3)
+    with pytest.warns(UserWarning, match="SAM, loaded into MyDirection"):
+        MyDirection(sgd(problem.model.parameters()), problem.model).load_state_dict(saver.state_dict())
+    older = saver.state_dict()
+    (group,) = older["param_groups"]
+    older["param_groups"] = [{k: v for k, v in group.items() if not k.startswith("sharpness_")}]
+    loader = bsam.ASAM(sgd(problem.model.parameters()), problem.model, rho=2.0)
+    loader.load_state_dict(older)  # nothing says whose it is
+    assert (loader.t, loader.param_groups[0]["rho"]) == (1, 0.3)
+
+
+def of_another_library(name):
+    import pytorch_optimizer  # not where the GPU tests run
+
+    return getattr(pytorch_optimizer, name)
+
+
+@pytest.mark.parametrize("name", ["ScheduleFreeSGD", "ScheduleFreeAdamW"])
+def test_schedule_free_optimizers(plain, name):
+    """Their settings and ours stay apart (they have an lr_max), and their modes are reached through the wrapper."""
+    base = of_another_library(name)
+    other = plain.clone()
+    optimizer = bsam.BSAM(base(plain.model.parameters(), lr=0.1, warmup_steps=2), plain.model, lr_max=0.4)
+    reference = base(other.model.parameters(), lr=0.1, warmup_steps=2)
+    optimizer.train()
+    reference.train()
+    for _ in range(5):
+        optimizer.zero_grad()
+        optimizer.backward(plain.loss)
+        for p, q in zip(plain.model.parameters(), other.model.parameters(), strict=True):
+            q.grad = p.grad.clone()
+        optimizer.step()
+        reference.step()
+        assert optimizer.radii("rho_min") == pytest.approx(0.05 / 4)
+    optimizer.eval()
+    reference.eval()
+    assert same(plain.weights(), other.weights())
+    ours, theirs = optimizer.param_groups[0], reference.param_groups[0]
+    assert {k: ours[k] for k in theirs if k != "params"} == {k: v for k, v in theirs.items() if k != "params"}
+    averaged = plain.weights()
+    optimizer.train()
+    assert not same(averaged, plain.weights())
+
+
+@pytest.mark.parametrize("name", ["MADGRAD", "SPAM"])
+def test_state_that_belongs_to_no_parameter(problem, name):
+    """These count steps beside the entries of the parameters; a resumed run goes on bit for bit."""
+    base = of_another_library(name)
+
+    def build(p):
+        return bsam.FriendlySAM(base(p.model.parameters(), lr=0.01), p.model)
+
+    second = problem.clone()
+    optimizer = build(problem)
+    for t in range(6):
+        if t == 3:
+            saved = copy.deepcopy((problem.model.state_dict(), optimizer.state_dict()))
+        optimizer.step(problem.loss)
+    assert any(isinstance(k, str) for k in saved[1]["state"])
+    second.model.load_state_dict(saved[0])
+    optimizer = build(second)
+    optimizer.load_state_dict(saved[1])
+    for _ in range(3):
+        optimizer.step(second.loss)
+    assert same(problem.weights(), second.weights())
+
+
+def test_a_base_without_modes_has_none(problem):
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    assert not hasattr(optimizer, "train")
+    with pytest.raises(AttributeError, match="train"):
+        optimizer.train()
+    with pytest.raises(AttributeError, match="eval"):
+        optimizer.eval()
+
+
+def test_a_state_of_another_method_that_was_loaded_into_base_is_refused(plain):
+    """As torch's distributed checkpoint does, which is given ``optimizer.base``."""
+    other = bsam.SAM(sgd(plain.clone().model.parameters()), None, rho=0.5)
+    optimizer = bsam.ASAM(sgd(plain.model.parameters()), plain.model, rho=2.0)
+    optimizer.base.load_state_dict(other.state_dict())
+    with pytest.raises(
+        bsam.BsamError, match=r"base has the state of SAM, loaded into it behind ASAM.*optimizer.load_state_dict"
+    ):
+        optimizer.step(plain.loss)

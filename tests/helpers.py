@@ -1,0 +1,61 @@
+"""What several test files use."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def same(a, b) -> bool:
+    """Whether two lists of tensors are equal, bit for bit."""
+    return len(a) == len(b) and all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
+
+
+def distance(a, b) -> float:
+    """The largest absolute difference between two lists of tensors."""
+    return max(float((s - t).abs().max()) for s, t in zip(a, b, strict=True))
+
+
+def assert_close(ours, expected, atol: float = 1e-12) -> None:
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two states are equal, tensors bit for bit."""
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    return a == b
+
+
+def detached(parameters) -> list[Tensor]:
+    """Copies of parameters."""
+    return [p.detach().clone() for p in parameters]
+
+
+def flat(tensors) -> Tensor:
+    """All entries in one vector."""
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def train(problem, optimizer, steps: int, closure=None) -> None:
+    """Steps on a problem; of any optimizer, with the mean loss or the closure that is given."""
+    for _ in range(steps):
+        optimizer.step(closure or problem.loss)
+
+
+def train_base(problem, base, steps: int, factor: float = 1.0) -> None:
+    """Steps of a base optimizer alone, on ``factor`` times the mean loss."""
+    for _ in range(steps):
+        base.zero_grad()
+        (problem.losses().mean() * factor).backward()
+        base.step()
