@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.errors import BsamValueError
-from ..core.extras import need
 from ..data import dataset_entry, download
 
 
 def download_to(name: str, folder: Path | None) -> None:
-    """Get a data set into a folder, unless it is there, in whichever layout; one that comes with a package is refused."""
+    """Download a data set into a folder, unless it is there, in any layout; raise if it comes with a package."""
     entry = dataset_entry(name)
     if not entry.sources:
         raise BsamValueError(f"{name} comes with scikit-learn: leave --download out")
@@ -19,7 +18,6 @@ def download_to(name: str, folder: Path | None) -> None:
         raise BsamValueError("say with --data-dir in which folder to put what is downloaded")
     if entry.is_in(folder):
         return
-    need("rich", "train")
     from rich.console import Console
 
     from ..report.progress import progress

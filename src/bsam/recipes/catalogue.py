@@ -156,7 +156,7 @@ class Recipe:
 
         Example:
             >>> [(run.method, run.seed) for run in RECIPES["training-curves"].runs("paper", seeds=2)][3:7]
-            [('bsam', 0), ('bsam', 0), ('sgd', 1), ('sam', 1)]
+            [('bsam', 0), ('bsam', 0), ('base', 1), ('sam', 1)]
         """
         check_count("seeds", seeds, high=MOST_SEEDS)
         grid = self.grid(scale)

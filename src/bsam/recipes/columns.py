@@ -17,7 +17,7 @@ class MethodVariant:
     Args:
         name: by which it is called on the command line.
         title: in a table.
-        method: of :data:`bsam.methods.METHODS`, or ``"sgd"``.
+        method: of :data:`bsam.methods.METHODS`, or ``"base"``.
         variant: the arguments that make it another column than its method's first.
     """
 
@@ -30,7 +30,7 @@ class MethodVariant:
 COLUMNS: dict[str, MethodVariant] = {
     column.name: column
     for column in (
-        MethodVariant("sgd", "SGD", "sgd"),
+        MethodVariant("sgd", "SGD", "base"),
         *(MethodVariant(name, method.title, name) for name, method in METHODS.items() if name != "bsam"),
         MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
         MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", (("passes", 2),)),
@@ -87,4 +87,4 @@ def passes_of(run: Run) -> float:
         >>> passes_of(Run("sgd")), passes_of(Run("bsam")), passes_of(Run("bsam", {"passes": 2}))
         (1, 3, 2)
     """
-    return 1 if run.method == "sgd" else run.arguments.get("passes", METHODS[run.method].passes)
+    return 1 if run.method == "base" else run.arguments.get("passes", METHODS[run.method].passes)

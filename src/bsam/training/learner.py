@@ -16,12 +16,12 @@ from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from ..methods.mesa import MESA
 from ..methods.saf import SAF
-from .task import Batch
+from ..tasks.task import TaskBatch
 
-Criterion: TypeAlias = Callable[[Any, Batch], Tensor]
+Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
 
 
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: TaskBatch) -> Tensor:
     """One per sample; the classes are the batch's second tensor."""
     return F.cross_entropy(logits, batch[1], reduction="none")
 
@@ -93,7 +93,7 @@ def build_optimizer(
     criterion: Criterion = cross_entropy,
     **known: Any,
 ) -> TrainStep:
-    """A network with ``base`` alone for the method ``"sgd"``; with a method of METHODS around it; or, for SAF and MESA,
+    """A network with ``base`` alone for the method ``"base"``; with a method of METHODS around it; or, for SAF and MESA,
     with ``base`` on their loss.
 
     Args:
@@ -113,7 +113,7 @@ def build_optimizer(
         7
     """
     forward = forward or model
-    if method == "sgd":
+    if method == "base":
         return TrainStep(forward, base, criterion)
     cls: Any = METHODS[method].cls
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
