@@ -18,7 +18,7 @@ from bsam.models.digits_net import DigitsNet
 from bsam.recipes.catalogue import RECIPES
 from bsam.recipes.runner import Watcher, folder_name, run_all, state_of
 from bsam.report import measurements
-from bsam.training import training
+from bsam.training import trainer
 from bsam.training.config import Run
 from bsam.training.folder import has_network, read_weights
 
@@ -98,7 +98,7 @@ def test_a_damaged_network_is_not_finished_and_written_anew(damage, home, capsys
     said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
     assert "run/model.safetensors is damaged" in said
     assert "the command that trained it writes it anew, from the checkpoint" in said
-    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     assert cli.main([*SMALL, "--out", "run"]) == 0
     assert "run/model.safetensors is damaged" in capsys.readouterr().out
     assert file.read_bytes() == before
@@ -309,7 +309,7 @@ RUN = Run("sgd", epochs=1, batch=64, limit_train=64, limit_test=20)
 def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
     folder = tmp_path / folder_name(RUN)
-    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     for name, damage in {"model.safetensors": cut, "metrics.jsonl": renamed}.items():
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(damage(before))
@@ -321,7 +321,7 @@ def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, mo
 def test_a_recipe_writes_a_network_with_a_flipped_bit_anew(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
     file, told = tmp_path / folder_name(RUN) / "model.safetensors", []
-    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     before = file.read_bytes()
     file.write_bytes(flip(before))
     run_all([RUN], tmp_path, Watcher(tell=told.append), device="cpu")

@@ -11,14 +11,14 @@ from torch import nn
 from bsam.core.optimizer import SharpnessAware
 from bsam.data.examples import Dataset, Examples
 from bsam.methods import METHODS
-from bsam.training import classification
-from bsam.training.classification import Classification
+from bsam.tasks import classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.files import read_checkpoint, write_checkpoint
 from bsam.training.loop import fit
 from bsam.training.steps import Captured, Plain, side_stream
-from bsam.training.team import DistributedContext
-from bsam.training.training import Training
+from bsam.training.distributed import DistributedContext
+from bsam.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

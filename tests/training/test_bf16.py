@@ -13,7 +13,7 @@ from torch import nn
 
 import bsam
 from bsam.training.bf16 import emulated, is_emulated
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
 

@@ -12,11 +12,11 @@ from bsam.data.label_noise import flip_labels
 from bsam.flatness.sharpness import sharpness
 from bsam.models.digits_net import DigitsNet
 from bsam.recipes.demo import TITLES, candidates_of
-from bsam.training import training
-from bsam.training.classification import Classification
+from bsam.training import trainer
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.training import learner_of
+from bsam.training.optimizers import build_train_step
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "weight_decay": 5e-4}
@@ -123,8 +123,8 @@ def trained(run, monkeypatch):
     made = []
     monkeypatch.setattr(
         training,
-        "learner_of",
-        lambda run, task, model, *known: made.append(model) or learner_of(run, task, model, *known),
+        "build_train_step",
+        lambda run, task, model, *known: made.append(model) or build_train_step(run, task, model, *known),
     )
     return fit(run, device="cpu"), made[-1]
 
@@ -207,7 +207,7 @@ def test_optimizer_gets_every_setting():
     run = Run(
         "bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, lr=0.3, momentum=0.7, weight_decay=0.01, nesterov=True
     )
-    optimizer = learner_of(run, task, model, 100).optimizer
+    optimizer = build_train_step(run, task, model, 100).optimizer
     assert isinstance(optimizer, bsam.BSAM)
     assert isinstance(optimizer.base, torch.optim.SGD)
     assert optimizer.passes == 2
@@ -223,7 +223,7 @@ def test_optimizer_gets_every_setting():
     ]
     assert len(group["params"]) == len(list(model.parameters()))
     for base, cls in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        found = learner_of(
+        found = build_train_step(
             Run("sam", base=base, lr=0.3, momentum=0.7, weight_decay=0.01), task, model, 100
         ).optimizer.base
         assert type(found) is cls
@@ -233,7 +233,7 @@ def test_optimizer_gets_every_setting():
 def test_methods_learn_what_the_run_knows(monkeypatch):
     """Coins from the run's seed, AE-SAM's whole length, SAF's table for all samples and its epochs."""
     made = []
-    monkeypatch.setattr(training, "learner_of", lambda *known: made.append(learner_of(*known)) or made[-1])
+    monkeypatch.setattr(training, "build_train_step", lambda *known: made.append(build_train_step(*known)) or made[-1])
     fit(Run("rst", epochs=1, seed=9, **SAME), device="cpu")
     fit(Run("aesam", epochs=2, **{**SAME, "batch": 60}), device="cpu")
     back = {"start_epoch": 1, "epochs_back": 1}

@@ -12,7 +12,7 @@ from torch import nn
 
 import bsam
 from bsam.methods import METHODS
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.files import read_checkpoint
 from bsam.training.folder import CHECKPOINT, read_metrics

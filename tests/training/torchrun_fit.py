@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bsam import BsamError
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.task import Batch
+from bsam.tasks.task import TaskBatch
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 256, "limit_test": 200, "seed": 4}
 RUNS = {

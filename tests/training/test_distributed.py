@@ -18,7 +18,7 @@ import bsam
 from bsam.training.files import read_checkpoint
 from bsam.training.folder import CHECKPOINT, read_metrics
 from bsam.training.loop import fit
-from bsam.training.team import team
+from bsam.training.distributed import distributed_context
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)

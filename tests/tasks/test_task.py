@@ -11,7 +11,7 @@ from bsam.training.config import Run
 from bsam.training.files import read_checkpoint
 from bsam.training.folder import CHECKPOINT, read_metrics, read_network
 from bsam.training.loop import fit
-from bsam.training.task import Measure, Task
+from bsam.tasks.task import Measure, Task
 
 CPU = torch.device("cpu")
 RUN = Run(

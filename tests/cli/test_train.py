@@ -367,7 +367,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, capsys):
 def test_a_missing_package_is_named(module, tmp_path, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("bsam.training.classification._load", bsam.data.load)
+    monkeypatch.setattr("bsam.tasks.classification._load", bsam.data.load)
     error = refused(capsys, *SHORT, "--out", tmp_path / "out")
     assert "not installed: pip install 'bsam[" in error
 

@@ -14,10 +14,10 @@ from bsam.data.augment import Draws
 from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.models import build
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.training import learner_of
+from bsam.training.optimizers import build_train_step
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}
@@ -102,7 +102,7 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
     run = Run(method, model="resnet8", data=data, label_smoothing=0.1)
     task = Classification(run, CPU, small_cifar)
     network = task.network()
-    learner = learner_of(run, task, network, 10)
+    learner = build_train_step(run, task, network, 10)
     torch.manual_seed(0)
     x, y, index = task.batch(torch.arange(12))
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_evaluation_is_the_mean_over_single_images(small_cifar):
 
 
 def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(monkeypatch):
-    from bsam.training import classification
+    from bsam.tasks import classification
 
     class Fixed(nn.Module):
         def forward(self, x):

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.training.classification import Classification
-from bsam.training.compiler import compiler_trouble
+from bsam.tasks.classification import Classification
+from bsam.training.environment import compiler_trouble
 from bsam.training.config import Run
 from bsam.training.loop import fit
 
@@ -97,7 +97,7 @@ def test_a_network_that_cannot_be_compiled_is_refused(part, tmp_path, backend, m
     def easy(graph, inputs):
         return graph.forward
 
-    monkeypatch.setattr("bsam.training.training.compiler_trouble", lambda device: None)
+    monkeypatch.setattr("bsam.training.trainer.compiler_trouble", lambda device: None)
     backend(aot_autograd(fw_compiler=failing if part == "forward" else easy, bw_compiler=failing))
     with pytest.raises(
         bsam.BsamError,
