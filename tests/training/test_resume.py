@@ -52,7 +52,9 @@ def check(tmp_path, runs):
         whole = runs.train(run, tmp_path / "whole", **options)
         for epoch in range(run.epochs):
             runs.train(run, tmp_path / "stopped", stop=epoch + 1, **options)
-        last = fit(run, tmp_path / "stopped", device="cpu", each_epoch=lambda *_: pytest.fail("one too many"), **options)
+        last = fit(
+            run, tmp_path / "stopped", device="cpu", each_epoch=lambda *_: pytest.fail("one too many"), **options
+        )
         assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
         assert timeless(whole) == timeless(last)
         return runs.load(tmp_path / "stopped")
@@ -126,15 +128,15 @@ def test_a_checkpoint_of_another_machine_does_not_say_how_steps_are_computed(tmp
 
 
 def test_a_killed_process_goes_on_bit_for_bit(tmp_path, monkeypatch, runs):
-    """SIGKILL at three random moments of a process: the bar of benchmarks/kill_and_resume.py, in small."""
+    """SIGKILL at two random moments of a process: the bar of benchmarks/kill_and_resume.py, in small."""
     script = Path(bsam.__file__).parents[2] / "benchmarks" / "kill_and_resume.py"
     spec = importlib.util.spec_from_file_location("kill_and_resume", script)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "kill_and_resume", module)  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     run = Run("bsam", model="resnet8", epochs=3, batch=64, augment="crop-flip", limit_test=200)
-    outcome = module.kill_and_resume(run, None, tmp_path, kills=3, seed=1)
-    assert (outcome.equal, outcome.kills) == (True, 3)
+    outcome = module.kill_and_resume(run, None, tmp_path, kills=2, seed=1)
+    assert (outcome.equal, outcome.kills) == (True, 2)
     assert len(RunDir(tmp_path / "killed").metrics()) == 3
     a, b = (runs.load(tmp_path / name) for name in ("whole", "killed"))
     assert module.same(a["network"], b["network"])

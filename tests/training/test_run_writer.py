@@ -289,9 +289,10 @@ def test_a_damaged_checkpoint_never_replaces_the_one_before(stopped, monkeypatch
     """Damaged, then resumed, then killed while the next checkpoint is written."""
     good = (stopped / PREVIOUS).read_bytes()
     flip(stopped / CHECKPOINT, 0.5)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(run_writer, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        runs.train(RUN, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            runs.train(RUN, stopped)
     assert (stopped / PREVIOUS).read_bytes() == good
     ends_like_whole(stopped)
 
@@ -344,9 +345,10 @@ def test_a_full_disk_is_reported_and_the_same_call_goes_on_later(tmp_path, monke
             continue  # an empty file that is not synchronized needs no space
         run = tmp_path / str(n)
         message = r"\(No space left on device\); what was there before is kept\. Free some space and call again"
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(bsam.BsamError, match=message):
+        with pytest.MonkeyPatch.context() as patch:
             openings(patch, full=n)
-            runs.train(RUN, run)
+            with pytest.raises(bsam.BsamError, match=message):
+                runs.train(RUN, run)
         kept = [path for name in (CHECKPOINT, PREVIOUS) if (path := run / name).exists()]
         finished = sum(name.startswith(CHECKPOINT) for name in names[:n])
         assert bool(kept) == (finished > 0)
