@@ -18,7 +18,7 @@ from ..training.loop import Diverged, fit
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .columns import passes_of
 
-State = RunState
+State, folder_name = RunState, run_dir_name
 
 
 def state_of(run: Run, out: Path) -> State:
