@@ -214,7 +214,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
     config = (runs / "clean/config.json").read_text()
     for name in ("begun", "damaged", "torn"):
         Path(name, "config.json").write_text(config)
-    Path("begun/metrics.jsonl").write_text('{"epoch": 1, "seconds": 1}\n')
+    Path("begun/metrics.jsonl").write_text('{"epoch": 1, "seconds": 1, "test_accuracy": 0.5}\n')
     Path("damaged/metrics.jsonl").write_text((runs / "clean/metrics.jsonl").read_text())
     Path("damaged/model.safetensors").write_bytes((runs / "clean/model.safetensors").read_bytes()[:999])
     Path("torn/metrics.jsonl").write_text('{"epoch": 1')

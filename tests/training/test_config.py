@@ -12,9 +12,6 @@ from bsam.training.loop import fit
 
 NAMES = ("task", "model", "data", "augment")
 COUNTS = ("epochs", "batch", "limit_train", "limit_test", "probe", "relief")
-    ("task", "model", "data", "augment"),
-    ("epochs", "batch", "limit_train", "limit_test", "probe", "relief"),
-)
 WRONG = {  # by setting: the values, and what the message says
     "method": [("adam", r"method must be one of base, sgd, sam, .*bsam; got 'adam'")],
     "arguments": [

@@ -36,7 +36,8 @@ def test_a_name_describes_the_run_and_no_other_run_has_it():
     assert names[0].startswith("digits_net-digits-sam-seed0-")
     assert names[-1].startswith("digits_net-digits-sam-rho0.1-seed0-")
     assert run_dir_name(Run("sgd")) == run_dir_name(Run("base")) != run_dir_name(Run("base", base="adam"))
-    assert re.fullmatch(r"[\w.-]+", run_dir_name(Run("gam", {"beta": [1, 2, 3]})))
+    for run in (Run("gam", {"beta": [1, 2, 3]}), Run("bsam", {"start_from_min": True})):
+        assert re.fullmatch(r"[a-z0-9_.-]+", run_dir_name(run))
 
 
 def test_the_state_follows_the_run(tmp_path, runs):

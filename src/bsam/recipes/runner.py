@@ -18,7 +18,8 @@ from ..training.loop import Diverged, fit
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .columns import passes_of
 
-State, folder_name = RunState, run_dir_name
+State = RunState
+folder_name = run_dir_name
 
 
 def state_of(run: Run, out: Path) -> State:
@@ -35,8 +36,8 @@ class EtaEstimator:
 
     Example:
         >>> clock = EtaEstimator([State(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))])
-        >>> clock.left(State(Run("sam", epochs=3), Path("b"))), clock.left(State(Run("sam", model="resnet8"), Path("c")))
-        (26.0, None)
+        >>> clock.left(State(Run("sam", epochs=3), Path("b")))
+        26.0
     """
 
     def __init__(self, states: Iterable[State] = ()) -> None:

@@ -39,7 +39,7 @@ def run_dir_name(run: Run) -> str:
     default = Run(run.method).settings()  # a setting that Run gets in a later version leaves the names as they are
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
-    arguments = (re.sub(r"[^\w.]+", "_", f"{name}{value}") for name, value in run.arguments.items())
+    arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
     return "-".join([run.model, run.data, run.method, *arguments, *noise, f"seed{run.seed}", digest])
 
