@@ -29,8 +29,7 @@ import torch
 
 import bsam
 from bsam.training.config import Run
-from bsam.training.files import read_checkpoint
-from bsam.training.folder import CHECKPOINT, read_metrics
+from bsam.training.run_dir import CHECKPOINT, RunDir
 
 CHILD = """
 import json, sys, torch
@@ -61,10 +60,10 @@ def kill_and_resume(
     whole, killed = folder / "whole", folder / "killed"
     begin = time.monotonic()
     process = start(run, whole, data_dir)
-    wait_for(process, lambda: len(read_metrics(whole)) > 0)
+    wait_for(process, lambda: len(RunDir(whole).metrics()) > 0)
     first = time.monotonic() - begin
     finish(process)
-    epoch = read_metrics(whole)[0]["seconds"]
+    epoch = RunDir(whole).metrics()[0]["seconds"]
     say(
         f"left alone: {time.monotonic() - begin:.1f} s, of which {first - epoch:.1f} s to start and {epoch:.1f} s an "
         "epoch"
@@ -74,8 +73,8 @@ def kill_and_resume(
     at: list[int] = []
     for moment in moments:
         target, share = int(moment), moment % 1
-        there, process = len(read_metrics(killed)) >= target, start(run, killed, data_dir)
-        wait_for(process, lambda: len(read_metrics(killed)) >= target)
+        there, process = len(RunDir(killed).metrics()) >= target, start(run, killed, data_dir)
+        wait_for(process, lambda: len(RunDir(killed).metrics()) >= target)
         if (
             there
         ):  # it starts in the epoch of its end: every other one is killed anywhere on its way, the rest while it trains
@@ -86,7 +85,7 @@ def kill_and_resume(
             process.send_signal(signal.SIGKILL)
         process.wait()
         if process.returncode == -signal.SIGKILL:
-            at.append(len(read_metrics(killed)))
+            at.append(len(RunDir(killed).metrics()))
             say(
                 f"kill {len(at)} at {moment:.2f} epochs: {at[-1]} on disk, "
                 f"{sorted(path.name for path in killed.glob('*')) if killed.exists() else []}"
@@ -133,13 +132,13 @@ def same_end(a: Path, b: Path) -> bool:
     cpu = torch.device("cpu")
     networks = (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
     return networks and same(
-        *({**read_checkpoint(folder / CHECKPOINT, cpu), "epochs": timeless(folder)} for folder in (a, b))
+        *({**torch.load(folder / CHECKPOINT, cpu, weights_only=True), "epochs": timeless(folder)} for folder in (a, b))
     )
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """The metrics of each epoch without its seconds."""
-    return [{name: value for name, value in epoch.items() if name != "seconds"} for epoch in read_metrics(folder)]
+    return [{name: value for name, value in epoch.items() if name != "seconds"} for epoch in RunDir(folder).metrics()]
 
 
 def same(a: Any, b: Any) -> bool:

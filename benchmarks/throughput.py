@@ -22,11 +22,11 @@ import torch
 import machine
 from bsam.data.examples import Dataset, Examples
 from bsam.models import MODELS
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
+from bsam.training.distributed import DistributedContext
 from bsam.training.steps import Captured, side_stream
-from bsam.training.team import DistributedContext
-from bsam.training.training import Training
+from bsam.training.trainer import Trainer
 from step_time import spread
 
 IMAGES, BATCH = 50_000, 128  # of CIFAR, and of the paper
@@ -65,10 +65,10 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
                 compile=run.compile,
                 capture=run.capture,
             )
-            trainings[name] = Training(own, Classification(own, device, data=data), DistributedContext(device))
+            trainings[name] = Trainer(own, Classification(own, device, data=data), DistributedContext(device))
         for number in range(rounds + 1):
             for name, training in trainings.items():
-                found = training.epoch(number)
+                found = training.train_epoch(number)
                 if number:
                     seconds[name].append(found["seconds"] / steps)
                 print(f"  {model} {name} epoch {number}: {found['seconds']:.2f} s", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
         "batch": BATCH,
         "precision": run.precision,
         "compile": trainings["SGD"].compiled,
-        "captured": {name: isinstance(training._step, Captured) for name, training in trainings.items()},
+        "captured": {name: isinstance(training.stepper, Captured) for name, training in trainings.items()},
         "steps_timed": steps,
         "n": rounds,
         "epoch_seconds": {name: spread([whole * s for s in values]) for name, values in seconds.items()},

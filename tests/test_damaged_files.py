@@ -12,15 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save
 
-import bsam
 from bsam import cli
-from bsam.models.digits_net import DigitsNet
 from bsam.recipes.catalogue import RECIPES
-from bsam.recipes.runner import Watcher, folder_name, run_all, state_of
+from bsam.recipes.runner import Callbacks, run_all, state_of
 from bsam.report import measurements
-from bsam.training import training
+from bsam.training import trainer
 from bsam.training.config import Run
-from bsam.training.folder import has_network, read_weights
+from bsam.training.run_dir import Checksum, RunDir, run_dir_name
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
@@ -65,12 +63,6 @@ def flip(content):
     return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
 
 
-def flip_in_header(content):
-    """In the learning rate that the header holds, which is JSON as before."""
-    place = content.index(b'lr\\": 0.05') + len(b'lr\\": 0.0')
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-
-
 def texts(content):
     return re.sub(rb"(: |\[|, )-?\d+\.[\de-]+", rb'\1"abc"', content)
 
@@ -87,117 +79,15 @@ DAMAGES = {
 }
 
 
-NETWORKS = {**DAMAGES, "one bit": flip, "one bit of the header": flip_in_header}
-
-
-@pytest.mark.parametrize("damage", NETWORKS.values(), ids=NETWORKS)
-def test_a_damaged_network_is_not_finished_and_written_anew(damage, home, capsys, monkeypatch):
-    file = home / "run/model.safetensors"
-    before = file.read_bytes()
-    file.write_bytes(damage(before))
-    said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
-    assert "run/model.safetensors is damaged" in said
-    assert "the command that trained it writes it anew, from the checkpoint" in said
-    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
-    assert cli.main([*SMALL, "--out", "run"]) == 0
-    assert "run/model.safetensors is damaged" in capsys.readouterr().out
-    assert file.read_bytes() == before
-    assert cli.main([*SMALL, "--out", "run"]) == 0
-    assert "The run in run is finished." in capsys.readouterr().out
-
-
-def test_a_flipped_bit_anywhere_in_the_header_is_refused(home):
-    file = home / "run/model.safetensors"
-    whole = file.read_bytes()
-    end = 8 + int.from_bytes(whole[:8], "little")
-    accepted = []
-    for place in [*range(end), end, (end + len(whole)) // 2, len(whole) - 1]:
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
-        with contextlib.suppress(bsam.BsamError):
-            read_weights(home / "run")
-            accepted.append((place, whole[place - 10 : place + 10]))
-    assert accepted == []
-    file.write_bytes(whole)
-    assert read_weights(home / "run").keys() == DigitsNet().state_dict().keys()
-
-
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, "x"]}}, "is damaged"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "b": {"data_offsets": [0, "x"]}}, "is damaged"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": []}}, "is damaged"),
-        ({"a": 3}, "is damaged"),
-        ({"__metadata__": None, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "config.json names"),
-    ],
-)
-def test_a_crafted_header_is_refused(header, words, home, capsys):
-    text = json.dumps(header).encode()
-    (home / "run/model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
-    assert "run/model.safetensors is" in said
-    assert words in said
-
-
 def test_a_network_of_another_architecture_is_named_with_the_reason(home, capsys):
-    weights = read_weights(home / "run")
+    weights = RunDir(home / "run").weights()
     name = next(name for name, t in weights.items() if t.dim() == 1)
-    (home / "run/model.safetensors").write_bytes(save({**weights, name: torch.zeros(3)}, {"run": "{}"}))
+    content = save({**weights, name: torch.zeros(3)})
+    (home / "run/model.safetensors").write_bytes(content)
+    (home / "run/checksums.json").write_text(json.dumps({"model.safetensors": vars(Checksum.of(content))}))
     said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
     assert f"size mismatch for {name}" in said
     assert "remove it, and the command that trained it writes it anew, from the checkpoint" in said
-
-
-def everything(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("name", ["curvature.json", "metrics.jsonl", "model.safetensors"])
-def test_damage_without_a_checkpoint_is_refused_and_nothing_is_touched(name, home, capsys):
-    (home / "run/checkpoint.bsam").unlink()
-    assert cli.main([*SMALL, "--out", "run"]) == 0  # undamaged, it is finished
-    (home / "run" / name).write_bytes(cut((home / "run" / name).read_bytes()))
-    before = everything(home)
-    capsys.readouterr()
-    assert cli.main([*SMALL, "--out", "run"]) == 2
-    out, error = capsys.readouterr()
-    assert f"run/{name} " in out  # that it is damaged, or lacks epochs
-    assert "no checkpoint" in error
-    assert "remove model.safetensors there to train the whole run again, or choose another folder" in error
-    assert everything(home) == before
-
-
-def test_a_run_whose_name_is_no_text_is_finished(home):
-    (home / "run").rename(os.fsdecode(b"r\xff"))
-    assert has_network(home / os.fsdecode(b"r\xff"))
-
-
-def test_a_network_of_an_earlier_version_has_no_digest_and_is_read(home):
-    weights = read_weights(home / "run")
-    (home / "run/model.safetensors").write_bytes(save(weights, {"run": "{}"}))
-    again = read_weights(home / "run")
-    assert again.keys() == weights.keys()
-    assert all(torch.equal(again[name], weights[name]) for name in weights)
-
-
-EIGENVALUES = {
-    "list as a number": lambda content: b'{"top_eigenvalue": [], "relief": null}',
-    "huge number": lambda content: f'{{"top_eigenvalue": {10**400}, "relief": null}}'.encode(),
-    "renamed": lambda content: content.replace(b"top_e", b"tup_e"),
-    "texts": texts,
-}
-
-
-@pytest.mark.parametrize("damage", [*DAMAGES.values(), *EIGENVALUES.values()], ids=[*DAMAGES, *EIGENVALUES])
-def test_a_damaged_eigenvalue_is_taken_anew(damage, home, capsys):
-    file = home / "run/curvature.json"
-    before = file.read_bytes()
-    file.write_bytes(damage(before))
-    assert cli.main([*SMALL, "--out", "run"]) == 0
-    out = capsys.readouterr().out
-    assert "run/curvature.json is damaged" in out
-    assert "Largest eigenvalue of the Hessian: " in out
-    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES.values(), texts], ids=[*DAMAGES, "texts"])
@@ -296,20 +186,13 @@ def test_damaged_settings_are_named(damage, home, capsys):
         assert "run/config.json is damaged: it holds no JSON object" in sentence(capsys, *command)
 
 
-def test_a_huge_learning_rate_in_the_settings_is_named(home, capsys):
-    file = home / "run/config.json"
-    file.write_text(json.dumps({**json.loads(file.read_bytes()), "lr": 10**400}))
-    said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
-    assert "run is no folder of a run: lr must be a finite number" in said
-
-
 RUN = Run("sgd", epochs=1, batch=64, limit_train=64, limit_test=20)
 
 
 def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
-    folder = tmp_path / folder_name(RUN)
-    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    folder = tmp_path / run_dir_name(RUN)
+    monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     for name, damage in {"model.safetensors": cut, "metrics.jsonl": renamed}.items():
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(damage(before))
@@ -320,11 +203,11 @@ def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, mo
 
 def test_a_recipe_writes_a_network_with_a_flipped_bit_anew(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
-    file, told = tmp_path / folder_name(RUN) / "model.safetensors", []
-    monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
+    file, told = tmp_path / run_dir_name(RUN) / "model.safetensors", []
+    monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     before = file.read_bytes()
     file.write_bytes(flip(before))
-    run_all([RUN], tmp_path, Watcher(tell=told.append), device="cpu")
+    run_all([RUN], tmp_path, Callbacks(tell=told.append), device="cpu")
     assert file.read_bytes() == before
     assert len(told) == 1
     assert f"{file} is damaged: its content is not what was written" in told[0]
@@ -351,7 +234,7 @@ def recipe_folder(tmp_path_factory):
         ("metrics.jsonl", '{"epoch": 1, "seconds": 1}', "metrics.jsonl is damaged: it has no test_accuracy"),
         ("metrics.jsonl", "", "metrics.jsonl does not hold the run's"),
         ("metrics.jsonl", Path, "metrics.jsonl cannot be read (Is a directory)"),
-        ("model.safetensors", Path, "model.safetensors cannot be read (Is a directory)"),
+        ("model.safetensors", Path, "model.safetensors is damaged; the command that trained it writes it anew"),
         ("model.safetensors", "{", "model.safetensors is damaged; the command that trained it writes it anew"),
         ("diverged.json", "{", "diverged.json is damaged: it holds no JSON object; remove the file"),
         ("config.json", "{", "config.json is damaged"),
@@ -361,7 +244,7 @@ def test_a_report_names_what_is_damaged(name, text, words, recipe_folder, tmp_pa
     out = tmp_path / "out"
     shutil.copytree(recipe_folder, out)
     run = next(run for run in RECIPES["sharpness-curves"].runs("smoke") if run.method == "sam")
-    file = out / folder_name(run) / name
+    file = out / run_dir_name(run) / name
     if name == "diverged.json":
         (file.parent / "model.safetensors").unlink()
     file.unlink(missing_ok=True)

@@ -11,14 +11,13 @@ from torch import nn
 from bsam.core.optimizer import SharpnessAware
 from bsam.data.examples import Dataset, Examples
 from bsam.methods import METHODS
-from bsam.training import classification
-from bsam.training.classification import Classification
+from bsam.tasks import classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
-from bsam.training.files import read_checkpoint, write_checkpoint
+from bsam.training.distributed import DistributedContext
 from bsam.training.loop import fit
 from bsam.training.steps import Captured, Plain, side_stream
-from bsam.training.team import DistributedContext
-from bsam.training.training import Training
+from bsam.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +45,7 @@ RUNS = {
     "bsam-2": Run("bsam", {**FLOOR, "passes": 2}, **SAME),
     "bsam as released": Run("bsam", {"start_from_min": True}, **SAME),
     "augmented": Run("sam", augment="crop-flip", **SAME),
-    "sgd on adamw": Run("sgd", base="adamw", **{**SAME, "lr": 3e-3}),
+    "adamw": Run("base", base="adamw", **{**SAME, "lr": 3e-3}),
     "bsam on adamw": Run("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
 }
 
@@ -77,27 +76,27 @@ def device_of(name="cuda"):
 
 
 def start(run, device="cuda", state=None, task=Classification):
-    training = Training(run, task(run, device_of(device)), DistributedContext(device_of(device)))
+    trainer = Trainer(run, task(run, device_of(device)), DistributedContext(device_of(device)))
     if state is not None:
-        training.load_state_dict(state)
-    return training
+        trainer.load_state_dict(state)
+    return trainer
 
 
 def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
-    """The training after these epochs, with their metrics and readings."""
+    """The trainer after these epochs, with their metrics and readings."""
     with side_stream(device_of(device)):
-        training = start(run, device, state, task)
+        trainer = start(run, device, state, task)
         metrics, readings = [], []
         for number in epochs:
-            metrics.append({**training.epoch(number), **training.evaluate()})
-            readings += training.readings()
-        training.network.train()
-    return training, metrics, readings
+            metrics.append({**trainer.train_epoch(number), **trainer.evaluate()})
+            readings += trainer.readings()
+        trainer.network.train()
+    return trainer, metrics, readings
 
 
-def weights(training):
+def weights(trainer):
     return torch.cat(
-        [t.detach().double().flatten().cpu() for t in training.network.state_dict().values() if t.is_floating_point()]
+        [t.detach().double().flatten().cpu() for t in trainer.network.state_dict().values() if t.is_floating_point()]
     )
 
 
@@ -107,7 +106,7 @@ def plain(run):
 
 def apart(a, b):
     """How far apart two trainings ended, in units of the way that the second one went."""
-    beginning = weights(start(b.run, b.team.device.type))
+    beginning = weights(start(b.run, b.context.device.type))
     return float((weights(a) - weights(b)).norm() / (weights(b) - beginning).norm())
 
 
@@ -119,9 +118,9 @@ def tolerance(run):
 def test_captured_steps_are_plain_steps(run):
     captured, metrics, _ = train(run)
     reference, expected, _ = train(plain(run))
-    assert type(captured._step) is Captured
-    assert captured._step._graph is not None
-    assert type(reference._step) is Plain
+    assert type(captured.stepper) is Captured
+    assert captured.stepper._graph is not None
+    assert type(reference.stepper) is Plain
     assert apart(captured, reference) < tolerance(run)
     for found, wanted in zip(metrics, expected, strict=True):
         assert list(found) == list(wanted)
@@ -132,9 +131,9 @@ def test_captured_steps_are_plain_steps(run):
     counts = [t for name, t in captured.network.state_dict().items() if name.endswith("num_batches_tracked")]
     assert counts
     assert all(int(t) == 20 for t in counts)  # once a step, whatever the number of passes
-    if isinstance(captured.learner.optimizer, SharpnessAware):
-        assert captured.learner.optimizer.t == reference.learner.optimizer.t == 20
-    (lr,) = {float(group["lr"]) for group in captured.learner.optimizer.param_groups}
+    if isinstance(captured.optimizer, SharpnessAware):
+        assert captured.optimizer.t == reference.optimizer.t == 20
+    (lr,) = {float(group["lr"]) for group in captured.optimizer.param_groups}
     assert lr == pytest.approx(metrics[-1]["lr"], rel=1e-6)
 
 
@@ -153,23 +152,23 @@ def test_the_same_run_gives_the_same_numbers():
     assert [row["train_loss"] for row in first] == pytest.approx([row["train_loss"] for row in second], rel=1e-3)
 
 
-def through_a_file(training, folder):
-    write_checkpoint(folder / "state", training.state_dict())
-    return read_checkpoint(folder / "state", device_of())
+def through_a_file(trainer, folder, device="cuda"):
+    torch.save(trainer.state_dict(), folder / "state")
+    return torch.load(folder / "state", device_of(device), weights_only=True)
 
 
-@pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor", "bsam-2", "msam", "sgd on adamw", "bsam on adamw"])
+@pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor", "bsam-2", "msam", "adamw", "bsam on adamw"])
 def test_a_captured_training_goes_on_after_an_interruption(name, tmp_path):
     run = RUNS[name]
     whole, expected, _ = train(run)
     first, _, _ = train(run, epochs=[0])
     second, found, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
-    assert type(second._step) is Captured
-    assert second._step._graph is not None
+    assert type(second.stepper) is Captured
+    assert second.stepper._graph is not None
     assert apart(second, whole) < tolerance(run)
     assert found[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
-    if isinstance(second.learner.optimizer, SharpnessAware):
-        assert second.learner.optimizer.t == 20
+    if isinstance(second.optimizer, SharpnessAware):
+        assert second.optimizer.t == 20
 
 
 @pytest.mark.parametrize("name", ["sgd", "bsam with a floor", "bsam on adamw"])
@@ -180,7 +179,7 @@ def test_a_checkpoint_of_another_machine_goes_on_in_a_graph(name, elsewhere, tmp
     whole, _, _ = train(run)
     first, _, _ = train(run, "cpu", epochs=[0]) if elsewhere == "cpu" else train(plain(run), epochs=[0])
     second, metrics, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
-    (group,) = second.learner.optimizer.param_groups
+    (group,) = second.optimizer.param_groups
     assert isinstance(group["lr"], torch.Tensor)
     assert group["lr"].is_cuda
     assert float(group["lr"]) == pytest.approx(metrics[-1]["lr"], rel=1e-6)
@@ -190,11 +189,10 @@ def test_a_checkpoint_of_another_machine_goes_on_in_a_graph(name, elsewhere, tmp
 def test_a_checkpoint_of_a_graph_goes_on_on_a_cpu(tmp_path):
     run = RUNS["bsam with a floor"]
     first, _, _ = train(run, epochs=[0])
-    write_checkpoint(tmp_path / "state", first.state_dict())
-    second, _, _ = train(run, "cpu", epochs=[1], state=read_checkpoint(tmp_path / "state", device_of("cpu")))
+    second, _, _ = train(run, "cpu", epochs=[1], state=through_a_file(first, tmp_path, "cpu"))
     whole, _, _ = train(run, "cpu")
     assert apart(second, whole) < 4 * TOLERANCE
-    assert isinstance(second.learner.optimizer.param_groups[0]["lr"], float)
+    assert isinstance(second.optimizer.param_groups[0]["lr"], float)
 
 
 @pytest.mark.parametrize("every", [1, 3, 7])
@@ -233,7 +231,7 @@ def test_bfloat16_learns_in_a_graph_as_without(name):
     run = Run(**{**RUNS[name].settings(), "precision": "bf16", "epochs": 4})
     captured, found, _ = train(run, epochs=range(4))
     _, expected, _ = train(plain(run), epochs=range(4))
-    assert captured._step._graph is not None
+    assert captured.stepper._graph is not None
     assert found[-1]["test_accuracy"] > 0.8
     assert found[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.05)
     assert all(p.dtype == torch.float32 for p in captured.network.parameters())
@@ -241,8 +239,8 @@ def test_bfloat16_learns_in_a_graph_as_without(name):
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.capturable])
 def test_methods_whose_steps_differ_are_not_captured_and_learn(method):
-    training, metrics, _ = train(Run(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
-    assert type(training._step) is Plain
+    trainer, metrics, _ = train(Run(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
+    assert type(trainer.stepper) is Plain
     assert metrics[-1]["test_accuracy"] > 0.8
 
 
@@ -291,7 +289,7 @@ def test_fit_trains_on_the_device_and_leaves_the_callers_state_as_it_was():
     )
     seen = []
     result = fit(
-        RUNS["bsam"], at_start=lambda training, done: seen.append((training.team.device.type, training.captured, done))
+        RUNS["bsam"], at_start=lambda trainer, done: seen.append((trainer.context.device.type, trainer.captured, done))
     )
     assert seen == [("cuda", True, 0)]
     assert torch.equal(torch.cuda.get_rng_state(), before[0])

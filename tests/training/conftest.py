@@ -1,53 +1,43 @@
-"""What the tests of training share: small files in the layout of CIFAR, and comparisons of what runs leave behind."""
+"""What the tests of training share: runs that are stopped after an epoch, and comparisons of what they leave behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from bsam.data import cifar
-from bsam.data.cifar import CIFAR10, CIFAR100, CifarFile
-
-SMALL10 = replace(
-    CIFAR10,
-    train=tuple(replace(batch, records=20, sha256=None) for batch in CIFAR10.train),
-    test=replace(CIFAR10.test, records=30, sha256=None),
-)
-SMALL100 = replace(CIFAR100, train=(CifarFile("train", 200),), test=CifarFile("test", 100))
+from bsam.training.config import Run
+from bsam.training.loop import fit
+from bsam.training.run_dir import CHECKPOINT, RunDir
 
 
-@pytest.fixture
-def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with 100 + 30 images of CIFAR-10's shape and 200 + 100 of CIFAR-100's, as random bytes; the loader takes
-    them for the real ones.
-    """
-    random, folder = np.random.default_rng(5), tmp_path / "cifar"
-    for kind in (SMALL10, SMALL100):
-        monkeypatch.setattr(cifar, kind.name.upper(), kind)
-        (folder / kind.binary).mkdir(parents=True)
-        for batch in (*kind.train, kind.test):
-            labels = random.permutation(np.arange(batch.records) % kind.classes).astype(np.uint8)
-            columns = [labels[:, None], random.integers(0, 256, (batch.records, 3072), np.uint8)]
-            head = [np.full_like(labels[:, None], 3)] if kind.coarse else []
-            (folder / kind.binary / f"{batch.name}.bin").write_bytes(np.concatenate([*head, *columns], 1).tobytes())
-    return folder
+class Stop(Exception):
+    """Ends a run after an epoch."""
+
+
+def train(run: Run, folder: Path | None, stop: int | None = None, **options: Any) -> Any:
+    """Train on the CPU to the end, or until an epoch is finished."""
+
+    def each(epoch: int, metrics: object) -> None:
+        if epoch == stop:
+            torch.manual_seed(epoch)  # the next call finds other random numbers, as another process would
+            raise Stop
+
+    if stop is None:
+        return fit(run, folder, device="cpu", **options)
+    with pytest.raises(Stop):
+        fit(run, folder, device="cpu", each_epoch=each, **options)
+    return None
 
 
 def same(a: Any, b: Any) -> bool:
     """Whether two nests of plain values and tensors agree in every bit, NaN with NaN."""
     if isinstance(a, torch.Tensor):
-        return (
-            isinstance(b, torch.Tensor)
-            and a.dtype == b.dtype
-            and a.shape == b.shape
-            and a.numpy().tobytes() == b.numpy().tobytes()
-        )
+        alike = isinstance(b, torch.Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape)
+        return alike and a.numpy().tobytes() == b.numpy().tobytes()
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
@@ -55,6 +45,25 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-@pytest.fixture
-def agree() -> Callable[[Any, Any], bool]:
-    return same
+def load(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / CHECKPOINT, weights_only=True)
+
+
+def end(folder: Path) -> list[Any]:
+    """All that a finished run leaves behind, without the times."""
+    state = load(folder)
+    rows = [{**epoch, "seconds": 0} for epoch in RunDir(folder).metrics()]
+    assert [{**epoch, "seconds": 0} for epoch in state["epochs"]] == rows
+    probe = folder / "probe.jsonl"
+    readings = probe.read_text() if probe.exists() else ""
+    return [{**state, "epochs": rows}, readings, (folder / "model.safetensors").read_bytes()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="session")
+def runs() -> SimpleNamespace:
+    """Functions that train and compare: ``train``, ``end``, ``same``, ``load``, ``contents``, ``Stop``."""
+    return SimpleNamespace(train=train, end=end, same=same, load=load, contents=contents, Stop=Stop)

@@ -7,8 +7,8 @@ import pytest
 
 import bsam
 from bsam import cli
+from bsam.training.files import refuse_other_files
 from bsam.training.lock import LOCK, RunLocked, locked
-from bsam.training.record import Record
 
 
 def test_a_folder_is_held_by_one_and_the_file_goes_with_the_lock(tmp_path):
@@ -87,7 +87,7 @@ def test_a_refused_run_leaves_no_lock_in_the_way(tmp_path, capsys):
     assert cli.main(["train", "--method", "sgd", "--batch", "100000", "--device", "cpu", "--out", str(out)]) == 2
     assert "batch must be at most" in capsys.readouterr().err
     assert not any(out.iterdir())
-    Record(out, {"epochs": 1})  # it was refused: "holds files of something else (lock)"
+    refuse_other_files(out)
 
 
 def test_two_demos_do_not_share_a_folder(tmp_path, capsys):

@@ -10,22 +10,18 @@ import bsam
 from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.flatness.sharpness import sharpness
+from bsam.methods import METHODS
 from bsam.models.digits_net import DigitsNet
-from bsam.recipes.demo import candidates_of, titles
-from bsam.training import training
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.training import learner_of
+from bsam.training.optimizers import build_train_step
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "weight_decay": 5e-4}
-METHODS = [
-    ("sgd", {}),
-    ("sam", {"rho": 0.1}),
-    ("bsam", {"rho_max": 0.1, "rho_min": 0.05}),
-    ("bsam", {"rho_max": 0.1, "rho_min": 0.05, "passes": 2}),
-]
+BSAM = {"rho_max": 0.1, "rho_min": 0.05}
+RUNS = [("sgd", {}), ("sam", {"rho": 0.1}), ("bsam", BSAM), ("bsam", {**BSAM, "passes": 2})]
+ON_DIGITS = {"ksam": {"k": 32}, "saf": {"start_epoch": 1, "epochs_back": 1}, "mesa": {"start_epoch": 1}}
 
 
 def numbers(result):
@@ -33,12 +29,19 @@ def numbers(result):
     return [({k: v for k, v in epoch.metrics.items() if k != "seconds"}, epoch.sharpness) for epoch in result.epochs]
 
 
+def trained(run):
+    """The result, and the trainer behind it."""
+    found = []
+    result = fit(run, device="cpu", at_start=lambda trainer, done: found.append(trainer))
+    return result, found[0]
+
+
 @pytest.fixture(scope="module")
 def data():
     return digits()
 
 
-@pytest.mark.parametrize(("method", "arguments"), METHODS)
+@pytest.mark.parametrize(("method", "arguments"), RUNS)
 def test_equal_settings_give_equal_numbers_and_the_caller_keeps_his_random_numbers(method, arguments):
     run = Run(method, arguments, epochs=2, label_noise=0.4, seed=5, radius=0.05, **SAME)
     torch.manual_seed(1)
@@ -47,128 +50,71 @@ def test_equal_settings_give_equal_numbers_and_the_caller_keeps_his_random_numbe
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.manual_seed(2)
     assert numbers(fit(run, device="cpu")) == numbers(first)
-    assert numbers(fit(replace(run, seed=6), device="cpu")) != numbers(first)
 
 
 def test_every_setting_that_training_depends_on_matters():
-    """A setting that is read by nobody would give the numbers of the first run."""
-    first = Run("bsam", {"rho_max": 0.1, "rho_min": 0.05}, epochs=2, limit_train=192, limit_test=100, **SAME)
-    others = {
-        "arguments": {"rho_max": 0.1, "rho_min": 0.06},
-        "base": "adam",
-        "lr": 0.11,
-        "schedule": "constant",
-        "warmup": 0.5,
-        "momentum": 0.8,
-        "nesterov": True,
-        "weight_decay": 1e-3,
-        "epochs": 3,
-        "batch": 48,
-        "label_smoothing": 0.1,
-        "label_noise": 0.1,
-        "limit_train": 128,
-        "limit_test": 99,
-        "precision": "bf16",
-        "seed": 1,
-        "eval_split": "validation",
-        "augment": "crop-flip",
-        "model": "resnet8",
-        "radius": 0.1,
-    }
-    found = [
-        fit(replace(first, **change), device="cpu")
-        for change in ({}, *({name: value} for name, value in others.items()))
-    ]
+    """A setting that is not used would give the numbers of the first run."""
+    first = Run("bsam", BSAM, epochs=2, limit_train=192, limit_test=100, **SAME)
+    optimization = {"lr": 0.11, "schedule": "constant", "warmup": 0.5, "momentum": 0.8, "nesterov": True}
+    optimization |= {"base": "adam", "weight_decay": 1e-3, "epochs": 3, "batch": 48, "precision": "bf16"}
+    task = {"label_smoothing": 0.1, "label_noise": 0.1, "limit_train": 128, "limit_test": 99, "augment": "crop-flip"}
+    task |= {"seed": 1, "eval_split": "validation", "model": "resnet8"}
+    others = {"arguments": {"rho_max": 0.1, "rho_min": 0.06}, "method": "asam", "radius": 0.1, **optimization, **task}
+    changes = [{}, *({name: value} for name, value in others.items())]
+    changes = [{**change, "arguments": {}} if change.get("method") else change for change in changes]
+    found = [fit(replace(first, **change), device="cpu") for change in changes]
     assert len({repr(numbers(result)) for result in found}) == 1 + len(others)
-    elsewhere = {"method", "task", "data", "compile", "capture", "probe", "curvature", "relief"}  # other tests' matter
+    elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "relief"}  # in other tests
     assert set(first.settings()) == {*others, *elsewhere}
 
 
-def test_methods_and_their_arguments_matter():
-    found = [
-        numbers(fit(Run(method, arguments, epochs=1, radius=0.05, **SAME), device="cpu"))[0]
-        for method, arguments in METHODS
-    ]
-    assert len({repr(row) for row in found}) == 4
-
-
-def test_sharpness_is_that_of_the_network_after_the_epoch_on_labels_as_trained_on(data, monkeypatch):
-    run = Run("sgd", epochs=2, label_noise=0.4, seed=7, radius=0.1, **SAME)
-    result, model = trained(run, monkeypatch)
+def test_sharpness_is_that_of_the_network_after_the_epoch_on_labels_as_trained_on(data):
+    result, trainer = trained(Run("sgd", epochs=2, label_noise=0.4, seed=7, radius=0.1, **SAME))
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 7)
-    model.eval()
+    model = trainer.network.eval()
     assert result.last.sharpness.loss == pytest.approx(F.cross_entropy(model(data.train.x), noisy).item(), rel=1e-5)
     expected = sharpness(model, F.cross_entropy, [(data.train.x, noisy)], rho_max=0.1, rho_min=0.1)
     assert result.last.sharpness.bilateral == pytest.approx(expected.bilateral, rel=1e-4)
     assert result.epochs[0].sharpness.loss > result.last.sharpness.loss
 
 
-def test_no_radius_no_sharpness():
-    result = fit(Run("sgd", epochs=2, **SAME), device="cpu")
-    assert [epoch.sharpness for epoch in result.epochs] == [None, None]
-    assert result.last is result.epochs[-1]
-    assert result.score == result.last.metrics["test_accuracy"]
-    assert 0 < result.seconds_per_step < 1
-
-
 def test_step_time_is_the_mean_of_an_epochs_steps_and_the_median_of_epochs(monkeypatch):
     """Steps may differ (LookSAM's, RST's), and an epoch may be disturbed."""
     ticks = iter([0.0, 12.0, 100.0, 159.0, 200.0, 210.0])
-    monkeypatch.setattr(training.time, "perf_counter", lambda: next(ticks))
-    assert fit(Run("sgd", epochs=3, **SAME), device="cpu").seconds_per_step == 1.2
+    monkeypatch.setattr("bsam.training.trainer.time.perf_counter", lambda: next(ticks))
+    result = fit(Run("sgd", epochs=3, **SAME), device="cpu")
+    assert result.seconds_per_step == 1.2
+    assert [epoch.sharpness for epoch in result.epochs] == [None] * 3
+    assert result.last is result.epochs[-1]
+    assert result.score == result.last.metrics["test_accuracy"]
 
 
-def trained(run, monkeypatch):
-    """The result, and the network behind it."""
-    made = []
-    monkeypatch.setattr(
-        training,
-        "learner_of",
-        lambda run, task, model, *known: made.append(model) or learner_of(run, task, model, *known),
-    )
-    return fit(run, device="cpu"), made[-1]
-
-
-def test_the_top_eigenvalue_is_that_of_the_last_network_on_samples_of_all_classes_labels_as_trained_on(
-    data, monkeypatch, evenly
-):
-    run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True, **SAME)
-    result, model = trained(run, monkeypatch)
-    noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)
+def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network_on_samples_of_all_classes(data, evenly):
+    run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True, relief=5, **SAME)
+    result, trainer = trained(run)
+    noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)  # labels as trained on
     some = evenly(noisy, 256)
-    model.double().eval()
-    names, params = zip(*model.named_parameters(), strict=True)
+    model, x, y = trainer.network.eval(), data.train.x[some], noisy[some]
+    centre = F.cross_entropy(model(x), y).item()
+    assert result.relief.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
+    assert [len(row) for row in result.relief.loss] == [5] * 5
+    assert result.relief.loss[2][2] == pytest.approx(centre, rel=1e-5)
+    assert result.relief.loss[0][0] > 1.1 * centre
+    without = fit(replace(run, curvature=False, relief=None), device="cpu")
+    assert (without.top_eigenvalue, without.relief) == (None, None)
+    assert numbers(without) == numbers(result)
+
+    names, params = zip(*model.double().named_parameters(), strict=True)
 
     def gradient(*weights):
-        loss = F.cross_entropy(
-            torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (data.train.x[some].double(),)),
-            noisy[some],
-        )
-        return torch.autograd.grad(loss, weights, create_graph=True)
+        logits = torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (x.double(),))
+        return torch.autograd.grad(F.cross_entropy(logits, y), weights, create_graph=True)
 
     v = [torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) for p in params]
     for _ in range(60):  # power iteration: no Lanczos, no code of ours
         length = sum((t**2).sum() for t in v).sqrt()
         _, v = torch.autograd.functional.vjp(gradient, params, tuple(t / length for t in v))
     assert result.top_eigenvalue == pytest.approx(sum((t**2).sum() for t in v).sqrt().item(), rel=2e-3)
-    without = fit(replace(run, curvature=False), device="cpu")
-    assert numbers(without) == numbers(result)
-    assert without.top_eigenvalue is None
-
-
-def test_the_relief_is_of_the_last_network_on_samples_of_all_classes_labels_as_trained_on(data, monkeypatch, evenly):
-    run = Run("sgd", epochs=1, label_noise=0.4, seed=3, relief=5, **SAME)
-    result, model = trained(run, monkeypatch)
-    noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)
-    some = evenly(noisy, 256)
-    model.eval()
-    centre = F.cross_entropy(model(data.train.x[some]), noisy[some]).item()
-    assert result.relief.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
-    assert [len(row) for row in result.relief.loss] == [5] * 5
-    assert result.relief.loss[2][2] == pytest.approx(centre, rel=1e-5)
-    assert result.relief.loss[0][0] > 1.1 * centre
-    assert result.relief == fit(run, device="cpu").relief
-    assert fit(replace(run, relief=None), device="cpu").relief is None
 
 
 def test_a_run_that_diverges_has_no_eigenvalue_and_is_a_result():
@@ -197,69 +143,56 @@ def test_rho_min_is_told_as_the_last_step_of_the_epoch_had_it():
     found = fit(Run("bsam", arguments, epochs=3, **SAME), device="cpu").epochs
     for epoch in found:
         assert epoch.metrics["rho_min"] == pytest.approx(0.02 + 0.06 * epoch.metrics["lr"] / 0.1, rel=1e-6)
-    assert [epoch.metrics["lr"] for epoch in found] == pytest.approx(
-        [0.1 * math.cos(math.pi / 2 * t / 30) ** 2 for t in (9, 19, 29)]
-    )
+    expected = [0.1 * math.cos(math.pi / 2 * t / 30) ** 2 for t in (9, 19, 29)]
+    assert [epoch.metrics["lr"] for epoch in found] == pytest.approx(expected)
 
 
-def test_optimizer_gets_every_setting():
+def test_the_optimizer_gets_every_setting():
     model, task = DigitsNet(), Classification(Run("sgd"), CPU)
-    run = Run(
-        "bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, lr=0.3, momentum=0.7, weight_decay=0.01, nesterov=True
-    )
-    optimizer = learner_of(run, task, model, 100).optimizer
+    settings = {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.01}
+    run = Run("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, nesterov=True, **settings)
+    optimizer = build_train_step(run, task, model, 100).optimizer
     assert isinstance(optimizer, bsam.BSAM)
     assert isinstance(optimizer.base, torch.optim.SGD)
     assert optimizer.passes == 2
     assert optimizer.model is model
     group = optimizer.param_groups[0]
-    assert [group[name] for name in ("lr", "momentum", "weight_decay", "rho_max", "rho_min", "nesterov")] == [
-        0.3,
-        0.7,
-        0.01,
-        0.2,
-        0.1,
-        True,
-    ]
+    assert {**settings, "rho_max": 0.2, "rho_min": 0.1, "nesterov": True}.items() <= group.items()
     assert len(group["params"]) == len(list(model.parameters()))
     for base, cls in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        found = learner_of(
-            Run("sam", base=base, lr=0.3, momentum=0.7, weight_decay=0.01), task, model, 100
-        ).optimizer.base
-        assert type(found) is cls
-        assert [found.param_groups[0][name] for name in ("lr", "betas", "weight_decay")] == [0.3, (0.7, 0.999), 0.01]
+        around = build_train_step(Run("sam", base=base, **settings), task, model, 100).optimizer.base
+        alone = build_train_step(Run("base", base=base, **settings), task, model, 100).optimizer
+        for found in (around, alone):
+            assert type(found) is cls
+            group = found.param_groups[0]
+            assert [group[name] for name in ("lr", "betas", "weight_decay")] == [0.3, (0.7, 0.999), 0.01]
 
 
-def test_methods_learn_what_the_run_knows(monkeypatch):
-    """Coins from the run's seed, AE-SAM's whole length, SAF's table for all samples and its epochs."""
-    made = []
-    monkeypatch.setattr(training, "learner_of", lambda *known: made.append(learner_of(*known)) or made[-1])
-    fit(Run("rst", epochs=1, seed=9, **SAME), device="cpu")
-    fit(Run("aesam", epochs=2, **{**SAME, "batch": 60}), device="cpu")
+def test_methods_learn_what_the_run_knows():
+    """RST's seed, AE-SAM's number of steps, SAF's table for all samples and its epochs."""
     back = {"start_epoch": 1, "epochs_back": 1}
-    fit(Run("saf", back, epochs=3, **SAME), device="cpu")
-    rst, aesam, saf = made
+    _, rst = trained(Run("rst", epochs=1, seed=9, **SAME))
+    _, aesam = trained(Run("aesam", epochs=2, **{**SAME, "batch": 60}))
+    _, saf = trained(Run("saf", back, epochs=3, **SAME))
     assert rst.optimizer.seed == 9
     assert aesam.optimizer.total_steps == aesam.optimizer.t == 20
-    assert saf.loss.stamp.shape == (2, 640)
-    assert sorted(set(saf.loss.stamp.flatten().tolist())) == [1, 2]  # every sample was noted in the last two epochs
+    assert saf.train_step.loss.stamp.shape == (2, 640)
+    assert sorted(set(saf.train_step.loss.stamp.flatten().tolist())) == [1, 2]  # every sample, in the last two epochs
     changed, plain = (
-        numbers(fit(Run(*who, epochs=3, radius=0.05, **SAME), device="cpu"))
-        for who in (("saf", {**back, "lam": 3.0}), ("sgd",))
+        numbers(fit(Run(*method, epochs=3, radius=0.05, **SAME), device="cpu"))
+        for method in (("saf", {**back, "lam": 3.0}), ("sgd",))
     )
     assert changed[0] == plain[0]  # no second term yet
     assert changed[1] != plain[1]
 
 
-@pytest.mark.parametrize("name", titles())
-def test_any_method_of_the_demo_learns(name):
-    (candidate,) = candidates_of([name])
-    run = replace(candidate.candidates[-1], weight_decay=5e-4, epochs=4, seed=3)
-    assert fit(run, device="cpu").score > 0.8
+@pytest.mark.parametrize("method", ["base", *METHODS])
+def test_every_method_learns(method):
+    assert fit(Run(method, ON_DIGITS.get(method, {}), epochs=4, seed=3, **SAME), device="cpu").score > 0.8
 
 
 @pytest.mark.parametrize("method", ["sgd", "bsam"])
-def test_bfloat16_runs_the_network_under_autocast_and_learns(method, monkeypatch):
+def test_bfloat16_runs_the_network_under_autocast_and_learns(method):
     seen = []
 
     class Looked(Classification):
@@ -272,7 +205,7 @@ def test_bfloat16_runs_the_network_under_autocast_and_learns(method, monkeypatch
     assert result.score > 0.8
 
 
-def test_the_network_trains_in_train_mode_and_is_judged_in_eval_mode():
+def test_the_network_trains_in_train_mode_and_is_evaluated_in_eval_mode():
     modes = []
 
     class Looking(nn.Sequential):
@@ -285,22 +218,7 @@ def test_the_network_trains_in_train_mode_and_is_judged_in_eval_mode():
             return Looking(super().network())
 
     fit(Run("sgd", epochs=2, **SAME), device="cpu", task=Looked)
-    epoch = [(True, 64)] * 10 + [(False, 320), (False, 320), (False, 117)]
-    assert modes == epoch * 2
-
-
-@pytest.mark.parametrize(
-    ("device", "words"), [("abacus", "device must be cpu, cuda or cuda:N, got 'abacus'"), ("mps", "got 'mps'")]
-)
-def test_a_device_that_cannot_be_is_refused(device, words):
-    with pytest.raises(bsam.BsamError, match=words):
-        fit(Run("sgd", epochs=1, **SAME), device=device)
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(bsam.BsamError, match="torch sees no GPU here"):
-        fit(Run("sgd", epochs=1, **SAME), device="cuda")
+    assert modes == ([(True, 64)] * 10 + [(False, 320), (False, 320), (False, 117)]) * 2
 
 
 def test_an_unknown_task_is_refused():

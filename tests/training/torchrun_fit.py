@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bsam import BsamError
-from bsam.training.classification import Classification
+from bsam.tasks.classification import Classification
+from bsam.tasks.task import TaskBatch
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.task import Batch
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 256, "limit_test": 200, "seed": 4}
 RUNS = {
@@ -51,7 +51,7 @@ class Without(Classification):
             torch.manual_seed(self.run.seed)
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)).to(self.device)
 
-    def batch(self, index: Tensor) -> Batch:
+    def batch(self, index: Tensor) -> TaskBatch:
         SEEN.append(index.tolist())
         return super().batch(index)
 
@@ -59,7 +59,7 @@ class Without(Classification):
 class Sized(Without):
     """Notes how many samples each pass sees."""
 
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         self.sizes.append(len(outputs))
         return super().losses(outputs, batch)
 

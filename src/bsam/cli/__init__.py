@@ -12,87 +12,84 @@ from typing import TextIO
 
 from .. import __version__
 from ..core.errors import BsamError
+from ..core.extras import need
 from . import catalogue, demo, flatness, run, train
 from .signals import Terminated
 
 COMMANDS = (catalogue, demo, train, run, flatness)
-_MENDS = {
+_HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), " Allow this user to use it, or name another one."),
     errno.EROFS: " It is on a file system that cannot be written to: name another one.",
     errno.ENAMETOOLONG: " Give it a shorter name.",
 }
-UNWRITTEN, REFUSED, INTERRUPTED, UNHEARD, TERMINATED = 1, 2, 130, 141, 143
+UNWRITTEN, REFUSED, INTERRUPTED, CLOSED, TERMINATED = 1, 2, 130, 141, 143  # exit status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``bsam ...``; the exit status."""
+    """Run ``bsam ...`` and return the exit status."""
     arguments = argparse.Namespace()
     try:
-        _obey(argv, arguments)
+        _run_command(argv, arguments)
     except BsamError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return REFUSED
     except KeyboardInterrupt as end:
         how, status = ("terminated", TERMINATED) if isinstance(end, Terminated) else ("interrupted", INTERRUPTED)
-        _complain(f"{how}.{_kept(arguments)}")
+        _print_error(f"{how}.{_kept(arguments)}")
         return status
     except BrokenPipeError:
-        _let_go(sys.stdout)
-        if kept := _kept(arguments):  # of a list that is cut short nothing has to be said
-            _complain(f"the output was closed.{kept}")
-        return UNHEARD
+        _discard(sys.stdout)
+        if kept := _kept(arguments):  # otherwise it was a list that is cut short, as by head
+            _print_error(f"the output was closed.{kept}")
+        return CLOSED
     except OSError as error:
-        if error.filename is not None:  # a file or a folder that the user named, or one in there
-            _complain(f"{os.fsdecode(error.filename)}: {error.strerror or error}.{_MENDS.get(error.errno or 0, '')}")
+        if error.filename is not None:  # a file or a folder that the user named, or one inside
+            _print_error(f"{os.fsdecode(error.filename)}: {error.strerror or error}.{_HINTS.get(error.errno or 0, '')}")
             return REFUSED
-        if _takes_a_line(sys.stdout):
-            raise  # it is about something else
-        _let_go(sys.stdout)
-        _complain(f"the output could not be written ({error.strerror}).{_kept(arguments)}")
+        if _is_writable(sys.stdout):
+            raise  # another file
+        _discard(sys.stdout)
+        _print_error(f"the output could not be written ({error.strerror}).{_kept(arguments)}")
         return UNWRITTEN
     return 0
 
 
-def _obey(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
-    """Fill in the arguments and run their command. A pipe that was closed at the other end is a BrokenPipeError,
-    whoever wrote into it last.
-    """
+def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
+    """Parse the arguments and run their command. Raises a BrokenPipeError if the output was closed at the other end."""
     parser = _parser()
     try:
         parser.parse_args(argv, arguments)
         if arguments.command is None:
             parser.print_help()
         else:
+            for module, extra in getattr(arguments, "needs", {}).items():
+                need(module, extra)  # now, not after the last epoch
             arguments.run(arguments)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich's answer to it
+        if isinstance(end.__context__, BrokenPipeError):  # which rich turns into SystemExit
             raise end.__context__ from None
         raise
     finally:
-        print(end="", flush=True)  # now: at the end of the process nobody could catch it
+        print(end="", flush=True)  # now: errors at the end of the process could not be caught
 
 
 def _kept(arguments: argparse.Namespace) -> str:
-    """What an early end leaves behind, in a sentence; nothing of a command that keeps nothing."""
-    return (
-        f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there."
-        if "kept" in arguments
-        else ""
-    )
+    """Return what an interrupted command has written, in a sentence; empty if it writes nothing."""
+    if "kept" not in arguments:
+        return ""
+    return f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there."
 
 
-def _complain(sentence: str) -> None:
-    """On the error stream, if it can be written to; of the processes that torchrun started on a machine, the first one
-    speaks.
-    """
+def _print_error(sentence: str) -> None:
+    """Print to the error stream, if it can be written; of torchrun's processes on a machine only the first one does."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         try:
             print(f"bsam: {sentence}", file=sys.stderr, flush=True)
         except OSError:
-            _let_go(sys.stderr)
+            _discard(sys.stderr)
 
 
-def _takes_a_line(stream: TextIO) -> bool:
+def _is_writable(stream: TextIO) -> bool:
     try:
         print(file=stream, flush=True)
     except OSError:
@@ -100,11 +97,9 @@ def _takes_a_line(stream: TextIO) -> bool:
     return True
 
 
-def _let_go(stream: TextIO) -> None:
-    """What is left in a stream that takes nothing goes nowhere: the interpreter, which writes it out at its end, would
-    complain.
-    """
-    with contextlib.suppress(OSError):  # there may be no file behind it
+def _discard(stream: TextIO) -> None:
+    """Discard what is left in a stream that cannot be written: the interpreter would complain at its end."""
+    with contextlib.suppress(OSError):  # the stream may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -1,4 +1,4 @@
-"""The end that somebody else decides on: SIGTERM, as Ctrl-C."""
+"""SIGTERM raises an exception, as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: what Ctrl-C would clean up is cleaned up."""
+    """The process received SIGTERM."""
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """In here SIGTERM raises :class:`Terminated`. Only the main thread of a process may say so; in others nothing
-    changes.
+    """Let SIGTERM raise :class:`Terminated`. Does nothing outside the main thread, which alone may handle signals.
 
     Example:
         >>> with contextlib.suppress(Terminated), terminable():

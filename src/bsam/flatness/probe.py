@@ -77,7 +77,7 @@ class Probe:
         """Return whether this step is measured."""
         return step % self.every == 0
 
-    def watch(self, optimizer: SharpnessAware, L: Objective) -> None:
+    def observe(self, optimizer: SharpnessAware, L: Objective) -> None:
         """Measure a step: called once the method has made its passes, with all of their evaluations."""
         passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):

@@ -156,7 +156,7 @@ class Recipe:
 
         Example:
             >>> [(run.method, run.seed) for run in RECIPES["training-curves"].runs("paper", seeds=2)][3:7]
-            [('bsam', 0), ('bsam', 0), ('sgd', 1), ('sam', 1)]
+            [('bsam', 0), ('bsam', 0), ('base', 1), ('sam', 1)]
         """
         check_count("seeds", seeds, high=MOST_SEEDS)
         grid = self.grid(scale)
@@ -164,7 +164,8 @@ class Recipe:
 
     def published(self, run: Run) -> Published | None:
         """What the paper has where this run stands."""
-        place = {"model": run.model, "data": run.data, "method": run.method, "label_noise": run.label_noise}
+        method = "sgd" if run.method == "base" else run.method
+        place = {"model": run.model, "data": run.data, "method": method, "label_noise": run.label_noise}
         match self.table:
             case "classification":
                 return published(self.table, **{name: place[name] for name in ("model", "data", "method")})

@@ -12,8 +12,8 @@ import torch
 from ..core.checks import check_count
 from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..core.extras import need
-from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_network, read_run
-from ..training.loop import TASKS
+from ..tasks import TASKS
+from ..training.run_dir import NETWORK, REPAIR, RunDir
 from .flatness import Loaded, load, loader
 
 IMAGES = 1000  # of a run's training samples, unless more are asked for: what a Hessian product costs grows with them
@@ -98,15 +98,16 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
     for path in paths:
         if not (path / "config.json").exists():
             raise BsamValueError(f"{path} is no folder of a run of bsam train: it has no config.json")
-        run = read_run(path)
+        run = RunDir(path).run()
         if run.task not in TASKS:
             raise BsamValueError(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
-        if (path / NETWORK).exists() and not has_network(path):
-            raise BsamRuntimeError(f"{path / NETWORK} is damaged; {ANEW}")
-        if not (path / NETWORK).exists():
+        state = RunDir(path).state(run)
+        if state.damaged is not None:
+            raise BsamRuntimeError(state.damaged)
+        if not state.finished:
             raise BsamRuntimeError(
-                f"the run in {path} is not finished ({len(read_metrics(path))} of {run.epochs} epochs are): the "
-                "command that started it goes on with it"
+                f"the run in {path} is not finished ({len(state.epochs)} of {run.epochs} epochs are): the command that "
+                "started it goes on with it"
             )
     alike = len({path.name for path in paths}) < len(paths)
     return Subjects(
@@ -115,7 +116,7 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
         load=lambda path, device: load_run(path, images, data_dir, device),
         weights=lambda path: path / NETWORK,
         title=lambda path: str(path) if alike else path.name,
-        about=lambda path: {"run": read_run(path).settings(), "metrics": last_metrics(path)},
+        about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
     )
 
 
@@ -123,16 +124,16 @@ def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.dev
     """The trained network of a run, its loss without label smoothing, and its first training samples: not augmented,
     labels as trained on.
     """
-    run = read_run(folder)
+    run = RunDir(folder).run()
     task = TASKS[run.task](run, device, data_dir)
     try:
-        network = read_network(folder, task.network())
+        network = RunDir(folder).load_into(task.network())
     except BsamError:
         raise
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         trouble = f"is not of the network that config.json names ({reason})"
-        raise BsamValueError(f"{folder / NETWORK} {trouble}: remove it, and {ANEW}") from error
+        raise BsamValueError(f"{folder / NETWORK} {trouble}: remove it, and {REPAIR}") from error
     return network, task.loss, task.examples(images)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,129 +12,19 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BsamError, BsamRuntimeError
 from ..training.config import Run
-from ..training.files import read_json, write_json
-from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_run, read_weights
 from ..training.lock import RunLocked
-from ..training.loop import TASKS, Diverged, fit
-from .variants import passes_of, variant_of
+from ..training.loop import Diverged, fit
+from ..training.run_dir import RunDir, RunState, run_dir_name
+from .variants import passes_of
 
-DIVERGED = "diverged.json"  # in the folder of a run whose loss was no number
-
-
-def folder_name(run: Run) -> str:
-    """A name that tells what the run is, and that no other run has: it ends in a digest of all settings that are not
-    the defaults.
-
-    Example:
-        >>> folder_name(Run("bsam", {"passes": 2}, model="resnet18", data="cifar10", label_noise=0.4, seed=1))
-        'resnet18-cifar10-bsam-2-noise40-seed1-69df74c7'
-    """
-    own = [f"{name}{run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
-    noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
-    digest = hashlib.sha256(json.dumps(_chosen(run), sort_keys=True).encode()).hexdigest()[:8]
-    return "-".join([run.model, run.data, variant_of(run).name, *own, *noise, f"seed{run.seed}", digest])
-
-
-def _chosen(run: Run) -> dict[str, Any]:
-    """What is not the default: a setting that Run gets in years to come leaves the names as they are."""
-    blank = Run(run.method).settings()
-    return {"method": run.method, **{name: value for name, value in run.settings().items() if value != blank[name]}}
-
-
-@dataclass(frozen=True)
-class State:
-    """How far a run is.
-
-    Args:
-        run: its settings.
-        folder: where it is, or will be.
-        epochs: the metrics of those that are done.
-        finished: whether the trained network is there, too.
-        diverged: what became of it, if its loss was no number at last; else None.
-        damaged: which of its files is damaged, and what to do, in a sentence; else None. Such a run is not finished.
-    """
-
-    run: Run
-    folder: Path
-    epochs: tuple[Mapping[str, Any], ...] = ()
-    finished: bool = False
-    diverged: str | None = None
-    damaged: str | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.finished or self.diverged is not None
-
-    @property
-    def left(self) -> int:
-        """Epochs that are left."""
-        return 0 if self.over else max(self.run.epochs - len(self.epochs), 0)
-
-    def __str__(self) -> str:
-        if self.diverged is not None:
-            return "diverged"
-        if self.finished:
-            return "done"
-        return f"epoch {len(self.epochs)} of {self.run.epochs}" if self.epochs else "missing"
+State = RunState
+folder_name = run_dir_name
 
 
 def state_of(run: Run, out: Path) -> State:
     """How far a run is, by what its folder below ``out`` holds; a folder of other settings is refused."""
-    folder = out / folder_name(run)
-    if not (folder / "config.json").exists():
-        return State(run, folder)
-    if _plain(read_run(folder)) != _plain(run):
-        raise BsamRuntimeError(
-            f"{folder} holds a run with other settings than its name says: remove it, or choose another folder than "
-            f"{out}"
-        )
-    epochs, damaged = _epochs(run, folder)
-    network = (folder / NETWORK).exists()
-    if network and damaged is None:
-        damaged = _damage(lambda: _check_end(folder))
-    finished = network and damaged is None
-    lost = not finished and (folder / DIVERGED).exists()
-    return State(run, folder, epochs, finished, _reason(folder / DIVERGED) if lost else None, damaged)
-
-
-def _epochs(run: Run, folder: Path) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """The metrics of the epochs that are done, or none and what is wrong with the file."""
-    epochs: list[dict[str, Any]] = []
-    damaged = _damage(lambda: epochs.extend(read_metrics(folder)))
-    score = f"{run.eval_split}_{TASKS[run.task].measure.name}" if run.task in TASKS else None
-    if epochs and score is not None and epochs[-1].get(score) is None:  # what the table shows
-        return (), f"{folder / 'metrics.jsonl'} is damaged: it has no {score}; {ANEW}"
-    return tuple(epochs), damaged
-
-
-def _check_end(folder: Path) -> None:
-    """Refuse a run with a network whose metrics are not complete, or whose network has no whole header."""
-    last_metrics(folder)
-    if not has_network(folder):
-        raise BsamRuntimeError(f"{folder / NETWORK} is damaged; {ANEW}")
-
-
-def _damage(read: Callable[[], object]) -> str | None:
-    """What a reader of files says of damage; None if there is none. What cannot be read at all is refused."""
-    try:
-        read()
-    except BsamError as error:
-        if isinstance(error.__cause__, OSError):
-            raise
-        return str(error)
-    return None
-
-
-def _reason(file: Path) -> str:
-    mend = "remove the file, and the run goes on after its last checkpoint"
-    return str(read_json(file, dict, mend).get("reason", "diverged"))
-
-
-def _plain(run: Run) -> Any:
-    return json.loads(json.dumps(run.settings()))
+    return RunDir(out / run_dir_name(run)).state(run)
 
 
 class EtaEstimator:
@@ -147,8 +36,8 @@ class EtaEstimator:
 
     Example:
         >>> clock = EtaEstimator([State(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))])
-        >>> clock.left(State(Run("sam", epochs=3), Path("b"))), clock.left(State(Run("sam", model="resnet8"), Path("c")))
-        (26.0, None)
+        >>> clock.left(State(Run("sam", epochs=3), Path("b")))
+        26.0
     """
 
     def __init__(self, states: Iterable[State] = ()) -> None:
@@ -242,12 +131,11 @@ def _over(
     run: Run, runs: Sequence[Run], out: Path, clock: EtaEstimator, callbacks: Callbacks, options: Mapping[str, Any]
 ) -> bool:
     """Run it, unless it is over; False if another process is at it."""
-    state = state_of(run, out)
-    damaged = _damage(lambda: read_weights(state.folder)) if state.finished else state.damaged
-    if state.over and damaged is None:
+    state = RunDir(out / run_dir_name(run)).state(run, verify=True)
+    if state.over:
         return True
-    if damaged is not None:
-        callbacks.tell(f"{damaged}. Going on with the run.")
+    if state.damaged is not None:
+        callbacks.tell(f"{state.damaged}. Going on with the run.")
     states = [state_of(each, out) for each in runs]
     callbacks.begins(state, sum(each.over for each in states), clock.total(states))
     if run.compile:
@@ -261,11 +149,10 @@ def _over(
         callbacks.epoch(done, run.epochs)
 
     try:
-        fit(run, state.folder, each_epoch=each_epoch, tell=callbacks.tell, **options)
+        with contextlib.suppress(Diverged):  # the run directory says so
+            fit(run, state.path, each_epoch=each_epoch, tell=callbacks.tell, **options)
     except RunLocked:
-        callbacks.tell(f"{state.folder.name}: another process is at it")
+        callbacks.tell(f"{state.path.name}: another process is at it")
         return False
-    except Diverged as error:
-        write_json(state.folder / DIVERGED, {"reason": str(error)})
     callbacks.ends(state_of(run, out))
     return True

@@ -21,7 +21,7 @@ class MethodVariant:
     Args:
         name: its name on the command line.
         title: its name in a table.
-        method: of :data:`bsam.methods.METHODS`, or ``"sgd"``.
+        method: of :data:`bsam.methods.METHODS`, or ``"base"``.
         arguments: those in which it differs from its method's first variant.
     """
 
@@ -38,7 +38,7 @@ def variants() -> dict[str, MethodVariant]:
         >>> [variant.title for variant in variants().values()][-3:]
         ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
     """
-    found = [MethodVariant("sgd", "SGD", "sgd")]
+    found = [MethodVariant("sgd", "SGD", "base")]
     for method in METHODS.values():
         own = method.cls.variants or {method.name: (method.title, {})}
         found += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in own.items()]
@@ -54,7 +54,7 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
         >>> arguments(variants()["bsam-2"], "cifar100")
         {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
     """
-    if variant.method == "sgd":
+    if variant.method == "base":
         return {}
     cls = METHODS[variant.method].cls
     shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(cls.sam_radii, RADIUS[data])
@@ -83,4 +83,4 @@ def passes_of(run: Run) -> float:
         >>> passes_of(Run("sgd")), passes_of(Run("bsam")), passes_of(Run("bsam", {"passes": 2}))
         (1, 3, 2)
     """
-    return 1 if run.method == "sgd" else run.arguments.get("passes", METHODS[run.method].passes)
+    return 1 if run.method == "base" else run.arguments.get("passes", METHODS[run.method].passes)

@@ -10,8 +10,8 @@ from ..core.extras import need
 from ..recipes.catalogue import Recipe, TableCell
 from ..recipes.paper import EPOCHS, Published
 from ..recipes.runner import State
+from ..tasks import TASKS
 from ..training.config import Run
-from ..training.loop import TASKS
 from .tables import Spread, spread
 
 if TYPE_CHECKING:

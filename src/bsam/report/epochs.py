@@ -1,4 +1,4 @@
-"""What one training run says of itself: a plan, a line per epoch, its last numbers."""
+"""The console output of one run: its plan, a line per epoch, its last metrics."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from typing import Any
 import torch
 
 from ..data import DATASETS
-from ..methods import METHODS
 from ..models import MODELS
-from ..training.config import Run
-from ..training.team import DistributedContext
-from ..training.training import Training
-
-BASES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+from ..training.config import BASE, BASE_TITLES, Run, method_title
+from ..training.distributed import DistributedContext
+from ..training.trainer import Trainer
 
 
 class ConsoleLogger:
-    """Says what a run will do, and how its epochs went.
+    """Print what a run will do, and its metrics after each epoch.
 
     Args:
-        run: its settings.
-        folder: where it is kept.
+        run: the settings.
+        folder: the run directory.
         say: called with each line.
     """
 
@@ -33,98 +30,89 @@ class ConsoleLogger:
         self.run, self.folder, self._say = run, folder, say
         self._times = [time.perf_counter()]
 
-    def start(self, training: Training, done: int) -> None:
-        """Before the first epoch of this call."""
-        self._say(plan(training))
+    def start(self, trainer: Trainer, done: int) -> None:
+        """Print the plan, before the first epoch of this call."""
+        self._say(plan(trainer))
         self._say(f"Into {self.folder}." + (f" Going on after epoch {done}." if done else ""))
         self._times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """After each epoch."""
+        """Print the metrics of an epoch, and the time that is left."""
         self._times.append(time.perf_counter())
         each = statistics.median(after - before for before, after in zip(self._times, self._times[1:], strict=False))
         left = f"  left {clock(each * (self.run.epochs - done))}" if done < self.run.epochs else ""
         self._say(epoch_line(self.run, metrics) + left)
 
 
-def plan(training: Training) -> str:
-    """Method, network, data, steps and machine, in a sentence."""
-    run, task = training.run, training.task
-    parameters = sum(p.numel() for p in training.network.parameters())
+def plan(trainer: Trainer) -> str:
+    """Return method, network, data, steps and machine, in a sentence."""
+    run, task = trainer.run, trainer.task
+    parameters = sum(p.numel() for p in trainer.network.parameters())
     network = MODELS[run.model].title if run.model in MODELS else run.model
     data = DATASETS[run.data].title if run.data in DATASETS else run.data
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
-    kind = "each one CUDA graph" if training.captured else "plain"
-    compiled = ", compiled" if training.compiled else ""
+    steps = "each one CUDA graph" if trainer.captured else "plain"
+    compiled = ", compiled" if trainer.compiled else ""
     return (
-        f"{method_title(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}{noise}, "
-        f"{run.epochs} epochs of {training.steps} "
-        f"steps, batch {run.batch}; {machine(training.team)}, {run.precision}{compiled}, steps {kind}."
+        f"{method_with_settings(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}"
+        f"{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}; {machine(trainer.context)}, "
+        f"{run.precision}{compiled}, steps {steps}."
     )
 
 
-def method_title(run: Run) -> str:
-    """The method with its arguments and its base optimizer.
+def method_with_settings(run: Run) -> str:
+    """Return the title of the method with its arguments and its base optimizer.
 
     Example:
-        >>> method_title(Run("bsam", {"rho_max": 0.1, "passes": 2})), method_title(Run("sgd", base="adam"))
-        ('BSAM (rho_max=0.1, passes=2) with SGD', 'Adam')
+        >>> method_with_settings(Run("bsam", {"rho_max": 0.1, "passes": 2})), method_with_settings(Run("sgd"))
+        ('BSAM (rho_max=0.1, passes=2) with SGD', 'SGD')
     """
-    if run.method == "sgd":
-        return BASES[run.base]
+    if run.method == BASE:
+        return method_title(run)
     own = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
-    return f"{METHODS[run.method].title}{f' ({own})' if own else ''} with {BASES[run.base]}"
+    return f"{method_title(run)}{f' ({own})' if own else ''} with {BASE_TITLES[run.base]}"
 
 
-def machine(team: DistributedContext) -> str:
-    """The device, as its maker calls it, and how many processes share the work."""
-    name = (
-        torch.cuda.get_device_name(team.device)
-        if team.device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} thread(s)"
-    )
-    return name if team.size == 1 else f"{team.size} processes, each on {name}"
+def machine(context: DistributedContext) -> str:
+    """Return the name of the device, and how many processes share the work."""
+    if context.device.type == "cuda":
+        name = torch.cuda.get_device_name(context.device)
+    else:
+        name = f"CPU, {torch.get_num_threads()} thread(s)"
+    return name if context.size == 1 else f"{context.size} processes, each on {name}"
 
 
 def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
-    """One epoch in one line.
+    """Return the metrics of an epoch as one line.
 
     Example:
-        >>> epoch_line(Run("sam", epochs=10), {"epoch": 3, "train_loss": 0.51, "lr": 0.02, "seconds": 1.26, "test_loss": 0.4, "test_accuracy": 0.875})
+        >>> found = {"train_loss": 0.51, "lr": 0.02, "seconds": 1.26, "test_loss": 0.4, "test_accuracy": 0.875}
+        >>> epoch_line(Run("sam", epochs=10), {"epoch": 3, **found})
         'epoch  3/10  train loss 0.5100  test loss 0.4000  test accuracy 0.8750  lr 2.00e-02  1.3 s'
     """
     total = str(run.epochs)
+    number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if metrics.get(name) is not None)
-    return "  ".join(
-        [
-            f"epoch {metrics['epoch']:>{len(total)}}/{total}",
-            *epoch_numbers(run, metrics),
-            *steps,
-            f"{metrics['seconds']:.1f} s",
-        ]
-    )
+    return "  ".join([number, *epoch_numbers(run, metrics), *steps, f"{metrics['seconds']:.1f} s"])
 
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
-    """How good the network is after an epoch: losses, what its task judges it by, and its sharpness if that was
-    measured.
-    """
-    judged = {
-        name: value for name, value in metrics.items() if name == "train_loss" or name.startswith(f"{run.eval_split}_")
-    }
-    near = {"BilS": metrics["sharpness"]["bilateral"]} if "sharpness" in metrics else {}
-    return [f"{name.replace('_', ' ')} {_number(value)}" for name, value in {**judged, **near}.items()]
+    """Return losses, the task's metrics, and the sharpness if it was measured, as text."""
+    shown = {name: metrics[name] for name in metrics if name == "train_loss" or name.startswith(f"{run.eval_split}_")}
+    if "sharpness" in metrics:
+        shown["BilS"] = metrics["sharpness"]["bilateral"]
+    return [f"{name.replace('_', ' ')} {_number(value)}" for name, value in shown.items()]
 
 
 def _number(value: float | None) -> str:
-    """Four digits, those of a small number too; a number that is not finite is null in JSON."""
+    """Return four digits, also of a small number; None, as in JSON, is a number that is not finite."""
     if value is None:
         return "nan"
     return f"{value:.4f}" if abs(value) >= 0.01 or not value else f"{value:.2e}"
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Return hours, minutes and seconds.
 
     Example:
         >>> clock(75.2), clock(7265)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
+from ..core.errors import BsamError, BsamRuntimeError
 from ..core.extras import need
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
@@ -21,7 +21,7 @@ from ..flatness.trace import Trace
 from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
 from ..recipes.run_folder import Subjects, subjects
 from ..training.config import check_settings
-from ..training.environment import environment_info
+from ..training.environment import environment_info, pick_device
 from ..training.files import fits, read_json, read_json_lines, usable, write_json
 from ..training.lock import locked
 from .flatness import (
@@ -147,7 +147,7 @@ def flatness_report(
         images: for folders: how many training samples to measure on.
         data_dir: for folders: where the data is, if it is read from files.
     """
-    models, place = subjects(files, loader_name, images, data_dir), _device(device)
+    models, place = subjects(files, loader_name, images, data_dir), pick_device(device)
     files = models.paths
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
     settings = {**models.settings, "device": str(place), **instruments.settings(), **versions}
@@ -254,19 +254,6 @@ def _probed(folder: Path) -> dict[str, Any]:
     if fits(rows, list[Reading]):
         return {"probe": probe_info([Reading(**row) for row in rows])}
     raise BsamRuntimeError(f"{file} is damaged: it does not hold the readings of a probe; {mend}")
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise BsamValueError(
-            f"device must be auto, cpu, cuda or the like, and be there; got {name!r}: {str(error).splitlines()[0]}"
-        ) from error
-    return device
 
 
 def _architecture(model: nn.Module) -> str:

@@ -24,7 +24,7 @@ def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
     """
     return [
         {
-            "folder": state.folder.name,
+            "folder": state.path.name,
             "title": variant_of(state.run).title,
             "state": str(state),
             "reason": state.diverged,
@@ -32,7 +32,7 @@ def runs_info(states: Sequence[State]) -> list[dict[str, Any]]:
             "last": dict(state.epochs[-1]) if state.finished else None,
             "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
             "settings": state.run.settings(),
-            "machines": _machines(state.folder),
+            "machines": _machines(state.path),
         }
         for state in states
     ]

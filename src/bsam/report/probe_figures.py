@@ -50,12 +50,12 @@ def readings_info(recipe: Recipe, states: Sequence[State]) -> list[Readings]:
 
 
 def _readings(part: str, row: str, states: Sequence[State]) -> Readings:
-    seeds = [_read(state.folder) for state in states]
+    seeds = [_read(state.path) for state in states]
     run, steps = states[0].run, tuple(reading["step"] for reading in max(seeds, key=len))
     for state, seed in zip(states, seeds, strict=True):
         if tuple(reading["step"] for reading in seed) != steps:
             raise BsamRuntimeError(
-                f"{state.folder / 'probe.jsonl'} is damaged: it lacks steps that other seeds have; {MEND}"
+                f"{state.path / 'probe.jsonl'} is damaged: it lacks steps that other seeds have; {MEND}"
             )
     series = {
         name: tuple(np.mean([[reading[name] for reading in seed] for seed in seeds], axis=0).tolist())

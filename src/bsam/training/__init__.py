@@ -1,5 +1,5 @@
-"""One run: its settings, its loop, its record; and many runs side by side."""
+"""One run: its settings, its loop, its directory."""
 
+from ..tasks import Task as Task
 from .config import Run as Run
 from .loop import fit as fit
-from .task import Task as Task

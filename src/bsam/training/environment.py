@@ -1,20 +1,49 @@
-"""Versions, machine and date: a number never travels without them."""
+"""The machine: its devices and versions, and whether bf16 and ``torch.compile`` work on it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import platform
+import warnings
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import __version__
+from ..core.errors import BsamRuntimeError, BsamValueError
+
+# Torch's warning goes on with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
+BF16_WARNING = "mkldnn_matmul failed, switching to"
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """Return the device of a name; ``"auto"`` and None take a GPU if there is one.
+
+    Example:
+        >>> pick_device("cpu")
+        device(type='cpu')
+    """
+    if name in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BsamRuntimeError(f"device is {name}, and torch sees {torch.cuda.device_count()} GPU(s) here: choose cpu")
+    return device
 
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
-    """As plain values; with a device also what it is.
+    """Return versions, machine and date as plain values; with a device also what it is.
 
     Example:
         >>> environment_info(torch.device("cpu"))["device"]
@@ -34,15 +63,71 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
 def _device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"device": device.type, "threads": torch.get_num_threads()}
-    return {
-        "device": torch.cuda.get_device_name(device),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
+    name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()
+    return {"device": name, "cuda": torch.version.cuda, "cudnn": cudnn}
 
 
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # not everything needs all of them
+    except PackageNotFoundError:
         return None
+
+
+def is_bf16_emulated(device: torch.device) -> bool:
+    """Return whether the device has no instructions for bf16: torch's plain loops are many times slower than fp32."""
+    if device.type != "cpu":
+        return False
+    return not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@contextlib.contextmanager
+def emulated_bf16(on: bool = True) -> Iterator[None]:
+    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing where ``on`` is false.
+
+    On aarch64 torch tries oneDNN all the same, warns, and disables oneDNN for the whole process, for fp32 as well. The
+    setting is restored afterwards.
+    """
+    if not on:
+        yield
+        return
+    before = torch.backends.mkldnn.enabled
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=BF16_WARNING)
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+@functools.cache
+def compiler_trouble(device: torch.device) -> str | None:
+    """Return why ``torch.compile`` does not work on a device, tried once on a small layer; None where it does."""
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight).relu().sum()
+
+    ones = functools.partial(torch.ones, 2, 2, device=device)
+    try:
+        torch.compile(layer)(ones(), ones(requires_grad=True)).backward()
+    except (RuntimeError, OSError) as error:  # torch._dynamo's errors are RuntimeErrors, its cache raises OSErrors
+        return _reason(error)
+    return None
+
+
+@contextlib.contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Raise what the compiler cannot do with the network ``name`` as a BsamRuntimeError."""
+    from torch._dynamo.exc import TorchDynamoException  # here: the import takes seconds, and most runs do without
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = f"compile is set, and torch.compile cannot compile {name} ({_reason(error)})"
+        raise BsamRuntimeError(f"{reason}: leave compile out") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of the error, or of the one inside."""
+    inner = getattr(error, "inner_exception", error)
+    return str(inner).strip().partition("\n")[0] or type(inner).__name__

@@ -1,30 +1,26 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all, and JSON that is checked when it is read."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import errno
-import hashlib
-import io
 import json
 import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from ..core.checks import is_number
 from ..core.errors import BsamRuntimeError
 
 T = TypeVar("T")
 
-_MAGIC = b"bsam checkpoint 1 "
-_MENDS = {
+LOCK = ".bsam-lock"  # the name of a lock file
+_HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space and call again"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Make the folder writable and call again"),
 }
@@ -32,28 +28,40 @@ _MENDS = {
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What goes wrong on the disk in here is said in a sentence."""
+    """Raise an ``OSError`` as a BsamRuntimeError: the path could not be written."""
     try:
         yield
     except OSError as error:
-        mend = _MENDS.get(error.errno or 0, "Once that is mended, call again")
-        raise BsamRuntimeError(
-            f"{path} could not be written ({error.strerror}); what was there before is kept. {mend}"
-        ) from error
+        hint = _HINTS.get(error.errno or 0, "Call again when the cause is removed")
+        trouble = f"{path} could not be written ({error.strerror}); what was there before is kept"
+        raise BsamRuntimeError(f"{trouble}. {hint}") from error
 
 
 @contextlib.contextmanager
 def usable(folder: Path, purpose: str) -> Iterator[None]:
-    """An ``OSError`` in here means that the folder cannot be used, and is raised as a BsamError that says so."""
+    """Raise an ``OSError`` as a BsamRuntimeError: the folder cannot be used."""
     try:
         yield
     except OSError as error:
         raise BsamRuntimeError(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file. Whatever happens meanwhile, the path holds the old content or the new one; once this returns, the
-    new one is on the disk.
+def refuse_other_files(folder: Path, own: Iterable[str] = ()) -> None:
+    """Refuse a folder with other files than ``own``, lock files and unfinished files of a killed process."""
+    other = sorted({path.name for path in folder.iterdir() if path.suffix != ".draft"} - {LOCK, *own})
+    if other:
+        raise BsamRuntimeError(
+            f"{folder} holds files of something else ({', '.join(other[:3])}): choose another folder"
+        )
+
+
+def write(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file. Whatever happens meanwhile, the path holds the old content or the new content.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        durable: whether the content is on the disk, safe from a power cut, when this returns.
     """
     draft = path.with_name(f"{path.name}.draft")
     with writing(path):
@@ -61,48 +69,64 @@ def write(path: Path, content: bytes) -> None:
             with draft.open("wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             draft.replace(path)
-            _settle(path.parent)
+            if durable:
+                _sync_folder(path.parent)
         except OSError:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise
 
 
-def _settle(folder: Path) -> None:
-    """Let the folder's own entries reach the disk: until then a power cut may bring back what a file was called before."""
-    place = os.open(folder, os.O_RDONLY)
+def _sync_folder(folder: Path) -> None:
+    """Write the folder's entries to the disk: until then a power cut may undo a renaming."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(place)
+        os.fsync(descriptor)
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, *, durable: bool = True) -> None:
     """Write strict JSON. A number that is not finite becomes null."""
-    write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode())
+    write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode(), durable=durable)
 
 
-def read_json(path: Path, kind: type[T], mend: str) -> T:
-    """What a JSON file holds. One that is damaged, or holds something of another kind, is refused.
+def write_json_lines(path: Path, rows: Iterable[Any], *, durable: bool = True) -> None:
+    """Write one line of strict JSON per row."""
+    lines = (json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows)
+    write(path, "".join(lines).encode(), durable=durable)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file; raise a BsamRuntimeError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BsamRuntimeError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def read_json(path: Path, kind: type[T], hint: str) -> T:
+    """Return what a JSON file holds; raise a BsamRuntimeError if it is damaged or of another kind.
 
     Args:
         path: of the file.
         kind: dict or list.
-        mend: what to do about a damaged file, for the message.
+        hint: what to do about a damaged file, for the message.
     """
-    return parse_json(read_bytes(path), kind, path, mend)
+    return parse_json(read_bytes(path), kind, path, hint)
 
 
-def read_json_lines(path: Path, mend: str) -> list[dict[str, Any]]:
-    """What a file with a JSON object on each line holds; a damaged one is refused, as by :func:`read_json`."""
+def read_json_lines(path: Path, hint: str) -> list[dict[str, Any]]:
+    """Return the JSON object on each line of a file; raise as :func:`read_json` does."""
     rows = enumerate(read_bytes(path).splitlines(), 1)
-    return [parse_json(line, dict, f"line {number} of {path}", mend) for number, line in rows]
+    return [parse_json(line, dict, f"line {number} of {path}", hint) for number, line in rows]
 
 
-def parse_json(content: bytes, kind: type[T], name: object, mend: str) -> T:
-    """What a text holds; what cannot be parsed, or is not of this kind, is refused by its name.
+def parse_json(content: bytes, kind: type[T], name: object, hint: str) -> T:
+    """Return what a JSON text holds; raise a BsamRuntimeError with its name if it is damaged or of another kind.
 
     Example:
         >>> parse_json(b'{"epoch": 1', dict, "line 1 of runs.jsonl", "remove the file")
@@ -115,12 +139,12 @@ def parse_json(content: bytes, kind: type[T], name: object, mend: str) -> T:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
-        raise BsamRuntimeError(f"{name} is damaged: it holds no JSON {'object' if kind is dict else 'array'}; {mend}")
+        raise BsamRuntimeError(f"{name} is damaged: it holds no JSON {'object' if kind is dict else 'array'}; {hint}")
     return found
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether what was read from JSON has a type.
+    """Return whether a value that was read from JSON has a type.
 
     A float is any finite number, or null, which stands for one that is not finite (or NaN, which null becomes). A list
     or a tuple is an array, a dataclass an object with its fields, of which those with defaults may be missing, and a
@@ -139,8 +163,8 @@ def fits(value: Any, kind: Any) -> bool:
         return named and all(fits(value[name], kind[name]) for name in kind)
     if dataclasses.is_dataclass(kind):
         kinds = typing.get_type_hints(kind)
-        may_lack = {item.name for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
-        if not isinstance(value, dict) or may_lack | value.keys() != kinds.keys():
+        optional = {item.name for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
+        if not isinstance(value, dict) or optional | value.keys() != kinds.keys():
             return False
         return all(fits(one, kinds[name]) for name, one in value.items())
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
@@ -153,40 +177,6 @@ def fits(value: Any, kind: Any) -> bool:
     if kind is float:
         return value is None or value != value or is_number(value)
     return isinstance(value, kind) and (kind is not int or is_number(value))  # a bool is an int, too
-
-
-def lines(rows: list[Any]) -> bytes:
-    """One line of strict JSON per row."""
-    return "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode()
-
-
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write tensors and plain values, behind a digest of them."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    content = buffer.getvalue()
-    write(path, _MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-
-
-def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """What :func:`write_checkpoint` wrote; a file that is anything else is refused, and nothing in it is executed."""
-    first, _, content = read_bytes(path).partition(b"\n")
-    if first != _MAGIC + hashlib.sha256(content).hexdigest().encode():
-        raise BsamRuntimeError(f"{path} is damaged: its content is not what was written")
-    try:
-        return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    except Exception as error:  # torch raises what it happens to stumble over
-        raise BsamRuntimeError(
-            f"{path} was refused: it holds more than tensors and plain values, or something else"
-        ) from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; one that cannot be read is refused."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BsamRuntimeError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _strict(value: Any) -> Any:

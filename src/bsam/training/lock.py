@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Lock a folder, so that one process at a time works in it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import BsamRuntimeError
+from .files import LOCK as LOCK
 from .files import usable
-
-LOCK = ".bsam-lock"  # the name of the file, which is there while a process holds the folder
 
 
 class RunLocked(BsamRuntimeError):
-    """Another process holds the folder."""
+    """Another process holds the lock of the folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder: other processes are refused, or wait.
+    """Lock a folder: other processes are refused, or wait.
 
     The file ``.bsam-lock`` is removed at the end. One that a killed process left behind blocks nobody: what counts is
-    the lock of the operating system on it. A file of this name with something in it is never changed or removed.
+    the operating system's lock on it. A file of this name that is not empty is never changed or removed.
 
     Args:
-        folder: made if need be.
-        activity: what a process does in it, for the message to another one: ``"training"``.
-        wait: for the process that holds it, rather than raise :class:`RunLocked`.
+        folder: created if it does not exist.
+        activity: what this process does there, for the message to another one: ``"training"``.
+        wait: wait for the process that holds the lock, rather than raise :class:`RunLocked`.
 
     Example:
         >>> import tempfile
@@ -51,25 +50,24 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
 
 
 def _acquired(path: Path, activity: str, wait: bool) -> int:
-    """The descriptor of the file, locked. If its last holder removed the file meanwhile, the next one is tried."""
+    """Return the descriptor of the locked file. If its last holder removed the file meanwhile, try the next one."""
     while True:
         with contextlib.ExitStack() as stack:
             with usable(path.parent, activity):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_symlink():
-                    trouble = "is a symbolic link, which is not followed"
-                    raise BsamRuntimeError(f"{path} {trouble}: remove it, or choose another folder")
+                    link = f"{path} is a symbolic link, which is not followed"
+                    raise BsamRuntimeError(f"{link}: remove it, or choose another folder")
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 stack.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                who = f"{path.parent}: another process is {activity} there"
-                raise RunLocked(f"{who}. Wait for it, or choose another folder") from error
+                other = f"{path.parent}: another process is {activity} there"
+                raise RunLocked(f"{other}. Wait for it, or choose another folder") from error
             except OSError as error:  # a network file system may have no locks
-                raise BsamRuntimeError(
-                    f"{path} cannot be locked ({error.strerror}): choose a folder elsewhere"
-                ) from error
+                trouble = f"{path} cannot be locked ({error.strerror})"
+                raise BsamRuntimeError(f"{trouble}: choose a folder elsewhere") from error
             if _is_at(descriptor, path):
                 stack.pop_all()
                 return descriptor

@@ -1,4 +1,4 @@
-"""Running the steps of a training: one by one, or as one CUDA graph that is replayed."""
+"""Run training steps one by one, or as one CUDA graph that is replayed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ WARM_UP = 3  # steps before the capture: they allocate, choose kernels and compi
 
 @contextlib.contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Where everything must happen that a CUDA graph is to capture, from the building of the network on; nothing
-    special on a CPU.
+    """Work on a stream of its own, as CUDA graphs require from the construction of the network on; no-op on a CPU.
 
-    Batches have one shape all through a training, so that a search for the best kernels pays.
+    cuDNN's benchmark mode is on: the batches of a training have one shape, so that a search for the best kernels pays.
     """
     if device.type != "cuda":
         yield
@@ -36,36 +35,38 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 class Plain:
-    """Steps one by one."""
+    """Run steps one by one."""
 
-    def __init__(self, learner: TrainStep) -> None:
-        self.learner = learner
+    def __init__(self, train_step: TrainStep) -> None:
+        self.train_step = train_step
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """One step; the loss before it, which the next step may overwrite."""
-        return self.learner.step(*batch)
+        """Take one step and return the loss before it, which the next step may overwrite."""
+        return self.train_step.step(*batch)
 
 
 class Captured(Plain):
-    """Steps as one CUDA graph. The first ones are taken plainly, the next one is captured; from then on batches are
-    copied to where the graph reads them.
+    """Run steps as one CUDA graph. The first steps are run one by one, and the next one is captured.
 
-    The learning rate must be a tensor on the device, and every step the same sequence of kernels. Steps that a probe is
-    to read are taken plainly.
+    The learning rate must be a tensor on the device, and every step the same sequence of kernels.
+
+    Args:
+        train_step: the step to capture.
+        probed: returns whether the step with this number is read by a probe, and must not be a replay.
     """
 
-    def __init__(self, learner: TrainStep, watched: Callable[[int], bool] | None = None) -> None:
-        super().__init__(learner)
-        self._watched = watched or (lambda t: False)
+    def __init__(self, train_step: TrainStep, probed: Callable[[int], bool] | None = None) -> None:
+        super().__init__(train_step)
+        self._probed = probed or (lambda t: False)
         self._plain = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """One step."""
-        optimizer = self.learner.optimizer
-        if self._plain < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._watched(optimizer.t)):
+        """Take one step and return the loss before it."""
+        optimizer = self.train_step.optimizer
+        if self._plain < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._probed(optimizer.t)):
             self._plain += 1
-            return self.learner.step(*batch)
+            return self.train_step.step(*batch)
         if self._graph is None:
             self._inputs = [t.clone() for t in batch]
             self._graph = torch.cuda.CUDAGraph()
@@ -73,11 +74,11 @@ class Captured(Plain):
                 for generator in optimizer.generators():
                     self._graph.register_generator_state(generator)
             with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
-                self._loss = self.learner.step(*self._inputs)
+                self._loss = self.train_step.step(*self._inputs)
         else:
-            for kept, new in zip(self._inputs, batch, strict=True):
-                kept.copy_(new)
+            for captured, new in zip(self._inputs, batch, strict=True):
+                captured.copy_(new)
             if isinstance(optimizer, SharpnessAware):
-                optimizer.count_step()  # what Python does in a step, a graph does not
+                optimizer.count_step()  # Python code, which a replay does not run
         self._graph.replay()
         return self._loss

@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from ..core.distillation import Distillation
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
-from .task import Batch
+from ..tasks.task import TaskBatch
 
-Criterion: TypeAlias = Callable[[Any, Batch], Tensor]
+Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
 
 
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return one loss per sample; the classes are the batch's second tensor."""
+def cross_entropy(logits: Tensor, batch: TaskBatch) -> Tensor:
+    """One per sample; the classes are the batch's second tensor."""
     return F.cross_entropy(logits, batch[1], reduction="none")
 
 
@@ -88,7 +88,7 @@ def build_optimizer(
     criterion: Criterion = cross_entropy,
     **known: Any,
 ) -> TrainStep:
-    """Build the training step of a network with ``base`` alone for the method ``"sgd"``, else with a method of METHODS.
+    """Build the training step of a network: with ``base`` alone for the method ``"base"``, else with a method of METHODS.
 
     Args:
         method: its name.
@@ -108,7 +108,7 @@ def build_optimizer(
         7
     """
     forward = forward or model
-    if method == "sgd":
+    if method == "base":
         return TrainStep(forward, base, criterion)
     cls: Any = METHODS[method].cls
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}

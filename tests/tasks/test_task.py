@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import bsam
+from bsam.tasks.task import Measure, Task
 from bsam.training.config import Run
-from bsam.training.files import read_checkpoint
-from bsam.training.folder import CHECKPOINT, read_metrics, read_network
 from bsam.training.loop import fit
-from bsam.training.task import Measure, Task
+from bsam.training.run_dir import RunDir
 
 CPU = torch.device("cpu")
-RUN = Run(
-    "bsam",
-    {"rho_max": 0.05, "rho_min": 0.05},
-    task="regression",
-    base="adam",
-    lr=0.02,
-    weight_decay=0.0,
-    batch=50,
-    epochs=4,
-    seed=3,
-)
+SETTINGS = {"task": "regression", "base": "adam", "lr": 0.02, "weight_decay": 0.0, "batch": 50, "seed": 3}
+RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, epochs=4, **SETTINGS)
 
 
 class Regression(Task):
@@ -84,51 +78,33 @@ def train(folder, run=RUN, stop=None):
     return fit(run, folder, device="cpu", task=Regression, each_epoch=each)
 
 
-def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path, agree):
+def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path):
     result = train(tmp_path / "a")
     for stop in (1, 2, 3):
         with pytest.raises(InterruptedError):
             train(tmp_path / "b", stop=stop)
-    assert agree(
-        [{**e.metrics, "seconds": 0} for e in train(tmp_path / "b").epochs],
-        [{**e.metrics, "seconds": 0} for e in result.epochs],
-    )
-    a, b = (read_checkpoint(tmp_path / name / CHECKPOINT, CPU) for name in "ab")
-    assert agree([a["network"], a["optimizer"]], [b["network"], b["optimizer"]])
+    first, second = ([{**e.metrics, "seconds": 0} for e in one.epochs] for one in (result, train(tmp_path / "b")))
+    assert first == second
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
-    found = [metrics["test_explained"] for metrics in read_metrics(tmp_path / "a")]
+    found = [metrics["test_explained"] for metrics in RunDir(tmp_path / "a").metrics()]
     assert found[-1] > found[0]
     assert (tmp_path / "a" / "regression.json").exists()
     task = Regression(RUN, CPU)
-    network = read_network(tmp_path / "a", task.network()).eval()
+    network = RunDir(tmp_path / "a").load_into(task.network()).eval()
     assert task.evaluate(network)["test_explained"] == found[-1]
 
 
-@pytest.mark.parametrize("method", ["sgd", "bsam"])
+@pytest.mark.parametrize("method", ["base", "bsam"])
 def test_its_steps_are_those_of_a_plain_loop(method):
     """Adam on the Huber loss of moved points, in the order and with the dropout that the loop draws; for BSAM three of
     its own passes.
     """
-    import math
-
-    import numpy as np
-
-    run = Run(
-        method,
-        {} if method == "sgd" else dict(RUN.arguments),
-        task="regression",
-        base="adam",
-        lr=0.02,
-        weight_decay=0.0,
-        batch=50,
-        epochs=2,
-        seed=3,
-    )
+    run = replace(RUN, method=method, arguments={} if method == "base" else RUN.arguments, epochs=2)
     result = fit(run, device="cpu", task=Regression)
     task = Regression(run, CPU)
     network = task.network().train()
     base = torch.optim.Adam(network.parameters(), lr=0.02, betas=(0.9, 0.999))
-    optimizer = base if method == "sgd" else bsam.BSAM(base, network, rho_max=0.05, rho_min=0.05)
+    optimizer = base if method == "base" else bsam.BSAM(base, network, rho_max=0.05, rho_min=0.05)
     for epoch in range(2):
         task.begin_epoch(epoch)
         network.train()
@@ -152,9 +128,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
 
 
 def test_sharpness_and_the_probe_know_its_loss():
-    run = Run(
-        "bsam", dict(RUN.arguments), base="adam", lr=0.02, batch=50, epochs=1, radius=0.05, probe=1, curvature=True
-    )
+    run = replace(RUN, epochs=1, radius=0.05, probe=1, curvature=True)
     result = fit(run, device="cpu", task=Regression)
     assert 0 < result.last.sharpness.loss < 3
     assert result.top_eigenvalue > 0
@@ -179,7 +153,7 @@ class Other(Regression):
 
 def test_a_table_shows_what_the_task_says(tmp_path):
     result = train(tmp_path)
-    metrics = read_metrics(tmp_path)[-1]
+    metrics = RunDir(tmp_path).metrics()[-1]
     assert result.score == metrics["test_explained"]
     assert Regression.measure.shown(metrics, "test") == pytest.approx(100 * metrics["test_explained"])
 

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import bsam
-from bsam.training.files import read_checkpoint
-from bsam.training.folder import CHECKPOINT, read_metrics
+from bsam.training.distributed import distributed_context
 from bsam.training.loop import fit
-from bsam.training.team import team
+from bsam.training.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
@@ -51,18 +50,18 @@ def ranks(tmp_path_factory):
     status, out = torchrun(folder, "stop")
     assert status != 0
     assert "as a kill would" in out
-    assert [row["epoch"] for row in read_metrics(folder / "bsam")] == [1]
+    assert [row["epoch"] for row in RunDir(folder / "bsam").metrics()] == [1]
     status, out = torchrun(folder, "all")
     assert status == 0, out
     return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", cases.RUNS)
-def test_two_processes_end_where_one_does(name, ranks, tmp_path):
+def test_two_processes_end_where_one_does(name, ranks, tmp_path, runs):
     """In a network without batch norm; BSAM also after it broke off."""
     folder, notes = ranks
     fit(cases.RUNS[name], tmp_path / "one", device="cpu", task=cases.Without)
-    one, two = (read_checkpoint(path / CHECKPOINT, torch.device("cpu")) for path in (tmp_path / "one", folder / name))
+    one, two = (runs.load(path) for path in (tmp_path / "one", folder / name))
     for key, value in one["network"].items():
         assert torch.allclose(value, two["network"][key], rtol=1e-5, atol=1e-5), key
     start = cases.Without(cases.RUNS[name], torch.device("cpu")).network().state_dict()
@@ -100,10 +99,8 @@ def test_only_the_first_process_writes_and_tells(ranks):
 
 def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
     for note in ranks[1]:
-        assert (
-            note["saf"]
-            == "saf remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
-        )
+        trouble = "saf remembers each sample's logits, and here other processes see them"
+        assert note["saf"] == f"{trouble}: train with one process, or by mesa"
         assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
         assert (
             note["odd k"]
@@ -143,5 +140,8 @@ def test_each_process_works_on_its_half_of_every_batch(ranks):
 def test_a_size_without_a_rank_is_refused(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(bsam.BsamError, match="WORLD_SIZE is set, but not as torchrun sets it"), team("cpu"):
+    with (
+        pytest.raises(bsam.BsamError, match="WORLD_SIZE is set, but not as torchrun sets it"),
+        distributed_context("cpu"),
+    ):
         pass

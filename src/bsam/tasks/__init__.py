@@ -1,0 +1,21 @@
+"""Tasks: what is particular to a kind of training. A new one is a file here and a line of TASKS."""
+
+from __future__ import annotations
+
+from ..core.errors import BsamValueError
+from .classification import Classification
+from .task import Task as Task
+
+TASKS: dict[str, type[Task]] = {"classification": Classification}
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the task of a name.
+
+    Example:
+        >>> task_class("classification").measure.name
+        'accuracy'
+    """
+    if name not in TASKS:
+        raise BsamValueError(f"task must be one of {', '.join(TASKS)}; got {name!r}")
+    return TASKS[name]

@@ -1,0 +1,96 @@
+"""The settings of a run that its task reads; and how a setting is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+
+from ..core.checks import check_count, check_number
+from ..core.errors import BsamValueError
+from ..data.augment import AUGMENTATIONS
+
+T = TypeVar("T")
+Check: TypeAlias = Callable[[str, Any], object]
+Split = Literal["validation", "test"]
+MOST_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
+
+
+def setting(default: T, help: str, check: Check) -> T:
+    """Declare a dataclass field: its default, its help on the command line, and a check of values that are not None."""
+    return field(default=default, metadata={"help": help, "check": check})
+
+
+def check_name(name: str, value: object) -> None:
+    """Refuse what is not a non-empty string."""
+    if not (isinstance(value, str) and value):
+        raise BsamValueError(f"{name} must be a name, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is not a bool."""
+    if not isinstance(value, bool):
+        raise BsamValueError(f"{name} must be True or False, got {value!r}")
+
+
+def one_of(kind: Any) -> Check:
+    """Return a check for the values of a ``Literal``."""
+
+    def check(name: str, value: object) -> None:
+        if value not in get_args(kind):
+            raise BsamValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
+
+    return check
+
+
+def plain(value: Any) -> Any:
+    """Return the value as JSON holds it: numpy's numbers as Python's, tuples and arrays as lists, also nested."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if type(value) in (list, tuple) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What is learned: network, data, labels and evaluation. :class:`bsam.training.config.Run` adds how.
+
+    Each field's metadata holds its help text; the values are checked, and copied as plain Python values.
+    """
+
+    model: str = setting("digits_net", "a name of `bsam list models`", check_name)
+    data: str = setting("digits", "a name of `bsam list data`", check_name)
+    augment: str | None = setting(
+        None, f"one of {', '.join(AUGMENTATIONS)}; without it the augmentation of the data set", check_name
+    )
+    label_smoothing: float = setting(
+        0.1, "the probability that the other classes share", partial(check_number, low=0, high=1)
+    )
+    label_noise: float = setting(
+        0.0, "the fraction of the training labels that is flipped", partial(check_number, low=0, high=1)
+    )
+    limit_train: int | None = setting(
+        None, "train on this many samples, balanced over the classes; without it on all", check_count
+    )
+    limit_test: int | None = setting(
+        None, "evaluate on this many samples, balanced over the classes; without it on all", check_count
+    )
+    eval_split: Split = setting(
+        "test", "the data that the network is evaluated on; settings are chosen on validation only", one_of(Split)
+    )
+    seed: int = setting(
+        0,
+        "seed of the initial weights, the order of the samples, their augmentation and the flipped labels",
+        partial(check_count, low=0, high=MOST_SEED),
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = plain(getattr(self, item.name))  # a copy: the caller's values may change later
+            object.__setattr__(self, item.name, value)
+            if "check" in item.metadata and (value is not None or item.default is not None):
+                item.metadata["check"](item.name, value)

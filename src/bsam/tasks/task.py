@@ -1,0 +1,99 @@
+"""The interface between the training loop and a kind of training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..flatness.dataset_loss import Batches
+from .settings import TaskSettings
+
+TaskBatch: TypeAlias = tuple[Tensor, ...]  # the inputs, then targets, and last each sample's index in the training set
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The number by which tables compare trained networks.
+
+    Args:
+        name: of the metric, without the split that it was measured on.
+        title: what it is and in which unit, after the multiplication.
+        factor: from the metric to the unit of the table.
+
+    Example:
+        >>> Measure("accuracy", "accuracy in %", 100).shown({"test_accuracy": 0.75}, "test")
+        75.0
+    """
+
+    name: str
+    title: str
+    factor: float = 1.0
+
+    def shown(self, metrics: Mapping[str, Any], split: str) -> float:
+        """Return the number in the unit of the table."""
+        return self.factor * metrics[f"{split}_{self.name}"]
+
+
+class Task(ABC):
+    """How samples become batches, outputs become losses, and a trained network becomes numbers.
+
+    The data of a task lives on the device of the run.
+
+    Args:
+        run: the settings of the run.
+        device: where to train.
+        data_dir: the folder with the data, for data that is read from files.
+    """
+
+    measure: ClassVar[Measure]
+    logits: ClassVar[bool] = False  # whether outputs are logits and the first target is the class: SAF and MESA need it
+    samples: int  # to train on
+    classes: int  # outputs of a sample
+    smoothing: float = 0.0  # torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
+
+    @abstractmethod
+    def __init__(self, run: TaskSettings, device: torch.device, data_dir: Path | None = None) -> None: ...
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Return a new network on the device, whose weights are a function of the run's seed."""
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most tasks draw something, some do not
+        """Draw the random numbers of an epoch, counted from 0, as a function of seed and epoch alone.
+
+        A resumed run then draws the same.
+        """
+
+    @abstractmethod
+    def batch(self, index: Tensor) -> TaskBatch:
+        """Return the training samples with these indices, augmented."""
+
+    @abstractmethod
+    def losses(self, outputs: Any, batch: TaskBatch) -> Tensor:
+        """Return the training loss of each sample."""
+
+    @abstractmethod
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """Return metrics of the network, in eval mode, on the run's ``eval_split``, which their names begin with."""
+
+    @abstractmethod
+    def examples(self, limit: int | None = None) -> Batches:
+        """Return training samples as batches ``(x, y)`` for flatness: not augmented, targets as trained on."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, y: Any) -> Tensor:
+        """Return the mean loss of one of these batches."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a digest of the data: a run is resumed with the same data only."""
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return what else to write into the run directory: plain values, by file name without ``.json``."""
+        return {}

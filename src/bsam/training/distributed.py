@@ -1,0 +1,94 @@
+"""The processes of a run: one, or those that ``torchrun`` started."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..core.errors import BsamRuntimeError
+from .environment import pick_device
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """This process's device and rank, and the number of processes."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and evaluates the network."""
+        return self.rank == 0
+
+    def share(self, batch: Tensor) -> Tensor:
+        """Return this process's part of a batch."""
+        return batch[self.rank :: self.size]
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Return the network, with gradients averaged over the processes."""
+        if self.size == 1:
+            return network
+        return DistributedDataParallel(network, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean over the processes."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value / self.size
+
+    def broadcast(self, value: T) -> T:
+        """Return the first process's value in all of them."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextlib.contextmanager
+def distributed_context(device: str | None = None) -> Iterator[DistributedContext]:
+    """Return this process alone, or as one of those that ``torchrun`` started.
+
+    Args:
+        device: as for :func:`pick_device`. Of several processes each takes the GPU of its local rank.
+
+    Example:
+        >>> with distributed_context("cpu") as context:
+        ...     print(context)
+        DistributedContext(device=device(type='cpu'), rank=0, size=1)
+    """
+    place = pick_device(device)
+    try:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        int(os.environ["RANK"] if size > 1 else "0")
+    except (ValueError, KeyError) as error:
+        raise BsamRuntimeError(
+            "WORLD_SIZE is set, but not as torchrun sets it, with RANK and LOCAL_RANK: start by torchrun, or unset it"
+        ) from error
+    if size == 1:
+        yield DistributedContext(place)
+        return
+    if place.type == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)  # not earlier: the next run of this process needs the group again
+    yield DistributedContext(place, dist.get_rank(), dist.get_world_size())

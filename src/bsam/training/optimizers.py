@@ -1,0 +1,105 @@
+"""The optimizer that a run names, around its network."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from ..core.checks import check_count
+from ..core.errors import BsamRuntimeError, BsamValueError
+from ..core.optimizer import SharpnessAware
+from ..methods import METHODS
+from ..tasks.task import Task
+from .config import BASE, Run
+from .train_step import TrainStep, build_optimizer
+
+
+def build_train_step(
+    run: Run, task: Task, model: nn.Module, steps: int, capturable: bool = False, processes: int = 1
+) -> TrainStep:
+    """Return the training step of a run's method.
+
+    Args:
+        run: the settings.
+        task: what is learned.
+        model: the network, or its DDP or compiled wrapper.
+        steps: the length of the whole training.
+        capturable: whether steps will be captured in a CUDA graph.
+        processes: how many share each batch.
+    """
+    device = next(model.parameters()).device
+
+    def forward(x: Tensor) -> Any:
+        with autocast(run, device):
+            return model(x)
+
+    known = {
+        "seed": run.seed,
+        "total_steps": steps,
+        "samples": task.samples,
+        "classes": task.classes,
+        "label_smoothing": task.smoothing,
+    }
+    arguments, base = _arguments(run, processes), build_base(run, model, capturable)
+    step = build_optimizer(run.method, arguments, base, model, forward, task.losses, **known)
+    if processes > 1:
+        _check_state(run, step.optimizer)
+    return step
+
+
+def check_method(run: Run, task: Task, processes: int) -> None:
+    """Refuse a method that cannot train this task, or not with so many processes."""
+    if run.method != BASE and METHODS[run.method].is_loss and not task.logits:
+        raise BsamValueError(f"{run.method} compares logits of classes, and {run.task} has none: choose another method")
+    if processes > 1 and run.method != BASE and (reason := METHODS[run.method].cls.single_process):
+        raise BsamValueError(f"{run.method} {reason}")
+
+
+def _check_state(run: Run, optimizer: Optimizer) -> None:
+    """Refuse a method whose state would differ between processes: a checkpoint holds that of the first one."""
+    if not isinstance(optimizer, SharpnessAware) or not optimizer.m_sharpness:
+        return
+    if remembered := (*optimizer.vectors, *optimizer.numbers):
+        raise BsamRuntimeError(
+            f"{run.method} remembers something between steps ({', '.join(remembered)}), with m_sharpness each process "
+            "something of its own, and a checkpoint holds the first one's, so that a resumed run would be another: "
+            "leave m_sharpness out, or take a method that remembers nothing"
+        )
+
+
+def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
+    """Return the method's arguments in each process, which has its share of those that count samples of the batch."""
+    if run.method == BASE or processes == 1:
+        return run.arguments
+    cls, shares = METHODS[run.method].cls, dict(run.arguments)
+    for name in cls.counts_of_batch:
+        count = check_count(name, shares.get(name, inspect.signature(cls).parameters[name].default))
+        if count % processes:
+            share = "each of which chooses among its share of the batch"
+            raise BsamValueError(f"{name} must be a multiple of the {processes} processes, {share}; got {count}")
+        shares[name] = count // processes
+    return shares
+
+
+def build_base(run: Run, model: nn.Module, capturable: bool = False) -> Optimizer:
+    """Return the base optimizer; if capturable, its learning rate is a tensor on the device."""
+    params = list(model.parameters())
+    lr = torch.tensor(run.lr, device=params[0].device) if capturable else run.lr
+    if run.base == "sgd":
+        fused = {"fused": True} if capturable else {}
+        return SGD(params, lr=lr, momentum=run.momentum, nesterov=run.nesterov, weight_decay=run.weight_decay, **fused)
+    cls = {"adam": Adam, "adamw": AdamW}[run.base]
+    return cls(params, lr=lr, betas=(run.momentum, 0.999), weight_decay=run.weight_decay, capturable=capturable)
+
+
+def autocast(run: Run, device: torch.device) -> torch.autocast:
+    """Return the context in which the network runs.
+
+    Torch's cache of casts is off: its entries would outlive the CUDA graph that captured them.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=run.precision == "bf16", cache_enabled=False)

@@ -1,0 +1,238 @@
+"""What a training writes into its run directory, and reads from there to go on after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.errors import BsamError, BsamRuntimeError
+from ..core.extras import need
+from .config import Run, check_settings
+from .distributed import DistributedContext
+from .environment import environment_info
+from .files import read_bytes, read_json, refuse_other_files, usable, write, write_json, write_json_lines, writing
+from .lock import locked
+from .run_dir import (
+    CHECKPOINT,
+    CHECKSUMS,
+    CONFIG,
+    CURVATURE,
+    DIVERGED,
+    MACHINES,
+    METRICS,
+    NETWORK,
+    PREVIOUS,
+    PROBE,
+    Checksum,
+    RunDir,
+)
+from .trainer import Trainer
+
+
+class RunWriter(RunDir):
+    """A run directory that a training writes, locked by one process at a time; without a path nothing is written.
+
+    The checkpoint of the epoch before the last is kept until the run is finished. Checksums are written before the
+    files that they are of, and those of both checkpoints count for either: a process killed in between loses nothing.
+
+    Args:
+        path: created if it does not exist. A directory of another run, or of something else, is refused and not
+            changed. None: write nothing.
+        run: the settings.
+        context: the processes of the run, of which the first one writes.
+        tell: called with a sentence for the user.
+    """
+
+    def __init__(
+        self, path: str | Path | None, run: Run, context: DistributedContext, tell: Callable[[str], None]
+    ) -> None:
+        super().__init__(path or "")
+        self.settings, self._context, self._tell = run.settings(), context, tell
+        self._reads, self._writes = path is not None, path is not None and context.is_main
+        self._stack = contextlib.ExitStack()
+        self._checksums: dict[str, Checksum] = {}  # of the checkpoints that are whole
+
+    def __enter__(self) -> RunWriter:
+        if self._writes:
+            need("safetensors", "train")  # now, not after the last epoch
+            with usable(self.path, "a run"), contextlib.ExitStack() as stack:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._check_settings()
+                stack.enter_context(locked(self.path, "training"))
+                self._check_settings()  # again: another process may have trained here meanwhile
+                self._stack = stack.pop_all()
+        self._context.barrier()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _check_settings(self) -> None:
+        if (self.path / CONFIG).exists():
+            hint = "it is not the configuration of a run: choose another folder"
+            check_settings(self.path, read_json(self.path / CONFIG, dict, hint), self.settings)
+        else:
+            refuse_other_files(self.path)
+
+    def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Load the last checkpoint, if there is one, and return the metrics and the probe's readings so far."""
+        state = self.checkpoint(self._context.device) if self._reads else None
+        epochs, readings = ([], []) if state is None else (state["epochs"], state["readings"])
+        if state is not None:
+            try:
+                trainer.load_state_dict(state)
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                trouble = f"the checkpoint in {self.path} is not of this run"
+                raise BsamRuntimeError(f"{trouble}: remove the folder, or choose another one. ({error})") from error
+        if self._writes:
+            self._begin(trainer, epochs, readings)
+        return epochs, readings
+
+    def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Write the settings, data and machine; and the metrics so far, which a killed process may not have written."""
+        task = trainer.task
+        identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
+        if epochs:
+            check_settings(self.path, {**identity, **_read(self.path / "identity.json", dict)}, identity)
+        how = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
+        machine = {**environment_info(self._context.device), **how}
+        write_json(self.path / CONFIG, self.settings)
+        write_json(self.path / "identity.json", identity)
+        write_json(self.path / MACHINES, [*_read(self.path / MACHINES, list), machine], durable=False)
+        for name, value in task.notes().items():
+            write_json(self.path / f"{name}.json", value)
+        with writing(self.path / DIVERGED):
+            (self.path / DIVERGED).unlink(missing_ok=True)
+        self._events = self._start_events(epochs)
+        self._write_metrics(epochs, readings)
+
+    def checkpoint(self, device: torch.device) -> dict[str, Any] | None:
+        """Return the state of the newest checkpoint that is whole; None where no epoch is finished."""
+        found = [name for name in (CHECKPOINT, PREVIOUS) if (self.path / name).exists()]
+        known = self.checksums()
+        for name in found:
+            try:
+                content = read_bytes(self.path / name)
+                state = _load(self.path / name, content, set(known.values()), device)
+            except BsamError as error:
+                more = "There is none before it" if name == found[-1] else "Going on from the one before it"
+                self._tell(f"{error}. {more}.")
+            else:
+                self._checksums = {name: Checksum.of(content)}
+                return state
+        if found:
+            trouble = f"{self.path} has no checkpoint that is whole"
+            raise BsamRuntimeError(f"{trouble}: remove {' and '.join(found)} there to start anew")
+        if (self.path / NETWORK).exists():
+            raise BsamRuntimeError(
+                f"{self.path} holds {NETWORK}, and no checkpoint from which damaged files could be written anew: "
+                f"remove {NETWORK} there to train the whole run again, or choose another folder. "
+                f"If only {CURVATURE} is damaged, remove that file"
+            )
+        return None
+
+    def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Write the state after an epoch, with the metrics and the readings so far."""
+        if self._writes:
+            buffer = io.BytesIO()
+            torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
+            self._write_checkpoint(buffer.getvalue())
+            self._add_events(epochs[-1])
+            self._write_metrics(epochs, readings)
+        self._context.barrier()
+
+    def _write_checkpoint(self, content: bytes) -> None:
+        whole = self._checksums.get(CHECKPOINT)  # a damaged checkpoint must not replace the one before it
+        previous = whole or self._checksums.get(PREVIOUS)
+        self._checksums = {CHECKPOINT: Checksum.of(content), **({PREVIOUS: previous} if previous else {})}
+        self._write_checksums()
+        if whole:
+            with writing(self.path / CHECKPOINT):
+                (self.path / CHECKPOINT).replace(self.path / PREVIOUS)
+        write(self.path / CHECKPOINT, content)
+
+    def _write_checksums(self) -> None:
+        write_json(self.path / CHECKSUMS, {name: asdict(one) for name, one in self._checksums.items()})
+
+    def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        write_json_lines(self.path / METRICS, epochs, durable=False)
+        if readings:
+            write_json_lines(self.path / PROBE, readings, durable=False)
+
+    def diverge(self, reason: str) -> None:
+        """Note that the run ended with a non-finite loss."""
+        if self._writes:
+            write_json(self.path / DIVERGED, {"reason": reason})
+
+    def finish(self, network: nn.Module, found: Mapping[str, Any] | None = None) -> None:
+        """Write what was measured after the last epoch, if anything, and the network, which marks a finished run."""
+        if not self._writes:
+            return
+        from safetensors.torch import save
+
+        if found is not None:
+            write_json(self.path / CURVATURE, found)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        content = save(tensors, {"run": json.dumps(self.settings)})
+        with writing(self.path / PREVIOUS):
+            (self.path / PREVIOUS).unlink(missing_ok=True)  # there may be hundreds of runs
+        self._checksums = {CHECKPOINT: self._checksums[CHECKPOINT], NETWORK: Checksum.of(content)}
+        self._write_checksums()
+        write(self.path / NETWORK, content)
+
+    def _start_events(self, epochs: list[dict[str, Any]]) -> Any:
+        """Write TensorBoard's events anew, where TensorBoard is installed."""
+        if find_spec("tensorboard") is None:
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self.path / "tensorboard"
+        with writing(folder):
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            events = self._stack.enter_context(SummaryWriter(folder))
+        for metrics in epochs:
+            self._add_events(metrics, events)
+        return events
+
+    def _add_events(self, metrics: Mapping[str, Any], events: Any = None) -> None:
+        """Add an epoch's numbers; the step is the epoch."""
+        events = events or self._events
+        if events is not None:
+            with writing(self.path / "tensorboard"):
+                for name, value in metrics.items():
+                    if name != "epoch" and isinstance(value, (int, float)):
+                        events.add_scalar(name, value, metrics["epoch"])
+                events.flush()
+
+
+def _load(path: Path, content: bytes, known: set[Checksum], device: torch.device) -> dict[str, Any]:
+    """Return the tensors and plain values of a checkpoint; nothing in it is executed."""
+    if Checksum.of(content) not in known:
+        raise BsamRuntimeError(f"{path} is damaged: its content is not what was written")
+    try:
+        return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise BsamRuntimeError(f"{path} is not a checkpoint: it holds more than tensors and plain values") from error
+
+
+def _read(file: Path, kind: type[Any]) -> Any:
+    """Return what a JSON file holds; an empty one of this kind where it is missing or damaged."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return kind()
+    return found if isinstance(found, kind) else kind()

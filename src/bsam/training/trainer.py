@@ -1,0 +1,165 @@
+"""Training of a network: one epoch, and all that the next epoch depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BsamValueError
+from ..core.optimizer import SharpnessAware
+from ..flatness.probe import Probe
+from ..flatness.sharpness import Sharpness, sharpness
+from ..methods import METHODS
+from ..tasks.task import Task
+from .config import BASE, Run
+from .distributed import DistributedContext
+from .environment import compiler_trouble, compiling, emulated_bf16, is_bf16_emulated
+from .optimizers import autocast, build_train_step, check_method
+from .steps import Captured, Plain
+
+# How a step is computed: a matter of this machine, not of the one that wrote a checkpoint. The schedule sets lr.
+_MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
+_ORDER, _REST = 0x0DE, 0x4E57  # separate the random numbers that are drawn from one (seed, epoch)
+
+
+class Trainer:
+    """A network with its optimizer and data.
+
+    Args:
+        run: the settings.
+        task: what is learned.
+        context: the processes that share the work.
+        tell: called with a sentence for the user.
+    """
+
+    def __init__(
+        self, run: Run, task: Task, context: DistributedContext, tell: Callable[[str], None] = lambda sentence: None
+    ) -> None:
+        if run.batch % context.size:
+            sharing = f"the {context.size} processes that share it"
+            raise BsamValueError(f"batch must be a multiple of {sharing}, got {run.batch}")
+        self.steps = task.samples // run.batch
+        if not self.steps:
+            raise BsamValueError(
+                f"batch must be at most {task.samples}, the number of training samples; got {run.batch}"
+            )
+        check_method(run, task, context.size)
+        self.run, self.task, self.context = run, task, context
+        self.network = task.network()
+        capturable = run.method == BASE or METHODS[run.method].capturable
+        self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
+        trouble = compiler_trouble(context.device) if run.compile else None
+        self.compiled = run.compile and trouble is None
+        self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
+        if trouble is not None and context.is_main:
+            tell(f"torch.compile does not work here ({trouble}): the run goes on without.")
+        if self._emulated and context.is_main:
+            tell("This CPU has no instructions for bf16: it is many times slower here than fp32, which is the default.")
+        wrapped = context.wrap(self.network)
+        model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
+        self.train_step = build_train_step(run, task, model, self.steps * run.epochs, self.captured, context.size)
+        self.optimizer = self.train_step.optimizer
+        self.probe: Probe | None = None
+        if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
+            self.probe = Probe(run.probe).attach(self.optimizer)
+        due = None if self.probe is None else self.probe.due
+        self.stepper = Captured(self.train_step, due) if self.captured else Plain(self.train_step)
+
+    def train_epoch(self, number: int) -> dict[str, Any]:
+        """Train for an epoch, counted from 0.
+
+        Returns:
+            the mean of the losses before each step, the learning rate and rho_min of the last step, and seconds.
+        """
+        run, device = self.run, self.context.device
+        start = time.perf_counter()
+        self.network.train()
+        self.task.begin_epoch(number)
+        self.train_step.begin_epoch(number)
+        order = np.random.default_rng((run.seed, number, _ORDER)).permutation(self.task.samples)
+        batches = torch.from_numpy(order[: self.steps * run.batch]).to(device).split(run.batch)
+        total, lr = torch.zeros((), device=device), 0.0
+        compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
+        with self._seeded(number), compiler, emulated_bf16(self._emulated):
+            for i, batch in enumerate(batches):
+                lr = run.learning_rate(number * self.steps + i, self.steps)
+                self._set_lr(lr)
+                total += self.stepper(*self.task.batch(self.context.share(batch)))
+        loss = float(self.context.mean(total)) / self.steps
+        return {"train_loss": loss, "lr": lr, "rho_min": self._rho_min(), "seconds": time.perf_counter() - start}
+
+    @contextlib.contextmanager
+    def _seeded(self, number: int) -> Iterator[None]:
+        """Draw the network's random numbers (dropout) by seed, epoch and rank, and leave the caller's as they were."""
+        device = self.context.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seed = int(np.random.default_rng((self.run.seed, number, _REST, self.context.rank)).integers(2**63))
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all GPUs
+            if device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            yield
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def _rho_min(self) -> float | None:
+        """Return rho_min in the last step, which follows the learning rate; None where the method has none."""
+        if not isinstance(self.optimizer, SharpnessAware) or "rho_min" not in self.optimizer.settings:
+            return None
+        return float(self.optimizer.radius(self.optimizer.param_groups[0], "rho_min"))
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the task's metrics of the network; in the first process only."""
+        if not self.context.is_main:
+            return {}
+        self.network.eval()
+        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
+            return self.task.evaluate(self.network)
+
+    def non_finite(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
+        """Return the first loss that is not finite, with its name; the same in all processes."""
+        losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
+        return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
+
+    def sharpness(self, radius: float) -> Sharpness:
+        """Return the sharpness of the whole training set at a radius, in both directions."""
+        return sharpness(self.network, self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
+
+    def readings(self) -> list[dict[str, Any]]:
+        """Return the probe's readings since the last call."""
+        if self.probe is None:
+            return []
+        found = [asdict(reading) for reading in self.probe.readings]
+        self.probe.readings.clear()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next epoch depends on."""
+        loss = self.train_step.loss
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loss": None if loss is None else loss.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned."""
+        self.network.load_state_dict(state["network"])
+        own = [{k: group[k] for k in _MACHINE_SETTINGS if k in group} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        if self.train_step.loss is not None:
+            self.train_step.loss.load_state_dict(state["loss"])

@@ -1,0 +1,239 @@
+"""``bsam flatness``, on files with a loader and on run directories."""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from bsam import cli
+from bsam.data.digits import digits
+from bsam.data.label_noise import flip_labels
+from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
+from bsam.models.digits_net import DigitsNet
+from bsam.training.run_dir import RunDir
+
+FEW = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-probes", "1", "--points", "3", "--device", "cpu")
+CHEAP = (*FEW, "--density-steps", "4", "--rho", "0.1")
+SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
+
+
+LOADER = """
+import time
+import torch
+from bsam.data.digits import digits
+from bsam.models.digits_net import DigitsNet
+
+def load(path):
+    if path.name == "slow.pt" and not path.with_name("hurry").exists():
+        print("asleep", flush=True)
+        time.sleep(100)
+    model = DigitsNet()
+    model.load_state_dict(torch.load(path, weights_only=True))
+    x, y = digits().test.x[:40], digits().test.y[:40]
+    return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
+"""
+SCRIPT = (
+    "-c",
+    "import sys; sys.path = [p for p in sys.path if p]; from bsam.cli import main; sys.exit(main(sys.argv[1:]))",
+)  # as the installed command
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two networks that were saved, and a loader beside them, in what is to be the current folder."""
+    for seed, name in enumerate(("first.pt", "slow.pt")):
+        torch.manual_seed(seed)
+        torch.save(DigitsNet().state_dict(), tmp_path / name)
+    (tmp_path / "my_nets.py").write_text(LOADER)
+    return tmp_path
+
+
+def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved, command, capsys, monkeypatch):
+    """With the loader in the current folder, Ctrl-C as a terminal sends it, and the same command again."""
+    arguments = ("flatness", "first.pt", "slow.pt", "--loader", "my_nets:load", "--out", "out", "--seed", "5", *CHEAP)
+    first = command(*arguments, program=SCRIPT, cwd=saved)
+    for line in first.stdout:
+        if "asleep" in line:  # the first one is done
+            break
+    os.killpg(first.pid, signal.SIGINT)
+    _, error = first.communicate(timeout=60)
+    assert (first.returncode, error) == (
+        130,
+        "bsam: interrupted. Finished models are kept in out; the same command goes on from there.\n",
+    )
+    assert [path.name for path in (saved / "out").iterdir()] == ["flatness.json"]
+    kept = json.loads((saved / "out" / "flatness.json").read_text())
+    assert [entry["file"] for entry in kept["models"]] == ["first.pt"]
+
+    (saved / "hurry").touch()
+    monkeypatch.chdir(saved)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(list(arguments)) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    names = {"flatness.json", "spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html"}
+    assert {path.name for path in (saved / "out").iterdir()} == names
+    assert all(f"out/{name}" in out for name in names)
+    assert "2/2" in out
+    found = json.loads((saved / "out" / "flatness.json").read_text())
+    assert found["models"][0] == kept["models"][0]
+    wanted = {
+        "k": 2,
+        "tol": 0.01,
+        "trace_samples": 6,
+        "density_steps": 4,
+        "density_probes": 1,
+        "points": 3,
+        "rho": 0.1,
+        "seed": 5,
+        "mode": "eval",
+        "span": 1.0,
+    }
+    assert wanted.items() <= found["settings"].items()
+
+    data = digits().test
+    for name, entry in zip(("first.pt", "slow.pt"), found["models"], strict=True):
+        model = DigitsNet()
+        model.load_state_dict(torch.load(saved / name, weights_only=True))
+        batches = [(data.x[:40], data.y[:40])]
+        near = sharpness(model, torch.nn.functional.cross_entropy, batches, 0.1, 0.1)
+        assert entry["sharpness"]["bilateral"] == pytest.approx(near.bilateral, rel=1e-4)
+        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=2)
+        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=1e-3)
+        land = landscape(model, torch.nn.functional.cross_entropy, batches, points=3, seed=5)
+        assert entry["landscape"]["loss"] == pytest.approx(land.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.pt", "--loader", "my_nets:load"], "no file missing.pt"),
+        (["first.pt", "--loader", "my_nets"], "module:function, got 'my_nets'"),
+        (["first.pt", "--loader", "no_nets:load"], "no module 'no_nets'"),
+        (["first.pt", "--loader", "math:load"], "'math' has no function 'load'"),
+        (["first.pt", "--loader", "math:sqrt", "--points", "10"], "points must be odd"),
+        (["first.pt", "--loader", "math:sqrt", "--which", "smallest"], "which must be one of"),
+        (["first.pt", "--loader", "math:sqrt", "--device", "abacus"], "'abacus'"),
+        (["first.pt", "--loader", "os:fspath"], "must return (model, loss_fn, data); for first.pt it gave str"),
+    ],
+)
+def test_flatness_names_the_culprit(arguments, words, saved, capsys, monkeypatch):
+    monkeypatch.chdir(saved)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["flatness", *arguments, "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bsam: ")
+    assert words in error
+    assert error.count("\n") == 1
+    assert not any((saved / "out").glob("*"))
+
+
+@pytest.mark.parametrize("module", ["rich", "matplotlib", "plotly"])
+def test_flatness_says_what_is_missing_before_anything_is_measured(module, saved, capsys, monkeypatch):
+    monkeypatch.chdir(saved)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["flatness", "first.pt", "--loader", "my_nets:load", "--out", "out"]) == 2
+    assert f"{module}, which is not installed: pip install 'bsam[" in capsys.readouterr().err
+    assert not (saved / "out").exists()
+
+
+def test_flatness_help_says_what_a_loader_is(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["flatness", "--help"])
+    assert end.value.code == 0
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert all(
+        words in help_text
+        for words in (
+            "returns (model, loss_fn, data)",
+            "current folder",
+            "runs/flatness",
+            "flatness.json",
+            "surfaces.html",
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with two finished runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, flags in {"noisy.0": ["--label-noise", "0.4"], "clean": ["--seed", "1"]}.items():
+        assert cli.main([*SHORT, *flags, "--out", str(folder / name)]) == 0
+    return folder
+
+
+def test_flatness_of_runs_is_that_of_what_they_were_trained_on(runs, tmp_path, monkeypatch, capsys, evenly):
+    out = tmp_path / "out"
+    monkeypatch.chdir(runs / "noisy.0")
+    command = ["flatness", ".", "../clean", "--images", "100", "--out", str(out), *CHEAP]
+    assert cli.main(command) == 0
+    assert re.search(r"^ noisy\.0 .*\n clean ", capsys.readouterr().out, re.MULTILINE)
+    found = json.loads((out / "flatness.json").read_text())
+    assert found["settings"]["images"] == 100
+    assert "loader" not in found["settings"]
+    data, noisy, clean = digits().train, *found["models"]
+    assert (noisy["file"], clean["file"]) == (str(runs / "noisy.0"), "../clean")
+    flipped, places = flip_labels(data.y, 0.4, 10, 0)
+    assert json.loads((runs / "noisy.0/flipped.json").read_text()) == places.tolist()
+    for entry, folder, labels in ((noisy, "noisy.0", flipped), (clean, "clean", data.y)):
+        model = DigitsNet()
+        model.load_state_dict(load_file(runs / folder / "model.safetensors"))
+        some = evenly(labels, 100)
+        with torch.no_grad():
+            logits = model.eval()(data.x[some])
+        assert entry["sharpness"]["loss"] == pytest.approx(float(F.cross_entropy(logits, labels[some])), rel=1e-5)
+        assert entry["samples"] == 100
+        assert entry["run"] == json.loads((runs / folder / "config.json").read_text())
+        assert entry["metrics"] == RunDir(runs / folder).metrics()[-1]
+    assert noisy["sharpness"]["loss"] > clean["sharpness"]["loss"]
+    assert noisy["architecture"] == clean["architecture"]  # one scale, one pair of directions
+
+    before = (out / "flatness.json").read_bytes()
+    assert cli.main(command) == 0  # known already
+    assert (out / "flatness.json").read_bytes() == before
+
+
+def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path):
+    assert cli.main(["flatness", str(runs / "clean"), "--out", str(tmp_path / "out"), *CHEAP]) == 0
+    found = json.loads((tmp_path / "out/flatness.json").read_text())
+    assert (found["settings"]["images"], found["models"][0]["samples"]) == (1000, 640)
+
+
+def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "begun", "damaged", "torn", "other"):
+        Path(name).mkdir()
+    config = (runs / "clean/config.json").read_text()
+    for name in ("begun", "damaged", "torn"):
+        Path(name, "config.json").write_text(config)
+    Path("begun/metrics.jsonl").write_text('{"epoch": 1, "seconds": 1, "test_accuracy": 0.5}\n')
+    Path("damaged/metrics.jsonl").write_text((runs / "clean/metrics.jsonl").read_text())
+    Path("damaged/model.safetensors").write_bytes((runs / "clean/model.safetensors").read_bytes()[:999])
+    Path("torn/metrics.jsonl").write_text('{"epoch": 1')
+    Path("torn/model.safetensors").write_bytes((runs / "clean/model.safetensors").read_bytes())
+    Path("other/config.json").write_text('{"lr": 1}')
+    Path("net.pt").touch()
+    clean = runs / "clean"
+    for arguments, words in {
+        (clean, "empty"): "empty is no folder of a run of bsam train: it has no config.json",
+        ("other",): "other is not a run directory",
+        (clean, "begun"): "the run in begun is not finished (1 of 3 epochs are)",
+        ("damaged",): "damaged/model.safetensors is damaged",
+        ("torn",): "line 1 of torn/metrics.jsonl is damaged: it holds no JSON object",
+        (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
+        (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
+        (clean, "--loader", "math:sqrt"): "a run needs no loader",
+        ("net.pt",): "name what loads it with --loader MODULE:FUNCTION, or give the folder of a run",
+        ("net.pt", "--loader", "math:sqrt", "--images", "10"): "leave --images and --data-dir out",
+        (clean, "--images", "0"): "images must be a whole number of at least 1",
+    }.items():
+        assert words in refused("flatness", *arguments, "--out", "out", *CHEAP)
+        assert not any(Path("out").glob("*"))

@@ -1,0 +1,207 @@
+"""``bsam train``: what it prints, refuses, repairs, and leaves behind when it is stopped."""
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import bsam
+from bsam import cli
+from bsam.report.epochs import ConsoleLogger
+from bsam.training.config import Run
+from bsam.training.run_dir import RunDir, run_dir_name
+from bsam.training.trainer import Trainer
+
+SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
+LONG = ("train", "--method", "sam", "--epochs", "30", "--batch", "64", "--device", "cpu", "--limit-test", "50")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True}
+    run = Run("bsam", {"rho_max": 0.02}, epochs=3, batch=64, **settings)
+    folder = Path("runs") / run_dir_name(run)
+    command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--radius", "0.05", "--curvature"]
+    assert cli.main(command) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    first, where, *epochs, last, top, written = out.splitlines()
+    network, data = "DigitsNet (9,978 parameters)", "640 samples of Digits, 25% of the labels flipped"
+    assert first.startswith(f"BSAM (rho_max=0.02) with SGD: {network} on {data}, 3 epochs of 10 steps, batch 64; CPU")
+    assert first.endswith("fp32, steps plain.")
+    assert where == f"Into {folder}."
+    metrics = RunDir(folder).metrics()
+    assert len(epochs) == len(metrics) == 3
+    for i, (line, found) in enumerate(zip(epochs, metrics, strict=True)):
+        losses = f"train loss {found['train_loss']:.4f}  test loss {found['test_loss']:.4f}"
+        assert line.startswith(f"epoch {i + 1}/3  {losses}  test accuracy {found['test_accuracy']:.4f}  BilS ")
+        assert re.search(r"  lr \S+  rho_min \S+  .*" + (r"left \d+:\d\d$" if i < 2 else r" s$"), line)
+    assert last.startswith(f"After epoch 3: train loss {metrics[2]['train_loss']:.4f}  ")
+    eigenvalue = json.loads((folder / "curvature.json").read_text())["top_eigenvalue"]
+    assert top == f"Largest eigenvalue of the Hessian: {eigenvalue:.4g}"
+    for name in (
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "flipped.json",
+        "environment.json",
+        "tensorboard/",
+    ):
+        assert name in written
+    assert RunDir(folder).run() == run
+
+    before = contents(folder)
+    assert cli.main(command) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again == [f"The run in {folder} is finished.", last, top, written]
+    assert contents(folder) == before
+    error = refused(*command, "--lr", "0.1", "--out", folder)
+    assert f"{folder} holds results with other settings (lr 0.05 there, 0.1 here)" in error
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "curvature.json"])
+def test_a_damaged_file_of_a_finished_run_is_named_and_written_anew(name, tmp_path, capsys, monkeypatch):
+    command, file = [*SHORT, "--limit-train", "64", "--curvature", "--out", str(tmp_path)], tmp_path / name
+    assert cli.main(command) == 0
+    before, (*_, last, _, _) = file.read_bytes(), capsys.readouterr().out.splitlines()
+    file.write_bytes(before[: len(before) // 2])
+    monkeypatch.setattr(Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
+    assert cli.main(command) == 0
+    assert file.read_bytes() == before
+    out = capsys.readouterr().out
+    assert f"{file} is damaged" in out
+    assert f"{tmp_path}. Going on after epoch 3." in out
+    assert last in out
+
+
+def test_a_terminated_run_goes_on_and_the_handler_is_as_it_was(tmp_path, capsys, monkeypatch):
+    def stop(logger, done, metrics):
+        if done == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsoleLogger, "epoch", stop)
+        assert cli.main([*SHORT, "--out", str(out)]) == 143
+    assert signal.getsignal(signal.SIGTERM) is handler
+    kept = f"Finished epochs are kept in {out}; the same command goes on from there."
+    assert capsys.readouterr().err == f"bsam: terminated. {kept}\n"
+    assert cli.main([*SHORT, "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"Into {out}. Going on after epoch 2."
+    assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 3/3"]
+
+
+def test_in_a_thread_signals_are_left_alone(tmp_path):
+    handler, ends = signal.getsignal(signal.SIGTERM), []
+    command = [*SHORT, "--epochs", "1", "--out", str(tmp_path / "out")]
+    thread = threading.Thread(target=lambda: ends.append(cli.main(command)))
+    thread.start()
+    thread.join()
+    assert ends == [0]
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.main([*LONG, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, word, tmp_path, whole, command):
+    stopped = tmp_path / "stopped"
+    process = command(*LONG, "--out", stopped)
+    assert any(line.startswith("epoch  2/30") for line in process.stdout)
+    os.killpg(process.pid, number)  # as a terminal, or a batch system
+    _, error = process.communicate(timeout=60)
+    kept = f"Finished epochs are kept in {stopped}; the same command goes on from there."
+    assert (process.returncode, error) == (status, f"bsam: {word}. {kept}\n")
+    assert 2 <= len(RunDir(stopped).metrics()) < 30
+    assert cli.main([*LONG, "--out", str(stopped)]) == 0
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    ours, theirs = ([{**line, "seconds": 0} for line in RunDir(folder).metrics()] for folder in (stopped, whole))
+    assert ours == theirs
+
+
+def test_of_several_processes_one_speaks(tmp_path, command):
+    flags = ("--nproc-per-node=2", "--standalone", "-m", "bsam", *SHORT, "--out", tmp_path / "out")
+    process = command(*flags, program=("-m", "torch.distributed.run"))
+    out, error = process.communicate(timeout=100)
+    assert process.returncode == 0, error
+    assert out.count("epoch 1/3") == out.count("Into ") == out.count("Written to") == 1
+    assert "2 processes, each on CPU" in out
+    assert len(RunDir(tmp_path / "out").metrics()) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--method", "sma"], "method must be one of base, sgd, sam"),
+        (["--model", "resnet9"], "model must be one of digits_net, resnet8"),
+        (["--model", "resnet8", "--data", "mnist"], "data must be one of digits, cifar10"),
+        (["--augment", "flip"], "augmentation must be one of none"),
+        (["--task", "chess"], "task must be one of classification"),
+        (["--device", "abacus"], "device must be cpu, cuda or cuda:N, got 'abacus'"),
+        (["--batch", "641"], "batch must be at most 640"),
+        (["--limit-train", "0"], "limit_train must be a whole number of at least 1"),
+        (["--data", "cifar10"], "say in which folder they are (--data-dir), or where to --download them to"),
+        (["--data", "cifar10", "--data-dir", "nowhere"], "nowhere"),
+        (["--download"], "digits comes with scikit-learn: leave --download out"),
+        (["--data", "cifar10", "--download"], "say with --data-dir in which folder"),
+        (["--set", "rho_max"], "NAME=VALUE, as rho_max=0.1; got 'rho_max'"),
+        (["--set", "=1"], "got '=1'"),
+        (["--set", "passes=1", "passes=2"], "passes twice"),
+        (["--set", "rho=1"], "bsam has no argument 'rho': it takes rho_max"),
+        (["--set", "rho_min=0,1"], "rho_min must be a finite number that is not negative, got '0,1'"),
+        (["--set", "rho_min=null"], "got None"),
+        (["--set", "rho_min=-1"], "got -1"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_leaves_nothing_behind(flags, words, tmp_path, refused):
+    out = tmp_path / "out"
+    assert words in refused(*SHORT, "--out", out, *flags)
+    assert not out.exists() or not any(out.iterdir())
+
+
+def test_the_base_optimizer_alone(tmp_path, capsys, refused):
+    small = ("--epochs", "1", "--limit-train", "128", "--device", "cpu", "--out", tmp_path / "run")
+    assert 'base is adam: set method to "base"' in refused("train", "--method", "sgd", "--base", "adam", *small)
+    for method, line in (("sgd", "SGD: DigitsNet"), ("base", "The run in ")):  # one run under two names
+        assert cli.main(["train", "--method", method, *map(str, small)]) == 0
+        assert capsys.readouterr().out.startswith(line)
+    assert cli.main(["train", "--method", "base", "--base", "adam", *map(str, small[:-1]), str(tmp_path / "adam")]) == 0
+    assert capsys.readouterr().out.startswith("Adam: DigitsNet")
+
+
+def test_folders_that_hold_something_else(tmp_path, refused):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("years of work")
+    assert "holds files of something else (thesis.tex)" in refused(*SHORT, "--out", tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    assert "cannot be used as a folder for a run" in refused(*SHORT, "--out", tmp_path / "mine/thesis.tex")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, refused):
+    assert "a smaller lr" in refused(*SHORT, "--lr", "1e30", "--out", tmp_path / "out")
+
+
+def test_a_missing_package_of_the_data_is_named(tmp_path, refused, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("bsam.tasks.classification._load", bsam.data.load)
+    assert "not installed: pip install 'bsam[" in refused(*SHORT, "--out", tmp_path / "out")

@@ -1,0 +1,233 @@
+"""What a machine lacks: GPUs, a compiler, instructions for bf16."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bsam
+from bsam.tasks.classification import Classification
+from bsam.training.config import Run
+from bsam.training.environment import compiler_trouble, emulated_bf16, is_bf16_emulated, pick_device
+from bsam.training.loop import fit
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["abacus", "mps", ""])
+def test_a_device_of_another_kind_is_refused(device):
+    with pytest.raises(bsam.BsamError, match=f"device must be cpu, cuda or cuda:N, got '{device}'"):
+        pick_device(device)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_gpu_is_taken_if_it_is_there_and_refused_if_not(gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert pick_device().type == pick_device("auto").type == ("cuda" if gpus else "cpu")
+    assert pick_device("cpu") == CPU
+    with pytest.raises(bsam.BsamError, match=rf"device is cuda:1, and torch sees {gpus} GPU\(s\) here: choose cpu"):
+        pick_device("cuda:1")
+    if not gpus:
+        with pytest.raises(bsam.BsamError, match="device is cuda, and torch sees 0 GPU"):
+            fit(Run("sgd", epochs=1), device="cuda")
+
+
+RUN = Run("bsam", epochs=1, batch=64, limit_train=128, limit_test=50, compile=True)
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process():
+    compiler_trouble.cache_clear()
+    yield
+    compiler_trouble.cache_clear()
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Lets torch.compile hand its graphs to another compiler; what it was asked to compile."""
+    asked, genuine = [], torch.compile
+
+    def use(compiler):
+        monkeypatch.setattr(torch, "compile", lambda what: asked.append(what) or genuine(what, backend=compiler))
+        return asked
+
+    return use
+
+
+def trained(folder, run=RUN):
+    """The metrics, what was told, and how the machine went about it."""
+    told = []
+    metrics = [{**epoch.metrics, "seconds": 0} for epoch in fit(run, folder, device="cpu", tell=told.append).epochs]
+    (machine,) = json.loads((folder / "environment.json").read_text())
+    return metrics, told, (machine["compiled"], machine["captured"], machine["processes"])
+
+
+@pytest.mark.filterwarnings("ignore")  # whatever inductor has to say
+def test_without_a_c_compiler_the_run_goes_on_without(tmp_path):
+    from torch._inductor import config
+
+    with config.patch({"cpp.cxx": (None, "/bin/false")}):
+        metrics, told, how = trained(tmp_path / "run")
+    (sentence,) = told
+    assert sentence.startswith("torch.compile does not work here (No working C++ compiler found in ")
+    assert sentence.endswith("'/bin/false')): the run goes on without.")
+    assert how == (False, False, 1)
+    assert (metrics, [], how) == trained(tmp_path / "plain", replace(RUN, compile=False))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Python 3.99 is not supported\nSorry"), OSError(30, "Read-only file system"), RuntimeError()]
+)
+def test_so_it_does_whatever_the_compiler_lacks(error, tmp_path, monkeypatch):
+    def failing(what):
+        raise error
+
+    monkeypatch.setattr(torch, "compile", failing)
+    _, told, how = trained(tmp_path / "run")
+    reason = str(error).partition("\n")[0] or "RuntimeError"
+    assert told == [f"torch.compile does not work here ({reason}): the run goes on without."]
+    assert how == (False, False, 1)
+
+
+def test_where_it_works_the_network_is_compiled_and_the_compiler_tried_once(tmp_path, backend):
+    asked = backend("aot_eager")
+    metrics, told, how = trained(tmp_path / "run")
+    assert (told, how) == ([], (True, False, 1))
+    (plain,), _, _ = trained(tmp_path / "plain", replace(RUN, compile=False))
+    assert metrics == [pytest.approx(plain, rel=1e-5)]
+    trained(tmp_path / "again")
+    assert [isinstance(what, nn.Module) for what in asked] == [False, True, True]
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_network_that_cannot_be_compiled_is_refused(part, tmp_path, backend, monkeypatch):
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.exc import InductorError
+
+    def failing(graph, inputs):
+        raise InductorError(ValueError("no such operation\nand a stack"), inspect.currentframe())
+
+    def easy(graph, inputs):
+        return graph.forward
+
+    monkeypatch.setattr("bsam.training.trainer.compiler_trouble", lambda device: None)
+    backend(aot_autograd(fw_compiler=failing if part == "forward" else easy, bw_compiler=failing))
+    with pytest.raises(
+        bsam.BsamError,
+        match=r"^compile is set, and torch\.compile cannot compile digits_net \(no such operation\): leave",
+    ):
+        fit(RUN, tmp_path / "run", device="cpu")
+
+
+def test_what_goes_wrong_in_the_network_is_not_blamed_on_the_compiler(backend):
+    class Odd(Classification):
+        def losses(self, outputs, batch):
+            raise ZeroDivisionError("by itself")
+
+    backend("eager")
+    with pytest.raises(ZeroDivisionError, match="by itself"):
+        fit(RUN, device="cpu", task=Odd)
+
+
+BF16 = Run("sam", epochs=2, batch=64, limit_train=128, limit_test=64, precision="bf16")
+SENTENCE = "This CPU has no instructions for bf16: it is many times slower here than fp32, which is the default."
+TORCH_SAYS = (
+    "mkldnn_matmul failed, switching to BLAS gemm:"
+    "mkldnn_matmul: mkldnn_matmul bf16 path needs a cpu with bf16 support\n"
+    "Exception raised from mkldnn_matmul at aten/src/ATen/native/mkldnn/Matmul.cpp:286 (most recent call first):\n"
+    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0xd4\n"
+)
+
+
+class Neoverse(nn.Module):
+    """Multiplies as torch does on such a CPU: it warns once, and turns oneDNN off for the whole process."""
+
+    def __init__(self, network: nn.Module, warned: list[bool]) -> None:
+        super().__init__()
+        self.network, self.warned = network, warned
+
+    def forward(self, x):
+        if torch.backends.mkldnn.enabled:
+            self.warned.append(self.training)
+            warnings.warn(TORCH_SAYS, UserWarning, stacklevel=2)
+            torch.backends.mkldnn.enabled = False
+        return self.network(x)
+
+
+@pytest.fixture
+def without_bf16(monkeypatch):
+    """When the stand-in for torch warned: True in training, False in evaluation."""
+    before, warned = torch.backends.mkldnn.enabled, []
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    network = Classification.network
+    monkeypatch.setattr(Classification, "network", lambda task: Neoverse(network(task), warned))
+    torch.backends.mkldnn.enabled = True
+    yield warned
+    torch.backends.mkldnn.enabled = before
+
+
+def test_it_is_said_in_a_sentence_and_torch_is_silent(without_bf16):
+    told = []
+    fit(BF16, device="cpu", tell=told.append)  # warnings are errors
+    assert told == [SENTENCE]
+    assert without_bf16 == [True, False] * 2  # each epoch and each evaluation finds oneDNN as the first one did ...
+    assert torch.backends.mkldnn.enabled  # ... and so does what comes after the run
+
+
+def test_another_precision_is_not_told_of_and_hides_nothing(without_bf16):
+    told = []
+    with pytest.raises(UserWarning, match="mkldnn_matmul failed"):
+        fit(Run(**{**BF16.settings(), "precision": "fp32"}), device="cpu", tell=told.append)
+    assert told == []
+
+
+def test_only_that_warning_is_silenced():
+    with emulated_bf16(), pytest.raises(UserWarning, match="something else"):
+        warnings.warn("something else", stacklevel=1)
+    with emulated_bf16(on=False), pytest.raises(UserWarning, match="mkldnn_matmul failed"):
+        warnings.warn(TORCH_SAYS, stacklevel=1)
+
+
+def test_what_torch_says_of_this_cpu_decides(monkeypatch):
+    assert is_bf16_emulated(CPU) is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    for supported in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda supported=supported: supported)
+        assert is_bf16_emulated(CPU) is not supported
+    assert not is_bf16_emulated(torch.device("cuda"))
+    monkeypatch.setattr(torch._C, "_has_mkldnn", False)  # as torch is built for some platforms
+    monkeypatch.delattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+    assert is_bf16_emulated(CPU)
+
+
+def test_a_real_run_of_the_command_line_on_a_cpu_with_fewer_instructions(tmp_path):
+    """oneDNN can be told to use AVX2 at most; elsewhere than on x86_64 that changes nothing, and the CPU decides."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    code = (
+        "import sys, torch; from bsam.cli import main; print(torch.ops.mkldnn._is_mkldnn_bf16_supported());"
+        "sys.exit(main(['train', '--method', 'sgd', '--epochs', '1', '--limit-train', '16', '--limit-test', '10',"
+        "'--batch', '16', '--precision', 'bf16', '--device', 'cpu', '--out', sys.argv[1]]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    supported, *lines = found.stdout.splitlines()
+    assert found.stderr == ""
+    assert lines.count(SENTENCE) == (supported == "False")
+    assert supported == "False" or platform.machine() != "x86_64"
