@@ -12,10 +12,11 @@ from typing import TextIO
 
 from .. import __version__
 from ..core.errors import BsamError
-from . import catalogue, demo, flatness, run, train
+from ..core.extras import need
+from . import demo, flatness, listing, run, train
 from .signals import Terminated
 
-COMMANDS = (catalogue, demo, train, run, flatness)
+COMMANDS = (listing, demo, train, run, flatness)
 _MENDS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), " Allow this user to use it, or name another one."),
     errno.EROFS: " It is on a file system that cannot be written to: name another one.",
@@ -63,6 +64,8 @@ def _obey(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
         if arguments.command is None:
             parser.print_help()
         else:
+            for module, extra in getattr(arguments, "needs", {}).items():
+                need(module, extra)
             arguments.run(arguments)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich's answer to it

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..flatness.spectrum import WHICH
-from ..recipes.flatness import Instruments
-from ..recipes.run_folder import IMAGES
+from ..recipes.measure import Instruments
+from ..recipes.subjects import IMAGES
 
 
 def add(commands: Any) -> None:

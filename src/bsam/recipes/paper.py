@@ -12,7 +12,7 @@ EPOCHS = 200  # of every run that the authors made themselves
 # of SGD, SAM and BSAM in the classification table; of the others, and in the other tables, the paper does not say how
 # many
 SEEDS = 5
-Cell: TypeAlias = tuple[float, float | None]
+MeanStd: TypeAlias = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Published:
 
 DATA = ("cifar10", "cifar100")  # the order of all pairs below
 
-CLASSIFICATION: Mapping[str, Mapping[str, tuple[Cell, Cell]]] = {
+CLASSIFICATION: Mapping[str, Mapping[str, tuple[MeanStd, MeanStd]]] = {
     "resnet18": {
         "sgd": ((96.18, 0.09), (79.89, 0.38)),
         "sam": ((96.74, 0.05), (81.08, 0.27)),
@@ -63,7 +63,7 @@ CLASSIFICATION: Mapping[str, Mapping[str, tuple[Cell, Cell]]] = {
         "bsam": ((97.96, 0.10), (86.20, 0.06)),
     },
 }
-RHO_MIN_STUDY: Mapping[float, tuple[Cell, Cell]] = {  # ResNet-18
+RHO_MIN_STUDY: Mapping[float, tuple[MeanStd, MeanStd]] = {  # ResNet-18
     0.01: ((96.75, 0.09), (81.56, 0.05)),
     0.025: ((96.78, 0.02), (81.29, 0.11)),
     0.05: ((96.82, 0.12), (81.65, 0.04)),

@@ -13,10 +13,10 @@ from ..core.errors import BsamRuntimeError
 from ..core.extras import need
 from ..flatness.landscape import Landscape
 from ..flatness.products import Array
-from ..recipes.demo import Cell
+from ..recipes.experiments import Recipe
 from ..training.files import write
+from ..training.run_dir import RunDir, RunState
 from .panels import grouped, panels, save
-from .tables import heading
 
 LEVELS = 12
 STEEPNESS = 2.0  # levels and colours go with this power of the height: the bottom is what is looked at
@@ -65,17 +65,22 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
     return infos
 
 
-def reliefs_info(cells: Sequence[Cell]) -> list[LandscapeInfo]:
-    """The landscapes of the demo: of each method's network of the first seed, those of one noise rate in a group."""
+def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[LandscapeInfo]:
+    """Return the landscapes of the finished runs that measured one, those of a section of the table in a group."""
     infos = []
-    for cell in cells:
-        relief = cell.results[0].relief
-        assert relief is not None  # the first seed's run takes it
-        axis = np.array(relief.axis)
-        infos += landscape_info(
-            {cell.candidate.title: Landscape((axis, axis), np.array(relief.loss))}, heading(cell.label_noise)
-        )
+    for state in states:
+        if state.finished and (surface := RunDir(state.path).surface()) is not None:
+            axis, cell = np.array(surface.axis), recipe.cell(state.run)
+            infos += landscape_info(
+                {cell.row: Landscape((axis, axis), np.array(surface.loss, dtype=float))}, cell.section
+            )
     return infos
+
+
+def draw_landscapes(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw the landscapes of a recipe."""
+    if infos := recipe_landscapes_info(recipe, states):
+        plot_contours(infos, path)
 
 
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:

@@ -18,8 +18,8 @@ from ..core.extras import need
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
 from ..flatness.trace import Trace
-from ..recipes.flatness import STAGES, Instruments, Loaded, Measured, glance, measure
-from ..recipes.run_folder import Subjects, subjects
+from ..recipes.measure import STAGES, Instruments, Loaded, Measured, glance, measure
+from ..recipes.subjects import Subjects, subjects
 from ..training.config import check_settings
 from ..training.environment import environment_info
 from ..training.files import fits, read_json, read_json_lines, usable, write_json

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..core.errors import BsamRuntimeError, BsamValueError
 
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
@@ -46,3 +47,18 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:  # not everything needs all of them
         return None
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """Return a device by its name; None and "auto" take a GPU if there is one."""
+    if name in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(str(name))
+    except RuntimeError as error:
+        raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BsamRuntimeError(f"device is {name}, and torch sees no such GPU here: take cpu")
+    return device

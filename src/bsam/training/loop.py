@@ -18,6 +18,7 @@ from ..flatness.spectrum import top_eigenvalues
 from .classification import Classification
 from .compiler import compiler_trouble
 from .config import Run
+from .files import write_json
 from .folder import RunDir
 from .result import LossSurface, Result, result_of
 from .steps import side_stream
@@ -112,12 +113,15 @@ def fit(
                 run_dir is not None and lost
             ):  # the test loss tells of a last step that went too far; the first process knows it
                 name, value = lost[0]
-                raise Diverged(
+                reason = (
                     f"the {name.replace('train_', 'training_').replace('_', ' ')} is {value} in epoch {number + 1}: a "
                     "smaller lr "
                     f"(now {run.lr:g}) or radius may help. "
                     f"{f'The checkpoint of epoch {number} is kept in {folder}' if number else 'No epoch was finished'}"
                 )
+                if processes.writes:
+                    write_json(run_dir.path / "diverged.json", {"reason": reason})
+                raise Diverged(reason)
             if processes.writes and run.radius is not None:
                 metrics["sharpness"] = asdict(training.sharpness(run.radius))
             epochs.append(metrics)

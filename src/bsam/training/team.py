@@ -74,7 +74,7 @@ def team(device: str | None = None) -> Iterator[DistributedContext]:
         ...     print(alone)
         DistributedContext(device=device(type='cpu'), rank=0, size=1)
     """
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = (None if device == "auto" else device) or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(name)
     except RuntimeError as error:

@@ -6,7 +6,7 @@ import argparse
 import shutil
 from typing import Any
 
-from ..report.catalogue import CATALOGUES, catalogue_table
+from ..report.lists import CATALOGUES, catalogue_table
 
 
 def add(commands: Any) -> None:

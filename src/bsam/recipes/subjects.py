@@ -14,7 +14,7 @@ from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..core.extras import need
 from ..training.folder import ANEW, NETWORK, has_network, last_metrics, read_metrics, read_network, read_run
 from ..training.loop import TASKS
-from .flatness import Loaded, load, loader
+from .measure import Loaded, load, loader
 
 IMAGES = 1000  # of a run's training samples, unless more are asked for: what a Hessian product costs grows with them
 

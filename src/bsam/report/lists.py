@@ -11,7 +11,7 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..methods import METHODS
 from ..models import MODELS
-from ..recipes.catalogue import RECIPES
+from ..recipes import RECIPES
 
 NARROWEST, WIDEST = 100, 160
 
@@ -80,7 +80,7 @@ def recipes_info() -> list[tuple[str, ...]]:
         >>> recipes_info()[2][:2]
         ('label-noise', 'A part of the training labels flipped')
     """
-    return [(r.name, r.title, str(len(r.runs("paper")))) for r in RECIPES.values()]
+    return [(r.name, r.title, str(len(r.runs(r.scales[-1])))) for r in RECIPES.values()]
 
 
 CATALOGUES: dict[str, Catalogue] = {
