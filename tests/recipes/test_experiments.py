@@ -188,13 +188,7 @@ def test_passes():
         passes_of(Run(column.method, arguments(column, "cifar10")))
         for column in COLUMNS.values()
         if column.method in ("sgd", "gam", "bsam")
-    ] == [
-        1,
-        4,
-        3,
-        2,
-        3,
-    ]
+    ] == [1, 4, 3, 2, 3]
 
 
 def test_refusals():

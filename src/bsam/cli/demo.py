@@ -12,10 +12,11 @@ from ..recipes.demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from .run import NEEDS, run_recipe
 
-DESCRIPTION = """Tune and train some methods on scikit-learn's digits, with clean labels and with 40 %% of them flipped. Writes
-a directory for each run, table.md, results.json (all numbers, tuning included), accuracy_and_sharpness.png and
-landscape.png. Interrupted, it continues when called again. Called with other methods on the same folder, it trains those
-that are missing, and writes the files again with the methods asked for last."""
+DESCRIPTION = """\
+Tune and train some methods on scikit-learn's digits, with clean labels and with 40 % of them flipped. Writes a
+directory for each run, table.md, results.json (all numbers, tuning included), accuracy_and_sharpness.png and
+landscape.png. Interrupted, it continues when called again. Called with other methods on the same folder, it trains
+those that are missing, and writes the files again with the methods asked for last."""
 
 
 def add(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""``bsam list`` and ``bsam methods``: what there is."""
+"""``bsam list`` and ``bsam methods``: methods, networks, data sets and recipes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import argparse
 import shutil
 from typing import Any
 
-from ..report.lists import CATALOGUES, catalogue_table
+from ..report.lists import LISTS, list_table
 
 
 def add(commands: Any) -> None:
     """Add the commands."""
-    command = commands.add_parser(
-        "list", help=f"what there is: {', '.join(CATALOGUES)}", description="List what there is, all of it or one kind."
-    )
-    command.add_argument(
-        "which", nargs="?", help=f"one of {', '.join(CATALOGUES)}; all of them if left out", metavar="KIND"
-    )
+    command = commands.add_parser("list", help=f"list {', '.join(LISTS)}", description="List everything, or one kind.")
+    command.add_argument("which", nargs="?", help=f"one of {', '.join(LISTS)}; all of them if left out", metavar="KIND")
     command.set_defaults(run=_list)
     command = commands.add_parser(
         "methods", help="every method: what it costs, what it needs, what it is for", description="List the methods."
@@ -26,5 +22,5 @@ def add(commands: Any) -> None:
 
 def _list(arguments: argparse.Namespace) -> None:
     width = shutil.get_terminal_size((120, 24)).columns
-    names = list(CATALOGUES) if arguments.which is None else [arguments.which]
-    print("\n\n\n".join(f"{catalogue_table(name, width)}\n\n{CATALOGUES[name].note}" for name in names))
+    names = list(LISTS) if arguments.which is None else [arguments.which]
+    print("\n\n\n".join(f"{list_table(name, width)}\n\n{LISTS[name].note}" for name in names))

@@ -22,9 +22,10 @@ from ..training.run_dir import RunState
 from .downloads import download_all
 from .signals import terminable
 
-DESCRIPTION = """Run what is missing of an experiment. Recipes: {recipes}. Scales: {scales}. Each run has a directory of its
-own below --out, as `bsam train` writes it: finished runs are not run again, interrupted ones continue, and several
-processes may work on one --out. At the end, table.md, results.json and figures are written there."""
+DESCRIPTION = """\
+Run what is missing of an experiment. Recipes: {recipes}. Scales: {scales}. Each run has a directory of its own below
+--out, as `bsam train` writes it: finished runs are not run again, interrupted ones continue, and several processes
+may work on one --out. At the end, table.md, results.json and figures are written there."""
 NEEDS = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
 
 

@@ -22,8 +22,8 @@ class EtaEstimator:
         >>> from pathlib import Path
         >>> measured = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))
         >>> eta = EtaEstimator([measured])
-        >>> eta.left(RunState(Run("sam", epochs=3), Path("b"))), eta.left(RunState(Run("sam", model="resnet8"), Path("c")))
-        (26.0, None)
+        >>> [eta.left(RunState(run, Path("b"))) for run in (Run("sam", epochs=3), Run("sam", model="resnet8"))]
+        [26.0, None]
     """
 
     def __init__(self, states: Iterable[RunState] = ()) -> None:

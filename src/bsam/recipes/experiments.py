@@ -134,8 +134,8 @@ class Tuning:
 
     def runs(self, run: Run) -> list[Run]:
         """Return a tuning run for each candidate. None of them sees the test set, or measures anything else."""
-        same = {"eval_split": "validation", "seed": run.seed + TUNING_SEED}
-        plain = replace(run, **same, radius=None, curvature=False, relief=None)
+        seed = run.seed + TUNING_SEED
+        plain = replace(run, eval_split="validation", seed=seed, radius=None, curvature=False, relief=None)
         return [replace(plain, **candidate) for candidate in self.settings(run)]
 
 

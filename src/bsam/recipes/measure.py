@@ -1,25 +1,20 @@
-"""Measuring networks that were saved: every instrument in one go, and the function that loads them."""
+"""Measure the flatness of a network, with every instrument."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import math
-import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from ..core.checks import check_count
-from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..core.errors import BsamRuntimeError
 from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction
 from ..flatness.density import Density, spectral_density
 from ..flatness.hessian import HessianOperator
@@ -30,8 +25,8 @@ from ..flatness.spectrum import Eigenvalues, top_eigenvalues
 from ..flatness.trace import Trace, trace
 from ..training.config import MOST_SEED
 
-Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
-Found = TypeVar("Found")
+T = TypeVar("T")
+ProgressOfStage = Callable[[str, int, int], None]
 
 MOST_POINTS = 1001  # a million losses
 _ENOUGH = {"trace_samples": 30, "density_steps": 80, "density_probes": 4}  # to try settings with
@@ -40,24 +35,23 @@ STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 @dataclass(frozen=True)
 class Instruments:
-    """The settings of every instrument. What one of them would refuse is refused here: each is tried on a network of
-    two weights.
+    """The settings of every instrument. Invalid ones are refused here: each instrument is tried on a small network.
 
     Args:
-        k: how many eigenvalues.
+        k: the number of eigenvalues.
         which: of them, as in :func:`bsam.flatness.top_eigenvalues`.
-        tol: of their residuals, relative.
-        trace_samples: products for the trace.
-        density_steps: of Lanczos, for the density.
-        density_probes: random vectors, for the density.
-        span: how far the landscape reaches to either side, in units of the weights' filters.
-        points: of each of its axes; odd.
+        tol: the relative tolerance of their residuals.
+        trace_samples: Hessian products for the trace.
+        density_steps: Lanczos steps for the density, from each random vector.
+        density_probes: random vectors for the density.
+        span: how far the landscape reaches to either side, 1 being the length of the weights.
+        points: along each axis of the landscape; odd.
         rho: the radius of sharpness, uphill and downhill.
         mode: ``"eval"`` or ``"train"``: which statistics batch norm uses.
-        micro_batch: the most samples at a time; None takes batches as they come.
+        micro_batch: the largest number of samples at a time; None takes batches as they are.
         max_bytes: memory for recorded Hessian products, as in :meth:`bsam.flatness.HessianOperator.linearized`.
-        seed: of all random vectors: the same one gives models of one architecture the same landscape directions, up to
-            the lengths of their filters.
+        seed: of all random vectors. Models of one architecture get the same landscape directions, up to the lengths of
+            their filters.
 
     Example:
         >>> Instruments(points=20)
@@ -87,20 +81,20 @@ class Instruments:
         check_count("points", self.points, high=MOST_POINTS)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
             model = nn.Linear(2, 1, bias=False)
-        toy = copy.copy(self)  # with fewer samples: how many there are is not what an instrument refuses
+        toy = copy.copy(self)  # with fewer samples: no instrument refuses a large number of them
         for name, most in _ENOUGH.items():
             if isinstance(value := getattr(self, name), Integral) and int(value) > most:
                 object.__setattr__(toy, name, most)
         _take(model, nn.functional.mse_loss, [(torch.eye(2), torch.ones(2, 1))], toy, dims=1)
 
     def settings(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
+        """Return the settings as plain values, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What all instruments found on one network."""
+    """The results of all instruments for one network."""
 
     parameters: int
     samples: int
@@ -117,40 +111,42 @@ def measure(
     loss_fn: LossFunction,
     data: Batches,
     instruments: Instruments,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: ProgressOfStage | None = None,
 ) -> Measured:
-    """Every instrument on one network, which is afterwards as it was.
+    """Measure one network with every instrument, and leave it as it was.
 
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
-        data: the batches ``(x, y)``, walked many times, so no generator.
+        data: the batches ``(x, y)``; iterated over many times, so not a generator.
         instruments: their settings.
-        progress: called with the name of a stage, what of it is done, and what is expected in all.
+        progress: called with the name of a stage, the work done in it, and the work expected in all.
 
     Example:
         >>> data = [(torch.eye(2), torch.zeros(2, 1))]
-        >>> found = measure(nn.Linear(2, 1, bias=False), nn.functional.mse_loss, data, Instruments(points=3))  # L = (w1**2 + w2**2) / 2
+        >>> model = nn.Linear(2, 1, bias=False)  # L = (w1**2 + w2**2) / 2
+        >>> found = measure(model, nn.functional.mse_loss, data, Instruments(points=3))
         >>> found.eigenvalues.values.round(4), round(found.trace.value, 4), found.landscape.loss.shape
         (array([1., 1.]), 2.0, (3, 3))
     """
     return _take(model, loss_fn, data, instruments, dims=2, progress=progress)
 
 
-def glance(model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: Instruments) -> tuple[float, int]:
-    """The mean loss and the number of samples, from one walk forward: what :func:`measure` finds as the centre of the
-    landscape and as ``samples``.
+def loss_and_samples(
+    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: Instruments
+) -> tuple[float, int]:
+    """Return the mean loss and the number of samples, from one pass over the data: as :func:`measure` finds them.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(model.weight, 2.0)
-        >>> glance(model, nn.functional.mse_loss, [(torch.ones(3, 1), torch.zeros(3, 1))], Instruments())
+        >>> loss_and_samples(model, nn.functional.mse_loss, [(torch.ones(3, 1), torch.zeros(3, 1))], Instruments())
         (4.0, 3)
     """
     L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
     with L.measuring():
         loss, _ = L.value()
-    assert L.samples is not None  # it was walked
+    assert L.samples is not None  # they were counted
     return loss, L.samples
 
 
@@ -160,11 +156,12 @@ def _take(
     data: Batches,
     its: Instruments,
     dims: int,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: ProgressOfStage | None = None,
 ) -> Measured:
     seconds: dict[str, float] = {}
+    common: Any = {"micro_batch": its.micro_batch, "mode": its.mode}
 
-    def timed(stage: str, instrument: Callable[[Progress], Found]) -> Found:
+    def timed(stage: str, instrument: Callable[[Progress], T]) -> T:
         expected = 1
 
         def tell(done: int, total: int) -> None:
@@ -179,102 +176,16 @@ def _take(
         tell(expected, expected)
         return found
 
-    near = timed(
-        "sharpness",
-        lambda _: sharpness(model, loss_fn, data, its.rho, its.rho, micro_batch=its.micro_batch, mode=its.mode),
-    )
+    near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, its.rho, its.rho, **common))
     if not math.isfinite(near.loss):
         raise BsamRuntimeError(f"the loss is {near.loss}: there is nothing to measure")
-    H = HessianOperator(model, loss_fn, data, its.micro_batch, its.mode)
+    H = HessianOperator(model, loss_fn, data, **common)
     with H.linearized(its.max_bytes):  # one recording for all three
         top = timed("eigenvalues", lambda tell: top_eigenvalues(H, its.k, its.which, its.tol, its.seed, progress=tell))
         total = timed("trace", lambda tell: trace(H, its.trace_samples, its.seed, progress=tell))
         steps, probes = its.density_steps, its.density_probes
         density = timed("density", lambda tell: spectral_density(H, steps, probes, its.seed, progress=tell))
-    land = timed(
-        "landscape",
-        lambda tell: landscape(
-            model,
-            loss_fn,
-            data,
-            its.span,
-            its.points,
-            dims,
-            its.seed,
-            micro_batch=its.micro_batch,
-            mode=its.mode,
-            progress=tell,
-        ),
-    )
-    assert H.loss.samples is not None  # it was walked
+    where = (its.span, its.points, dims, its.seed)
+    land = timed("landscape", lambda tell: landscape(model, loss_fn, data, *where, progress=tell, **common))
+    assert H.loss.samples is not None  # they were counted
     return Measured(H.size, H.loss.samples, near, top, total, density, land, seconds)
-
-
-def loader(name: str) -> Callable[[Path], Any]:
-    """The function that ``module:function`` names; the module may lie in the current folder.
-
-    Example:
-        >>> loader("math:load")
-        Traceback (most recent call last):
-        ...
-        bsam.core.errors.BsamRuntimeError: the loader's module 'math' has no function 'load'
-    """
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name or module_name.startswith("."):  # a relative one: relative to what?
-        raise BsamValueError(f"the loader must be named as module:function, got {name!r}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
-            raise  # it is there, and lacks something else
-        raise BsamRuntimeError(
-            f"there is no module {missing.name!r} for the loader {name!r}, neither installed nor in {os.getcwd()}"
-        ) from missing
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise BsamRuntimeError(f"the loader's module {module_name!r} has no function {function_name!r}")
-    return function
-
-
-def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
-    """What ``function(path)`` returns, if it is a model, a loss function and data; all of it on the device, also a loss
-    that is a module.
-    """
-    found = function(path)
-    if not isinstance(found, tuple) or len(found) != 3:
-        got = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
-        raise BsamTypeError(f"the loader must return (model, loss_fn, data); for {path} it gave {got}")
-    model, loss_fn, data = found
-    wrong = {
-        "model": not isinstance(model, nn.Module),
-        "loss_fn": not callable(loss_fn),
-        "data": not isinstance(data, Iterable),
-    }
-    for (name, is_wrong), value in zip(wrong.items(), found, strict=True):
-        if is_wrong:
-            raise BsamTypeError(
-                "the loader must return (model, loss_fn, data): a torch.nn.Module, a function and batches; for "
-                f"{path} it gave {name} as {type(value).__name__}"
-            )
-    if isinstance(data, Iterator):
-        raise BsamRuntimeError(
-            f"the loader's data is walked many times, and an iterator can be walked once only; for {path}: return a "
-            "list or a DataLoader"
-        )
-    return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
-
-
-class _Moved:
-    """Batches on a device, also the tensors inside of tuples, lists and dicts."""
-
-    def __init__(self, data: Batches, device: torch.device) -> None:
-        self.data, self.device = data, device
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for batch in self.data:
-            yield tree_map(self._to, batch)
-
-    def _to(self, t: Any) -> Any:
-        return t.to(self.device) if hasattr(t, "to") else t

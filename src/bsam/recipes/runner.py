@@ -56,11 +56,7 @@ class Callbacks:
 
 
 def run_all(
-    runs: Sequence[Run],
-    out: str | Path,
-    callbacks: Callbacks | None = None,
-    workers: int | Workers = 1,
-    **options: Any,
+    runs: Sequence[Run], out: str | Path, callbacks: Callbacks | None = None, workers: int | Workers = 1, **options: Any
 ) -> list[RunState]:
     """Run what is missing below ``out``, in order, and continue what was interrupted.
 

@@ -18,7 +18,7 @@ from ..training.run_dir import RunDir, RunState
 from .figures import place_of
 from .panels import COLOURS, figure, legend, save, seeds_text, tidy
 
-COLUMNS = tuple(field.name for field in fields(Reading))
+READING_FIELDS = tuple(field.name for field in fields(Reading))
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
 SMOOTHED = 40  # the number of independent points of a smoothed line, about
 
@@ -40,7 +40,7 @@ def read_probe(folder: Path) -> dict[str, list[float]]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    return {name: [math.nan if row[name] is None else row[name] for row in rows] for name in COLUMNS}
+    return {name: [math.nan if row[name] is None else row[name] for row in rows] for name in READING_FIELDS}
 
 
 def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
@@ -95,7 +95,7 @@ def _series(section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
             hint = "remove model.safetensors beside it, and `bsam run` without --report writes both again"
             file = state.path / "probe.jsonl"
             raise BsamRuntimeError(f"{file} is damaged: it does not hold all steps that other seeds have; {hint}")
-    columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in COLUMNS}
+    columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
     return ProbeSeries(column_of(run).title, place_of(run), section, row, columns, len(seeds))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from ..core.errors import BsamError, BsamRuntimeError
 from ..flatness.probe import Reading
 from .config import Run, check_settings
 from .files import fits, read_json, read_json_lines
-from .folder import ANEW as REPAIR
-from .folder import NETWORK, has_network, last_metrics, read_metrics, read_network, read_run, read_weights
+from .folder import ANEW
+from .folder import NETWORK as NETWORK
+from .folder import has_network, last_metrics, read_metrics, read_network, read_run, read_weights
 from .result import LossSurface
 
+REPAIR = ANEW
 DIVERGED = "diverged.json"
 ORIGIN = ("device", "torch", "bsam", "date")
 
@@ -162,6 +164,3 @@ def _damage(read: Callable[[], object]) -> str | None:
             raise
         return str(error)
     return None
-
-
-assert fields(RunState)
