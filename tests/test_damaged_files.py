@@ -15,8 +15,8 @@ from safetensors.torch import save
 import bsam
 from bsam import cli
 from bsam.models.digits_net import DigitsNet
-from bsam.recipes.catalogue import RECIPES
-from bsam.recipes.runner import Watcher, folder_name, run_all, state_of
+from bsam.recipes import RECIPES
+from bsam.recipes.runner import Watcher, run_dir_name, run_all, state_of
 from bsam.report import measurements
 from bsam.training import training
 from bsam.training.config import Run
@@ -308,7 +308,7 @@ RUN = Run("sgd", epochs=1, batch=64, limit_train=64, limit_test=20)
 
 def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
-    folder = tmp_path / folder_name(RUN)
+    folder = tmp_path / run_dir_name(RUN)
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     for name, damage in {"model.safetensors": cut, "metrics.jsonl": renamed}.items():
         before = (folder / name).read_bytes()
@@ -320,7 +320,7 @@ def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, mo
 
 def test_a_recipe_writes_a_network_with_a_flipped_bit_anew(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
-    file, told = tmp_path / folder_name(RUN) / "model.safetensors", []
+    file, told = tmp_path / run_dir_name(RUN) / "model.safetensors", []
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     before = file.read_bytes()
     file.write_bytes(flip(before))
@@ -361,7 +361,7 @@ def test_a_report_names_what_is_damaged(name, text, words, recipe_folder, tmp_pa
     out = tmp_path / "out"
     shutil.copytree(recipe_folder, out)
     run = next(run for run in RECIPES["sharpness-curves"].runs("smoke") if run.method == "sam")
-    file = out / folder_name(run) / name
+    file = out / run_dir_name(run) / name
     if name == "diverged.json":
         (file.parent / "model.safetensors").unlink()
     file.unlink(missing_ok=True)
@@ -440,7 +440,7 @@ def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
     def fail(arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
-    monkeypatch.setattr(cli.catalogue, "_list", fail)
+    monkeypatch.setattr(cli.listing, "_list", fail)
     mend = "It is on a file system that cannot be written to: name another one."
     assert sentence(capsys, "list") == f"bsam: some/file: Read-only file system. {mend}\n"
 

@@ -7,9 +7,10 @@ import bsam
 from bsam.data import DATASETS
 from bsam.methods import METHODS
 from bsam.models import MODELS
-from bsam.recipes.catalogue import RECIPES, only
+from bsam.recipes import RECIPES
+from bsam.recipes.experiments import select
 from bsam.recipes.columns import BSAMS, COLUMNS, arguments, column_of, passes_of
-from bsam.recipes.runner import folder_name
+from bsam.recipes.runner import run_dir_name
 from bsam.recipes.scales import SCALES
 from bsam.training.config import Run
 
@@ -137,8 +138,8 @@ def test_smoke_has_every_row_in_small(name):
     smoke = recipe.runs("smoke")
     assert {run.data for run in smoke} == {"digits"}
     assert all(MODELS[run.model].parameters < 120_000 and run.epochs < 5 for run in smoke)
-    assert {recipe.place(run).row for run in smoke} == {recipe.place(run).row for run in recipe.runs("paper")}
-    assert all(recipe.place(run).column == DATASETS["digits"].title for run in smoke if name != "label-noise")
+    assert {recipe.cell(run).row for run in smoke} == {recipe.cell(run).row for run in recipe.runs("paper")}
+    assert all(recipe.cell(run).column == DATASETS["digits"].title for run in smoke if name != "label-noise")
     assert all(recipe.published(run) is None for run in smoke)  # the paper has no digits
 
 
@@ -147,11 +148,11 @@ def test_smoke_has_every_row_in_small(name):
 def test_folders_and_places_are_unique_and_seeds_come_one_after_the_other(name, scale):
     recipe = RECIPES[name]
     runs = recipe.runs(scale, seeds=3)
-    folders = [folder_name(run) for run in runs]
+    folders = [run_dir_name(run) for run in runs]
     assert len(set(folders)) == len(runs)
     assert all(set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for folder in folders)
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)
-    assert len({(recipe.place(run), run.seed) for run in runs}) == len(runs)
+    assert len({(recipe.cell(run), run.seed) for run in runs}) == len(runs)
 
 
 def test_published_numbers_stand_where_they_belong():
@@ -172,15 +173,15 @@ def test_published_numbers_stand_where_they_belong():
 
 def test_the_name_of_a_folder_is_its_settings():
     run = Run("bsam", {"rho_min": 0.1}, model="resnet18", **PAPER)
-    assert folder_name(run).startswith("resnet18-cifar10-bsam-rho_min0.1-seed0-")
+    assert run_dir_name(run).startswith("resnet18-cifar10-bsam-rho_min0.1-seed0-")
     others = [
         replace(run, lr=0.1),
         replace(run, epochs=3),
         replace(run, arguments={"rho_min": 0.1, "rho_max": 0.1}),
         replace(run, label_noise=0.2),
     ]
-    assert len({folder_name(each) for each in (run, *others)}) == 5
-    assert folder_name(replace(run, batch=128)) == folder_name(run)
+    assert len({run_dir_name(each) for each in (run, *others)}) == 5
+    assert run_dir_name(replace(run, batch=128)) == run_dir_name(run)
 
 
 def test_passes():

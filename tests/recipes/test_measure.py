@@ -10,7 +10,7 @@ from torch import nn
 import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
 from bsam.recipes import flatness as recipe
-from bsam.recipes.flatness import STAGES, Instruments, glance, load, loader, measure
+from bsam.recipes.measure import STAGES, Instruments, glance, load, loader, measure
 
 ITS = Instruments(
     k=3,

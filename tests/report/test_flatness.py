@@ -18,7 +18,7 @@ from bsam.flatness.landscape import Landscape
 from bsam.flatness.probe import Probe, Reading
 from bsam.flatness.spectrum import Eigenvalues
 from bsam.recipes import run_folder
-from bsam.recipes.flatness import Instruments
+from bsam.recipes.measure import Instruments
 from bsam.report import measurements, panels
 from bsam.report.flatness import density_info, plot_density, plot_probe, plot_spectrum, probe_info, spectrum_info
 from bsam.report.landscapes import landscape_info, plot_contours, plot_surfaces, write_interactive

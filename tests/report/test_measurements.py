@@ -9,7 +9,7 @@ from rich.console import Console
 
 import bsam
 from bsam import cli
-from bsam.recipes.flatness import Instruments
+from bsam.recipes.measure import Instruments
 from bsam.report import measurements
 from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
 

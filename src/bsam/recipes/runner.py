@@ -24,7 +24,7 @@ from .workers import Workers, stop_if_asked
 
 def state_of(run: Run, out: Path, verify: bool = False) -> RunState:
     """Return how far a run is, by its directory below ``out``; ``verify`` also checks the digest of its network."""
-    return RunDir(out / run_dir_name(run)).state(run, verify)
+    return RunDir(out / run_dir_name(run)).state(run, verify=verify)
 
 
 def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:

@@ -1,4 +1,4 @@
-"""Figures of the recipes: the score against a setting, and metrics over the epochs. First the numbers, then the drawing."""
+"""Figures of the recipes: the score against a setting, metrics over the epochs. First the numbers, then the drawing."""
 
 from __future__ import annotations
 

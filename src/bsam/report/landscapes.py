@@ -122,7 +122,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
 
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """Write a page with a surface per model, to turn, show and hide; those of a group on one scale. It works offline."""
+    """Write a page with a surface per model, to turn, show and hide, those of a group on one scale; works offline."""
     need("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale

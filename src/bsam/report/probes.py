@@ -1,4 +1,4 @@
-"""What a probe recorded during training: sharpness, and the cosine of g and g_min. First the numbers, then the drawing."""
+"""What a probe recorded: sharpness, and the cosine of g and g_min. First the numbers, then the drawing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
     """Return the readings as columns by name.
 
     Example:
-        >>> first, second = Reading(0, 2.0, 0.3, 0.1, 0.4, *[1.0] * 6, 0), Reading(10, 1.0, 0.2, 0.1, 0.3, *[1.0] * 6, 0)
-        >>> probe_info([first, second])["bilateral"]
+        >>> rest = [1.0] * 6 + [0]
+        >>> probe_info([Reading(0, 2.0, 0.3, 0.1, 0.4, *rest), Reading(10, 1.0, 0.2, 0.1, 0.3, *rest)])["bilateral"]
         [0.4, 0.3]
     """
     return _columns([asdict(reading) for reading in readings])

@@ -136,8 +136,10 @@ def ours_text(summary: CellSummary) -> str:
 
     Example:
         >>> cell = TableCell("", "", "")
-        >>> ours_text(CellSummary(cell, Spread(96.8, 0.1, 3), 1, 0, None)), ours_text(CellSummary(cell, None, 2, 0, None))
-        ('96.80 ± 0.10 (3), 1 diverged', 'diverged')
+        >>> ours_text(CellSummary(cell, Spread(96.8, 0.1, 3), 1, 0, None))
+        '96.80 ± 0.10 (3), 1 diverged'
+        >>> ours_text(CellSummary(cell, None, 2, 0, None))
+        'diverged'
     """
     if summary.ours is None:
         return "diverged" if summary.diverged else "-"

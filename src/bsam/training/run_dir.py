@@ -129,7 +129,7 @@ class RunDir:
         """Load the trained network."""
         return read_network(self.path, network)
 
-    def state(self, run: Run, verify: bool = False) -> RunState:
+    def state(self, run: Run, *, verify: bool = False) -> RunState:
         """Return how far the run is."""
         if not (self.path / "config.json").exists():
             return RunState(run, self.path)

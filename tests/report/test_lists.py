@@ -13,7 +13,7 @@ from bsam.core.extras import need
 from bsam.flatness.sharpness import Sharpness
 from bsam.methods import METHODS
 from bsam.recipes.demo import DEFAULT, TITLES, Cell, Plan, candidates_of
-from bsam.report.catalogue import CATALOGUES, catalogue_table, methods_info
+from bsam.report.lists import LISTS, list_table, methods_info
 from bsam.report.figures import COLOURS, DASHES, curves_info, plot_curves
 from bsam.report.landscapes import plot_contours, reliefs_info
 from bsam.report.progress import progress
@@ -174,12 +174,12 @@ def test_no_two_methods_are_drawn_alike():
     assert len({(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(TITLES))}) == len(TITLES)
 
 
-@pytest.mark.parametrize("name", CATALOGUES)
+@pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("width", [20, 100, 120, 160, 400])
 def test_a_list_fits_and_loses_no_word(name, width):
-    lines = catalogue_table(name, width).splitlines()
+    lines = list_table(name, width).splitlines()
     assert max(map(len, lines)) <= min(max(width, 100), 160)
-    starts = [lines[0].index(title) for title in CATALOGUES[name].header]
+    starts = [lines[0].index(title) for title in LISTS[name].header]
     ends = [start - 2 for start in starts[1:]] + [None]
     columns = list(zip(starts, ends, strict=True))
     cells = [[line[start:end].strip() for start, end in columns] for line in lines[2:]]
@@ -189,7 +189,7 @@ def test_a_list_fits_and_loses_no_word(name, width):
             rows.append(line)
         else:
             rows[-1] = [f"{so_far} {more}".strip() for so_far, more in zip(rows[-1], line, strict=True)]
-    assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == CATALOGUES[name].rows()
+    assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == LISTS[name].rows()
 
 
 def test_the_list_of_methods_has_them_all():

@@ -8,10 +8,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import save
 
-from bsam.recipes.catalogue import RECIPES
+from bsam.recipes import RECIPES
 from bsam.recipes.columns import column_of
 from bsam.recipes.paper import Published
-from bsam.recipes.runner import State, folder_name, state_of
+from bsam.recipes.runner import State, run_dir_name, state_of
 from bsam.report.comparison import (
     caption,
     comparison_info,
@@ -45,7 +45,7 @@ def finished(run, out=Path("out")):
         for e in range(run.epochs)
     ]
     epochs[-1]["test_accuracy"] = accuracy_of(run)
-    return State(run, out / folder_name(run), tuple(epochs), finished=True)
+    return RunState(run, out / run_dir_name(run), tuple(epochs), finished=True)
 
 
 def shown(*printed, width=200):
@@ -66,7 +66,7 @@ def test_the_table_by_hand():
         assert entry.ours.mean == pytest.approx(statistics.fmean(values))
         assert entry.ours.std == pytest.approx(statistics.stdev(values)) == pytest.approx(1.0)
         assert (entry.ours.n, entry.diverged, entry.missing) == (3, 0, 0)
-    by_place = {(e.place.part, e.place.row, e.place.column): e for e in entries}
+    by_place = {(e.cell.section, e.cell.row, e.cell.column): e for e in entries}
     for row in ("BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"):
         assert by_place["ResNet-18", row, "CIFAR-10"].paper == Published(96.82, 0.12)
     assert by_place["PyramidNet-110", "ASAM", "CIFAR-100"].paper == Published(
@@ -87,9 +87,9 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said():
     recipe = RECIPES["training-curves"]
     runs = recipe.runs("paper", seeds=2)
     states = [finished(run) for run in runs]
-    states[1] = State(runs[1], Path("out/sam"), diverged="the training loss is nan")  # SAM, seed 0
-    states[0] = State(runs[0], Path("out/sgd"))  # SGD, neither seed
-    states[5] = State(runs[5], Path("out/sgd"), states[5].epochs[:7])
+    states[1] = RunState(runs[1], Path("out/sam"), diverged="the training loss is nan")  # SAM, seed 0
+    states[0] = RunState(runs[0], Path("out/sgd"))  # SGD, neither seed
+    states[5] = RunState(runs[5], Path("out/sgd"), states[5].epochs[:7])
     states[2], states[7] = (
         replace(states[i], finished=False, diverged="the training loss is nan") for i in (2, 7)
     )  # BSAM, both
@@ -305,8 +305,8 @@ def test_the_plan():
     runs = recipe.runs("smoke")
     states = [
         finished(runs[0]),
-        State(runs[1], Path("b"), ({"seconds": 3.0},)),
-        *(State(run, Path("c")) for run in runs[2:]),
+        RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
+        *(RunState(run, Path("c")) for run in runs[2:]),
     ]
     plan = plan_info(states)
     assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
@@ -317,16 +317,16 @@ def test_the_plan():
     text = shown(plan_table(recipe, states), totals(states))
     assert "5 runs: 1 over, 1 begun, 3 missing. Time left: about 52 s." in text
     assert all(name_of(run) in text for run in runs)
-    assert "?" in shown(plan_table(recipe, [State(run, Path("c")) for run in runs]))
+    assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
 
 
 def test_what_is_told_while_runs_are_run():
     run = RECIPES["training-curves"].runs("smoke")[2]
     console = Console(width=120, no_color=True, force_terminal=False)
     with console.capture() as capture, watching(console, 5) as watcher:
-        watcher.begins(State(run, Path("a")), 2, (90.0, 0))
+        watcher.begins(RunState(run, Path("a")), 2, (90.0, 0))
         watcher.epoch(1, 3)
-        watcher.ends(State(run, Path("a"), diverged="the training loss is nan in epoch 2"))
+        watcher.ends(RunState(run, Path("a"), diverged="the training loss is nan in epoch 2"))
         watcher.tell("Something else.")
     text = capture.get()
     assert f"{name_of(run)}. Left: about 90 s" in text

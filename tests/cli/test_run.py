@@ -10,8 +10,8 @@ import pytest
 
 import bsam
 from bsam import cli
-from bsam.recipes.catalogue import RECIPES
-from bsam.recipes.runner import folder_name, run_all
+from bsam.recipes import RECIPES
+from bsam.recipes.runner import run_dir_name, run_all
 
 CHEAP = {
     "classification": ["sgd"],
@@ -157,7 +157,7 @@ def test_where_nothing_is_trained_nothing_has_to_be_said(mode, tmp_path):
 def test_interrupted_the_same_command_goes_on(tmp_path):
     process = started("training-curves", "--out", str(tmp_path), "--device", "cpu")
     runs = RECIPES["training-curves"].runs("smoke")
-    first = tmp_path / folder_name(runs[0]) / "model.safetensors"
+    first = tmp_path / run_dir_name(runs[0]) / "model.safetensors"
     while not first.exists():
         assert process.poll() is None
         time.sleep(0.01)
