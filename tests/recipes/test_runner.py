@@ -10,12 +10,11 @@ import pytest
 
 import bsam
 from bsam.recipes import runner
-from bsam.recipes.eta import EtaEstimator
 from bsam.recipes.runner import Callbacks, run_all, state_of
 from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
 from bsam.training.loop import fit
-from bsam.training.run_dir import RunState, run_dir_name
+from bsam.training.run_dir import run_dir_name
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
 RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, method="sam", seed=1)]
@@ -192,25 +191,6 @@ def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
     assert str(state_of(TINY, tmp_path)) == "epoch 1 of 2"
-
-
-def measured(run, *seconds):
-    return RunState(run, Path("there"), tuple({"seconds": s} for s in seconds))
-
-
-def test_the_clock():
-    sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
-    clock = EtaEstimator([measured(sgd, 9.0, 1.0, 1.0, 2.0)])
-    assert clock.left(measured(sgd)) == 9 + 9 * 1.0  # the first epoch compiles
-    assert clock.left(measured(sgd, 9.0, 1.0)) == 9 + 7 * 1.0  # again after a new start
-    assert clock.left(measured(sam)) == 2 * (9 + 9 * 1.0)
-    assert clock.left(measured(replace(sam, model="resnet18"))) is None
-    clock.add(sam, 3.0, first=False)
-    assert clock.left(measured(sam)) == 18 + 9 * 3.0
-    assert clock.left(replace(measured(sam), diverged="nan")) == 0
-    states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
-    assert clock.total(states) == (9 + 1.0 + 45.0, 1)
-    assert EtaEstimator([measured(sgd, 4.0)]).left(measured(sgd)) == 40.0  # nothing but a first epoch is known
 
 
 def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypatch):
