@@ -103,7 +103,9 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     assert {(run.radius, run.curvature) for run in final} == {(0.05, True)}
     assert {(run.seed, run.relief) for run in final} == {(3, 13), (4, None)}
     assert {(run.radius, run.curvature, run.relief) for run in tuning} == {(None, False, None)}
-    assert [(column_of(run).name, run.label_noise) for run in final] == [(n, r) for r in NOISE_RATES for n in DEFAULT] * 2
+    assert [(column_of(run).name, run.label_noise) for run in final] == [
+        (n, r) for r in NOISE_RATES for n in DEFAULT
+    ] * 2
     for state in states:
         best = 0.1 if state.run.label_noise == 0 else 0.03
         assert state.run.lr == best
