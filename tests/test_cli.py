@@ -1,40 +1,17 @@
 import io
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import bsam
 from bsam import cli
-from bsam.data.digits import digits
-from bsam.flatness import HessianOperator, Sharpness, landscape, sharpness, top_eigenvalues
 from bsam.methods import METHODS
-from bsam.models.digits_net import DigitsNet
-from bsam.training.config import Run
 from bsam.training.folder import read_metrics
-from bsam.training.loop import fit
 
 ROOT = Path(bsam.__file__).parents[1]
-KEYS = {
-    "method",
-    "label_noise",
-    "seed",
-    "test_accuracy",
-    "train_loss",
-    "max_sharpness",
-    "min_sharpness",
-    "bilateral",
-    "top_eigenvalue",
-    "seconds_per_step",
-    "lr",
-    "arguments",
-}
 
 
 def command(*arguments, program=("-m", "bsam"), cwd=None):
@@ -50,14 +27,6 @@ def command(*arguments, program=("-m", "bsam"), cwd=None):
     )
 
 
-@pytest.fixture
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_version_and_help(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
@@ -71,26 +40,6 @@ def test_version_and_help(capsys):
     assert "runs/demo" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"), [(["--epochs", "0"], "epochs"), (["--seeds", "0"], "seeds"), (["--seed", "-1"], "seed")]
-)
-def test_a_refusal_is_one_sentence_and_status_2(arguments, word, tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bsam: ")
-    assert word in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("module", ["rich", "sklearn", "matplotlib"])
-def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 2
-    assert "pip install 'bsam[" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_methods_are_listed_by_torch_and_numpy_alone():
     """In a process of its own, where nothing else can be imported."""
     code = "import sys; sys.modules.update(dict.fromkeys(('rich', 'sklearn', 'matplotlib'))); from bsam.cli import main; sys.exit(main(['methods']))"
@@ -102,84 +51,6 @@ def test_methods_are_listed_by_torch_and_numpy_alone():
     lines = found.stdout.splitlines()
     assert [line.split()[0] for line in lines[2:] if line and not line.startswith((" ", "Passes"))] == list(METHODS)
     assert max(map(len, lines)) <= 120
-
-
-def test_an_unknown_method_is_refused_with_the_list(tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path / "out"), "--methods", "sgd", "adam"]) == 2
-    error = capsys.readouterr().err
-    assert "'adam'" in error
-    assert all(name in error for name in ("sgd", "bsam-2", *METHODS))
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_demo_takes_any_methods_and_a_folder_gathers_them(tmp_path, capsys):
-    folder = tmp_path / "demo"
-    for methods, title, runs in (("esam", "ESAM", 18), ("saf", "SAF", 36)):
-        assert cli.main(["demo", "--out", str(folder), "--seeds", "1", "--epochs", "1", "--methods", methods]) == 0
-        assert (folder / "runs.jsonl").read_text().count("\n") == 1 + runs
-        assert [row["method"] for row in json.loads((folder / "results.json").read_text())] == [methods] * 2
-        assert f"{title} on digits" in capsys.readouterr().out
-
-
-def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread):
-    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every row computed once
-    more, here.
-    """
-    folder = tmp_path / "demo"
-    arguments = ("--seed", "4", "--seeds", "1", "--epochs", "1")
-    first = command("demo", "--out", str(folder), *arguments)
-    deadline = time.monotonic() + 100
-    while (
-        not ((folder / "runs.jsonl").exists() and (folder / "runs.jsonl").read_text().count("\n") > 5)
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    os.killpg(first.pid, signal.SIGINT)
-    _, error = first.communicate(timeout=60)
-    assert first.returncode == 130
-    assert error.startswith("bsam: interrupted.")
-    assert "Traceback" not in error
-    kept = (folder / "runs.jsonl").read_text()
-    assert 5 < kept.count("\n") < 73
-    assert not (folder / "results.json").exists()
-
-    second = command("demo", "--out", str(folder), *arguments)
-    out, error = second.communicate(timeout=100)
-    assert (second.returncode, error) == (0, "")
-    assert str(folder / "results.json") in out
-    assert all((folder / name).stat().st_size > 10_000 for name in ("figure.png", "landscape.png"))
-    after = (folder / "runs.jsonl").read_text()
-    assert after.startswith(kept)
-    assert after.count("\n") == 73  # settings, 64 to tune, 8 to report: none was run twice
-
-    found = json.loads((folder / "results.json").read_text())
-    assert all(set(row) >= KEYS for row in found)
-    assert [(row["method"], row["label_noise"], row["seed"]) for row in found] == [
-        (method, noise, 4) for noise in (0.0, 0.4) for method in ("sgd", "sam", "bsam", "bsam-2")
-    ]
-    assert all(0 <= row["test_accuracy"] <= 1 and row["seconds_per_step"] > 0 for row in found)
-    assert all(row["bilateral"] == pytest.approx(row["max_sharpness"] + row["min_sharpness"]) for row in found)
-
-    same = {"batch": 64, "epochs": 1, "label_smoothing": 0.0, "seed": 4, "radius": 0.05, "curvature": True}
-    for row in found:
-        method = row["method"].removesuffix("-2")
-        own = {name: row[name] for name in ("lr", "weight_decay", "label_noise")}
-        result = fit(Run(method, row["arguments"], **own, **same), device="cpu")
-        last = result.last
-        assert row["test_accuracy"] == result.score
-        assert row["top_eigenvalue"] == result.top_eigenvalue
-        assert (
-            Sharpness(
-                row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))
-            )
-            == last.sharpness
-        )
-
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert (
-        cli.main(["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]) == 2
-    )  # other settings: refused, untouched
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_training_that_nobody_listens_to_says_what_is_kept(tmp_path):
@@ -305,154 +176,3 @@ def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(monkeypatch
     monkeypatch.setattr(cli.listing, "_list", fail)
     with pytest.raises(FileNotFoundError, match=r"weights\.pt"):
         cli.main(["list"])
-
-
-LOADER = """
-import time
-import torch
-from bsam.data.digits import digits
-from bsam.models.digits_net import DigitsNet
-
-def load(path):
-    if path.name == "slow.pt" and not path.with_name("hurry").exists():
-        print("asleep", flush=True)
-        time.sleep(100)
-    model = DigitsNet()
-    model.load_state_dict(torch.load(path, weights_only=True))
-    x, y = digits().test.x[:40], digits().test.y[:40]
-    return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
-"""
-SCRIPT = (
-    "-c",
-    "import sys; sys.path = [p for p in sys.path if p]; from bsam.cli import main; sys.exit(main(sys.argv[1:]))",
-)  # as the installed command
-CHEAP = (
-    "--k",
-    "2",
-    "--tol",
-    "0.01",
-    "--trace-samples",
-    "6",
-    "--density-steps",
-    "4",
-    "--density-probes",
-    "1",
-    "--points",
-    "3",
-    "--rho",
-    "0.1",
-)
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """Two networks that were saved, and a loader beside them, in what is to be the current folder."""
-    for seed, name in enumerate(("first.pt", "slow.pt")):
-        torch.manual_seed(seed)
-        torch.save(DigitsNet().state_dict(), tmp_path / name)
-    (tmp_path / "my_nets.py").write_text(LOADER)
-    return tmp_path
-
-
-def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved):
-    """With the loader in the current folder, Ctrl-C as a terminal sends it, and the same command again."""
-    arguments = ("flatness", "first.pt", "slow.pt", "--loader", "my_nets:load", "--out", "out", "--seed", "5", *CHEAP)
-    first = command(*arguments, program=SCRIPT, cwd=saved)
-    for line in first.stdout:
-        if "asleep" in line:  # the first one is done
-            break
-    os.killpg(first.pid, signal.SIGINT)
-    _, error = first.communicate(timeout=60)
-    assert (first.returncode, error) == (
-        130,
-        "bsam: interrupted. Finished models are kept in out; the same command goes on from there.\n",
-    )
-    assert [path.name for path in (saved / "out").iterdir()] == ["flatness.json"]
-    kept = json.loads((saved / "out" / "flatness.json").read_text())
-    assert [entry["file"] for entry in kept["models"]] == ["first.pt"]
-
-    (saved / "hurry").touch()
-    second = command(*arguments, program=SCRIPT, cwd=saved)
-    out, error = second.communicate(timeout=100)
-    assert (second.returncode, error) == (0, "")
-    names = {"flatness.json", "spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html"}
-    assert {path.name for path in (saved / "out").iterdir()} == names
-    assert all(f"out/{name}" in out for name in names)
-    assert "2/2" in out
-    found = json.loads((saved / "out" / "flatness.json").read_text())
-    assert found["models"][0] == kept["models"][0]
-    wanted = {
-        "k": 2,
-        "tol": 0.01,
-        "trace_samples": 6,
-        "density_steps": 4,
-        "density_probes": 1,
-        "points": 3,
-        "rho": 0.1,
-        "seed": 5,
-        "mode": "eval",
-        "span": 1.0,
-    }
-    assert wanted.items() <= found["settings"].items()
-
-    data = digits().test
-    for name, entry in zip(("first.pt", "slow.pt"), found["models"], strict=True):
-        model = DigitsNet()
-        model.load_state_dict(torch.load(saved / name, weights_only=True))
-        batches = [(data.x[:40], data.y[:40])]
-        near = sharpness(model, torch.nn.functional.cross_entropy, batches, 0.1, 0.1)
-        assert entry["sharpness"]["bilateral"] == pytest.approx(near.bilateral, rel=1e-4)
-        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=2)
-        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=1e-3)
-        land = landscape(model, torch.nn.functional.cross_entropy, batches, points=3, seed=5)
-        assert entry["landscape"]["loss"] == pytest.approx(land.loss, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["missing.pt", "--loader", "my_nets:load"], "no file missing.pt"),
-        (["first.pt", "--loader", "my_nets"], "module:function, got 'my_nets'"),
-        (["first.pt", "--loader", "no_nets:load"], "no module 'no_nets'"),
-        (["first.pt", "--loader", "math:load"], "'math' has no function 'load'"),
-        (["first.pt", "--loader", "math:sqrt", "--points", "10"], "points must be odd"),
-        (["first.pt", "--loader", "math:sqrt", "--which", "smallest"], "which must be one of"),
-        (["first.pt", "--loader", "math:sqrt", "--device", "abacus"], "'abacus'"),
-        (["first.pt", "--loader", "os:fspath"], "must return (model, loss_fn, data); for first.pt it gave str"),
-    ],
-)
-def test_flatness_names_the_culprit(arguments, words, saved, capsys, monkeypatch):
-    monkeypatch.chdir(saved)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert cli.main(["flatness", *arguments, "--out", "out"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bsam: ")
-    assert words in error
-    assert error.count("\n") == 1
-    assert not any((saved / "out").glob("*"))
-
-
-@pytest.mark.parametrize("module", ["rich", "matplotlib", "plotly"])
-def test_flatness_says_what_is_missing_before_anything_is_measured(module, saved, capsys, monkeypatch):
-    monkeypatch.chdir(saved)
-    monkeypatch.setitem(sys.modules, module, None)
-    assert cli.main(["flatness", "first.pt", "--loader", "my_nets:load", "--out", "out"]) == 2
-    assert f"{module}, which is not installed: pip install 'bsam[" in capsys.readouterr().err
-    assert not (saved / "out").exists()
-
-
-def test_flatness_help_says_what_a_loader_is(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["flatness", "--help"])
-    assert end.value.code == 0
-    help_text = " ".join(capsys.readouterr().out.split())
-    assert all(
-        words in help_text
-        for words in (
-            "returns (model, loss_fn, data)",
-            "current folder",
-            "runs/flatness",
-            "flatness.json",
-            "surfaces.html",
-        )
-    )

@@ -16,11 +16,12 @@ import bsam
 from bsam import cli
 from bsam.models.digits_net import DigitsNet
 from bsam.recipes import RECIPES
-from bsam.recipes.runner import Watcher, run_dir_name, run_all, state_of
+from bsam.recipes.runner import Callbacks, run_all, state_of
 from bsam.report import measurements
 from bsam.training import training
 from bsam.training.config import Run
 from bsam.training.folder import has_network, read_weights
+from bsam.training.run_dir import run_dir_name
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
@@ -324,7 +325,7 @@ def test_a_recipe_writes_a_network_with_a_flipped_bit_anew(tmp_path, monkeypatch
     monkeypatch.setattr(training.Training, "epoch", lambda *_: pytest.fail("it trains"))
     before = file.read_bytes()
     file.write_bytes(flip(before))
-    run_all([RUN], tmp_path, Watcher(tell=told.append), device="cpu")
+    run_all([RUN], tmp_path, Callbacks(tell=told.append), device="cpu")
     assert file.read_bytes() == before
     assert len(told) == 1
     assert f"{file} is damaged: its content is not what was written" in told[0]

@@ -9,8 +9,8 @@ from bsam.data import DATASETS
 from bsam.methods import METHODS
 from bsam.models import MODELS
 from bsam.recipes import RECIPES
-from bsam.recipes.experiments import select
 from bsam.recipes.columns import BSAMS, COLUMNS, arguments, column_of, passes_of
+from bsam.recipes.experiments import select
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 

@@ -163,7 +163,7 @@ def test_a_real_lock_is_passed_over(tmp_path):
 def test_two_processes_share_the_work(tmp_path):
     """Both end well, whichever did what."""
     program = (
-        "import sys; from dataclasses import replace; from pathlib import Path; from bsam.recipes.runner import run_all\n"
+        "import sys; from dataclasses import replace; from bsam.recipes.runner import run_all\n"
         "from bsam.training.config import Run\n"
         "first = Run('sgd', epochs=2, batch=64, limit_train=128, limit_test=64)\n"
         "run_all([replace(first, seed=seed) for seed in range(4)], sys.argv[1])"

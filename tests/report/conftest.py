@@ -44,7 +44,10 @@ def finished_run(run, out=Path("out")):
     seconds = 2.0 if run.radius is None else (place + 1.0) * (1 + run.seed)
     epochs = [
         {
-            **{"epoch": e + 1, "train_loss": 2.0 / (e + 1), "test_loss": 1.0 / (e + 1), "seconds": seconds},
+            "epoch": e + 1,
+            "train_loss": 2.0 / (e + 1),
+            "test_loss": 1.0 / (e + 1),
+            "seconds": seconds,
             f"{run.eval_split}_accuracy": 0.99,
             **({} if run.radius is None else {"sharpness": near}),
         }

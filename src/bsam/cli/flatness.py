@@ -70,6 +70,6 @@ def _flatness(arguments: argparse.Namespace) -> None:
 
     instruments = Instruments(**{field.name: getattr(arguments, field.name) for field in fields(Instruments)})
     models = subjects(arguments.files, arguments.loader, arguments.images, arguments.data_dir)
-    console = Console()
+    console = Console(markup=False)
     written = flatness_report(models, instruments, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -90,7 +90,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     arguments.out = out = arguments.out or Path("runs") / name
     if arguments.dry_run or arguments.report:
         del arguments.kept  # nothing is trained
-    console = Console()
+    console = Console(markup=False)
     states = states_of([*tuning_runs(recipe, chosen), *tuned(recipe, chosen, out)], out)
     if arguments.dry_run:
         console.print(plan_table(recipe, states))

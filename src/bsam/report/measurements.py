@@ -133,7 +133,7 @@ def _measured(
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
                     sentence = f"{path} is measured again: {changed}. Has the loader changed, or its data?"
-                    console.print(sentence, soft_wrap=True)
+                    console.print(sentence, soft_wrap=True, markup=False)
                     entry = None
                 if entry is None:
                     probe = {"probe": read_probe(path)} if (path / "probe.jsonl").exists() else {}
@@ -224,7 +224,8 @@ def _draw(
     }
     for file, (draw, name) in drawings.items():
         if draw is write_interactive and find_spec("plotly") is None:
-            console.print(f"{file} is not written: it needs plotly (pip install 'bsam[plot]').", soft_wrap=True)
+            sentence = f"{file} is not written: it needs plotly (pip install 'bsam[plot]')."
+            console.print(sentence, soft_wrap=True, markup=False)
             continue
         draw(infos(name), folder / file)
         yield folder / file

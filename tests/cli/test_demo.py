@@ -1,0 +1,119 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import bsam
+from bsam import cli
+from bsam.flatness import Sharpness
+from bsam.recipes.columns import COLUMNS
+from bsam.training.config import Run
+from bsam.training.loop import fit
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the workers
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"), [(["--epochs", "0"], "epochs"), (["--seeds", "0"], "seeds"), (["--seed", "-1"], "seed")]
+)
+def test_a_refusal_is_one_sentence_and_status_2(arguments, word, tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bsam: ")
+    assert word in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", ["rich", "sklearn", "matplotlib"])
+def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'bsam[" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_method_is_refused_with_the_list(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path / "out"), "--methods", "sgd", "adam"]) == 2
+    error = capsys.readouterr().err
+    assert "'adam'" in error
+    assert all(name in error for name in COLUMNS)
+    assert not (tmp_path / "out").exists()
+
+
+def finished(folder):
+    return {path.parent.name for path in folder.glob("*/model.safetensors")}
+
+
+def test_any_methods_and_a_folder_gathers_them(tmp_path, capsys):
+    for methods, title, runs in (("esam", "ESAM", 18), ("saf", "SAF", 36)):
+        assert cli.main(["demo", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1", "--methods", methods]) == 0
+        assert len(finished(tmp_path)) == runs
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert [run["title"] for run in results["runs"]] == [title] * 2
+        assert len(results["tuning"]) == 16
+        assert title in capsys.readouterr().out
+
+
+def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread, capsys):
+    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every run once more, here."""
+    folder = tmp_path / "demo"
+    arguments = ["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen(
+        [sys.executable, "-m", "bsam", *arguments], env=environment, start_new_session=True, **streams
+    )
+    deadline = time.monotonic() + 100
+    while len(finished(folder)) <= 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGINT)
+    _, error = first.communicate(timeout=60)
+    assert (first.returncode, error) == (
+        130,
+        f"bsam: interrupted. Finished runs are kept in {folder}; the same command goes on from there.\n",
+    )
+    kept = finished(folder)
+    assert 5 < len(kept) < 72
+    assert not (folder / "results.json").exists()
+
+    before = {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept}
+    assert cli.main(arguments) == 0
+    assert str(folder / "results.json") in capsys.readouterr().out.replace("\n", "")
+    assert all((folder / f"{name}.png").stat().st_size > 10_000 for name in ("accuracy_and_sharpness", "landscape"))
+    assert {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept} == before
+    assert len(finished(folder)) == 72  # 64 to tune, 8 to report: none of them twice
+
+    results = json.loads((folder / "results.json").read_text())
+    titles = [COLUMNS[name].title for name in ("sgd", "sam", "bsam", "bsam-2")]
+    assert [(run["title"], run["settings"]["label_noise"], run["settings"]["seed"]) for run in results["runs"]] == [
+        (title, noise, 4) for noise in (0.0, 0.4) for title in titles
+    ]
+    for run in results["runs"]:
+        tried = [
+            trial
+            for trial in results["tuning"]
+            if (trial["title"], trial["settings"]["label_noise"]) == (run["title"], run["settings"]["label_noise"])
+        ]
+        best = max(tried, key=lambda trial: trial["last"]["validation_accuracy"])["settings"]
+        assert len(tried) == 8
+        assert all(best[name] == run["settings"][name] for name in ("lr", "weight_decay", "arguments"))
+        settings = Run(**run["settings"])
+        assert (settings.epochs, settings.radius, settings.curvature, settings.relief) == (1, 0.05, True, 13)
+        result = fit(replace(settings, relief=None), device="cpu")
+        assert run["last"]["test_accuracy"] == result.score
+        assert run["top_eigenvalue"] == result.top_eigenvalue
+        assert Sharpness(**run["last"]["sharpness"]) == result.last.sharpness
