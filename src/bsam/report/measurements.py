@@ -24,7 +24,7 @@ from ..training.environment import environment_info, pick_device
 from ..training.files import fits, read_json, refuse_other_files, usable, write_json
 from ..training.lock import locked
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
-from .probes import READING_FIELDS, plot_probe, read_probe
+from .probes import READING_FIELDS, plot_probe, probe_info, read_probe
 from .progress import progress
 from .spectra import CHOSEN, DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
 
@@ -38,10 +38,14 @@ LONGEST_NAME = 50  # characters of it in the name of a file: file systems take 2
 SAME = 1e-6  # relative difference within which two losses count as equal
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")
 _INFOS: dict[str, Any] = {"eigenvalues": SpectrumInfo, "density": DensityInfo, "landscape": LandscapeInfo}
-_PARTS: dict[str, Any] = {
-    **{"architecture": str, "samples": int, "parameters": int, "sharpness": Sharpness, "trace": Trace},
+_PARTS: dict[str, Any] = {  # of an entry in flatness.json, with their types
+    "architecture": str,
+    "samples": int,
+    "parameters": int,
+    "sharpness": Sharpness,
+    "trace": Trace,
     **_INFOS,
-}  # of an entry in flatness.json, with their types
+}
 
 
 class ResultsFile:
@@ -165,7 +169,7 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
     if not fits({name: entry.get(name) for name in _PARTS} | infos, _PARTS):
         return False
     top, density, land = (entry[name] for name in _INFOS)
-    columns = entry.get("probe", dict.fromkeys(READING_FIELDS, []))
+    columns = entry.get("probe", probe_info([]))
     return (
         top.get("which", "largest") in CHOSEN
         and fits(columns, dict.fromkeys(READING_FIELDS, list[float]))
