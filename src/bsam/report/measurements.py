@@ -69,8 +69,9 @@ class ResultsFile:
         with usable(folder, "results"):
             folder.mkdir(parents=True, exist_ok=True)
             is_ours = self.path.exists()
-        if not is_ours:  # figures would be overwritten
-            refuse_other_files(folder, lambda name: not (name in FIGURES or re.fullmatch(r"probe_.*\.png", name)))
+        if not is_ours:  # figures would be overwritten, other files stay
+            figures = {*FIGURES, *(path.name for path in folder.glob("probe_*.png"))}
+            refuse_other_files(folder, {path.name for path in folder.iterdir()} - figures)
             return
         content = read_json(self.path, dict, HINT)
         theirs, models = content.get("settings"), content.get("models")

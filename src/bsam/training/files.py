@@ -12,7 +12,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -197,11 +197,11 @@ def _strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def refuse_other_files(folder: Path, own: Callable[[str], bool] | Iterable[str]) -> None:
+def refuse_other_files(folder: Path, own: Iterable[str] = ()) -> None:
     """Refuse a folder that holds other files than ours."""
-    known = own if callable(own) else set(own).__contains__
+    known = set(own)
     names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if name != ".bsam-lock" and not name.endswith(".draft") and not known(name)]
+    others = [name for name in names if name != ".bsam-lock" and not name.endswith(".draft") and name not in known]
     if others:
         raise BsamRuntimeError(
             f"{folder} holds files of something else ({', '.join(others[:3])}): choose another folder"
