@@ -13,7 +13,7 @@ import torch
 import bsam
 from bsam import cli
 from bsam.flatness import Sharpness
-from bsam.recipes.columns import COLUMNS
+from bsam.recipes.variants import variants
 from bsam.training.config import Run
 from bsam.training.loop import fit
 
@@ -50,7 +50,7 @@ def test_an_unknown_method_is_refused_with_the_list(tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "out"), "--methods", "sgd", "adam"]) == 2
     error = capsys.readouterr().err
     assert "'adam'" in error
-    assert all(name in error for name in COLUMNS)
+    assert all(name in error for name in variants())
     assert not (tmp_path / "out").exists()
 
 
@@ -95,7 +95,7 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, 
     assert len(finished(folder)) == 36  # 32 to tune, 4 to report: none of them twice
 
     results = json.loads((folder / "results.json").read_text())
-    titles = [COLUMNS[name].title for name in ("sgd", "bsam-2")]
+    titles = [variants()[name].title for name in ("sgd", "bsam-2")]
     assert [(run["title"], run["settings"]["label_noise"], run["settings"]["seed"]) for run in results["runs"]] == [
         (title, noise, 4) for noise in (0.0, 0.4) for title in titles
     ]

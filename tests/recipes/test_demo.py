@@ -4,9 +4,9 @@ import pytest
 
 import bsam
 from bsam.recipes import runner
-from bsam.recipes.columns import COLUMNS, column_of
 from bsam.recipes.demo import DEFAULT, NOISE_RATES, candidates, demo_recipe
 from bsam.recipes.runner import run_all, tuned, tuning_runs
+from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 
@@ -36,12 +36,11 @@ def demo(recipe, runs, out):
 
 
 def test_every_method_has_as_many_candidates():
-    for variant in COLUMNS.values():
-        found = candidates(Run(variant.method, dict(variant.variant)))
+    for variant in variants().values():
+        found = candidates(Run(variant.method, variant.arguments))
         assert len({repr(each) for each in found}) == len(found) == 8
         assert {each["weight_decay"] for each in found} == {5e-4, 5e-2}
-        assert all(variant.variant == tuple(each["arguments"].items())[-len(variant.variant) or 9 :] for each in found)
-        assert all(column_of(Run(variant.method, each["arguments"])) == variant for each in found)
+        assert all(variant_of(Run(variant.method, each["arguments"])) == variant for each in found)
 
 
 def test_the_default_is_what_it_was():
@@ -67,11 +66,11 @@ def test_the_default_is_what_it_was():
     recipe = demo_recipe()
     trials = tuning_runs(recipe, recipe.runs())
     assert trials == expected + [replace(run, label_noise=0.4) for run in expected]
-    assert [column_of(run).name for run in recipe.runs()[:4]] == list(DEFAULT)
+    assert [variant_of(run).name for run in recipe.runs()[:4]] == list(DEFAULT)
 
 
 def test_methods_are_those_asked_for_each_once():
-    assert [column_of(run).name for run in demo_recipe(["msam", "sgd", "msam"]).runs()] == ["msam", "sgd"] * 2
+    assert [variant_of(run).name for run in demo_recipe(["msam", "sgd", "msam"]).runs()] == ["msam", "sgd"] * 2
     with pytest.raises(bsam.BsamError, match=r"no method 'adam': choose from sgd, sam, .*saf, mesa, bsam, bsam-2"):
         demo_recipe(["sgd", "adam"])
     with pytest.raises(bsam.BsamError, match="at least one method"):
@@ -85,7 +84,7 @@ def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, a
     states = demo(other, other.runs(), tmp_path)
     assert {run.method for run in asked} == {"saf"}
     assert len(asked) == 18
-    assert [column_of(state.run).name for state in states] == ["saf", "sgd"] * 2
+    assert [variant_of(state.run).name for state in states] == ["saf", "sgd"] * 2
     assert states[1::2] == before[::4]
 
 
@@ -103,7 +102,7 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     assert {(run.radius, run.curvature) for run in final} == {(0.05, True)}
     assert {(run.seed, run.relief) for run in final} == {(3, 13), (4, None)}
     assert {(run.radius, run.curvature, run.relief) for run in tuning} == {(None, False, None)}
-    assert [(column_of(run).name, run.label_noise) for run in final] == [
+    assert [(variant_of(run).name, run.label_noise) for run in final] == [
         (n, r) for r in NOISE_RATES for n in DEFAULT
     ] * 2
     for state in states:

@@ -9,8 +9,8 @@ from bsam.data import DATASETS
 from bsam.methods import METHODS
 from bsam.models import MODELS
 from bsam.recipes import RECIPES
-from bsam.recipes.columns import BSAMS, COLUMNS, arguments, column_of, passes_of
 from bsam.recipes.experiments import select
+from bsam.recipes.variants import BSAMS, arguments, passes_of, variant_of, variants
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 
@@ -19,17 +19,17 @@ PAPER = {"data": "cifar10", "precision": "bf16", "compile": True}  # with Run's 
 
 
 def test_every_method_is_a_column_and_bsam_is_three():
-    assert list(COLUMNS) == ["sgd", *METHODS, "bsam-2", "bsam-released"]
-    assert {column.method for column in COLUMNS.values()} >= set(METHODS)
-    assert [COLUMNS[name].title for name in BSAMS] == ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
-    assert [dict(COLUMNS[name].variant) for name in BSAMS] == [{}, {"passes": 2}, {"start_from_min": True}]
+    assert list(variants()) == ["sgd", *METHODS, "bsam-2", "bsam-released"]
+    assert {column.method for column in variants().values()} >= set(METHODS)
+    assert [variants()[name].title for name in BSAMS] == ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    assert [variants()[name].arguments for name in BSAMS] == [{}, {"passes": 2}, {"start_from_min": True}]
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100", "digits"])
 def test_a_run_finds_its_column_again_and_repeats_no_default(data):
-    for column in COLUMNS.values():
+    for column in variants().values():
         run = Run(column.method, arguments(column, data))
-        assert column_of(run) == column
+        assert variant_of(run) == column
         for name, value in run.arguments.items():
             if name not in ("rho_max", "rho_min"):
                 assert inspect.signature(METHODS[run.method].cls).parameters[name].default != value
@@ -39,7 +39,7 @@ def test_hyperparameters():
     """As ALGORITHMS.md has them."""
 
     def full(name, data):
-        column = COLUMNS[name]
+        column = variants()[name]
         signature = inspect.signature(METHODS[column.method].cls).parameters
         return {**{n: p.default for n, p in signature.items()}, **arguments(column, data)}
 
@@ -66,11 +66,11 @@ def test_hyperparameters():
 def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
     runs = RECIPES["classification"].runs("paper")
     assert len(runs) == 3 * 2 * 19
-    assert {(run.model, run.data, column_of(run).name) for run in runs} == {
+    assert {(run.model, run.data, variant_of(run).name) for run in runs} == {
         (model, data, name)
         for model in ("resnet18", "wide_resnet28_10", "pyramidnet110")
         for data in ("cifar10", "cifar100")
-        for name in COLUMNS
+        for name in variants()
     }
     for run in runs:
         pyramid = run.model == "pyramidnet110"
@@ -89,7 +89,7 @@ def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
 
 def test_the_study_is_five_radii_on_both_data_sets():
     runs = RECIPES["rho-min-study"].runs("paper")
-    assert {(run.data, run.arguments["rho_min"], column_of(run).name) for run in runs} == {
+    assert {(run.data, run.arguments["rho_min"], variant_of(run).name) for run in runs} == {
         (data, rho, name)
         for data in ("cifar10", "cifar100")
         for rho in (0.01, 0.025, 0.05, 0.1, 0.25)
@@ -102,7 +102,7 @@ def test_the_study_is_five_radii_on_both_data_sets():
 
 def test_label_noise_is_four_rates_on_both_data_sets():
     runs = RECIPES["label-noise"].runs("paper")
-    assert {(run.data, run.label_noise, column_of(run).name) for run in runs} == {
+    assert {(run.data, run.label_noise, variant_of(run).name) for run in runs} == {
         (data, rate, name)
         for data in ("cifar10", "cifar100")
         for rate in (0.2, 0.4, 0.6, 0.8)
@@ -113,14 +113,14 @@ def test_label_noise_is_four_rates_on_both_data_sets():
 
 def test_the_curves():
     curves = RECIPES["training-curves"].runs("paper")
-    assert [(run.model, run.data, column_of(run).name) for run in curves] == [
+    assert [(run.model, run.data, variant_of(run).name) for run in curves] == [
         ("wide_resnet28_10", "cifar100", name) for name in ("sgd", "sam", *BSAMS)
     ]
     sharpness = RECIPES["sharpness-curves"].runs("paper")
-    assert [column_of(run).name for run in sharpness] == ["sam", *BSAMS]
+    assert [variant_of(run).name for run in sharpness] == ["sam", *BSAMS]
     assert {run.probe for run in sharpness} == {100}
     conflict = RECIPES["gradient-conflict"].runs("paper")
-    courses = {(run.arguments["rho_min"], run.arguments["rho_min_floor"], column_of(run).name) for run in conflict}
+    courses = {(run.arguments["rho_min"], run.arguments["rho_min_floor"], variant_of(run).name) for run in conflict}
     assert courses == {(0.1, floor, name) for floor in (0.1, 0.05, 0.0) for name in BSAMS}
     assert all(run.probe for run in conflict)
 
@@ -168,13 +168,13 @@ def test_published_numbers_stand_where_they_belong():
         }
         assert len(beside) == expected[recipe.name]
     run = RECIPES["label-noise"].runs("paper")[4]
-    assert (column_of(run).name, RECIPES["label-noise"].published(run).mean) == ("bsam-released", 93.34)
+    assert (variant_of(run).name, RECIPES["label-noise"].published(run).mean) == ("bsam-released", 93.34)
 
 
 def test_passes():
     assert [
         passes_of(Run(column.method, arguments(column, "cifar10")))
-        for column in COLUMNS.values()
+        for column in variants().values()
         if column.name == "sgd" or column.method in ("gam", "bsam")
     ] == [1, 4, 3, 2, 3]
 
@@ -192,7 +192,7 @@ def test_a_selection():
     runs = RECIPES["classification"].runs("paper", seeds=2)
     assert select(runs) == runs
     chosen = select(runs, models=["resnet18"], data=["cifar10"])
-    assert len(chosen) == 2 * len(COLUMNS)
+    assert len(chosen) == 2 * len(variants())
     assert {(run.model, run.data) for run in chosen} == {("resnet18", "cifar10")}
     assert [run.seed for run in select(runs, ["bsam-2"], ["pyramidnet110"], ["cifar100"])] == [0, 1]
     noise = RECIPES["label-noise"].runs("smoke")

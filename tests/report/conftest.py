@@ -13,8 +13,8 @@ from safetensors.torch import save
 import bsam
 from bsam.flatness.probe import Reading
 from bsam.recipes import RECIPES
-from bsam.recipes.columns import COLUMNS, column_of
 from bsam.recipes.runner import state_of
+from bsam.recipes.variants import variant_of, variants
 from bsam.report import figures, panels, probes, spectra
 from bsam.training.run_dir import RunState, run_dir_name
 
@@ -32,7 +32,7 @@ def finished_run(run, out=Path("out")):
     The sharpness tells the method (hundreds) and the seed (ones); the machine slows down from seed to seed, and each
     method takes as many seconds as its place in the list of all.
     """
-    place = list(COLUMNS).index(column_of(run).name)
+    place = list(variants()).index(variant_of(run).name)
     base = place / 10 + run.seed / 1000
     near = {
         "loss": base,

@@ -1,8 +1,8 @@
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.columns import COLUMNS
 from bsam.recipes.demo import demo_recipe
+from bsam.recipes.variants import variants
 from bsam.report.figures import (
     ACCURACY,
     BILATERAL,
@@ -49,7 +49,7 @@ def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
     states = [finished_run(run) for run in recipe.runs("smoke", seeds=2)]
     curves = curves_info(recipe, states, (TRAIN_LOSS, TEST_LOSS, ACCURACY))
     assert [curve.title for curve in curves] == [
-        COLUMNS[n].title for n in ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
+        variants()[n].title for n in ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
     ]
     assert (curves[0].where, curves[0].section, curves[0].n) == ("WideResNet-10-1 on Digits", "WideResNet-10-1", 2)
     train, _, accuracy = ([value.mean for value in values] for values in curves[0].metrics)
@@ -58,7 +58,7 @@ def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
     assert curves[0].metrics[2][-1].std == pytest.approx(0.5**0.5)
 
 
-@pytest.mark.parametrize(("seeds", "methods"), [(2, ["sgd", "sam"]), (1, ["sgd"]), (2, COLUMNS)])
+@pytest.mark.parametrize(("seeds", "methods"), [(2, ["sgd", "sam"]), (1, ["sgd"]), (2, variants())])
 def test_curves_are_drawn_with_bands_or_whiskers(seeds, methods, finished_run, tmp_path, drawn):
     recipe, metrics = demo_recipe(methods), (ACCURACY, BILATERAL)
     curves = curves_info(recipe, [finished_run(run) for run in recipe.runs(seeds=seeds)], metrics)
@@ -75,4 +75,4 @@ def test_curves_are_drawn_with_bands_or_whiskers(seeds, methods, finished_run, t
 
 
 def test_no_two_methods_are_drawn_alike():
-    assert len({str(line_style(i)) for i in range(len(COLUMNS))}) == len(COLUMNS)
+    assert len({str(line_style(i)) for i in range(len(variants()))}) == len(variants())

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.columns import COLUMNS
 from bsam.recipes.demo import demo_recipe
 from bsam.recipes.paper import Published
+from bsam.recipes.variants import variants
 from bsam.report.tables import (
     Spread,
     caption,
@@ -96,21 +96,21 @@ def test_markdown_and_terminal_say_the_same(finished_run, shown):
     assert "…" not in shown(*rich_tables(sections), width=80)  # numbers are wrapped, never cut
 
 
-@pytest.mark.parametrize("methods", [("sgd", "sam", "bsam", "bsam-2"), COLUMNS])
+@pytest.mark.parametrize("methods", [("sgd", "sam", "bsam", "bsam-2"), variants()])
 def test_details_are_means_over_the_seeds_and_time_is_against_sgd_of_the_same_seed(methods, finished_run, shown):
     recipe = demo_recipe(methods)
     cells = table_info(recipe, [finished_run(run) for run in recipe.runs(seeds=3)])
     own = next(each for each in cells if (each.cell.section, each.cell.row) == ("Clean labels", "BSAM (2 passes)"))
-    base = list(COLUMNS).index("bsam-2") / 10 + 0.001
+    base = list(variants()).index("bsam-2") / 10 + 0.001
     assert own.details["loss"] == pytest.approx(base)
     assert own.details["bilateral"] == pytest.approx(2 * base + 3)
-    assert own.details["time"] == list(COLUMNS).index("bsam-2") + 1
+    assert own.details["time"] == list(variants()).index("bsam-2") + 1
     assert own.details["top_eigenvalue"] is None  # there is no file
     sections = sections_info(recipe, cells)
     assert [section.title for section in sections] == ["Clean labels", "40% of the training labels flipped"]
     numbers = ["91.00 ± 1.00 (3)", f"{base:.3f}", *(f"{x:.4f}" for x in (base + 1, base + 2, 2 * base + 3))]
     rows = {row[0]: row[1:] for row in sections[0].rows}
-    assert rows["BSAM (2 passes)"] == (*numbers, "-", f"{list(COLUMNS).index('bsam-2') + 1:.2f}")
+    assert rows["BSAM (2 passes)"] == (*numbers, "-", f"{list(variants()).index('bsam-2') + 1:.2f}")
     assert "…" not in shown(*rich_tables(sections), width=80)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..recipes.columns import COLUMNS
 from ..recipes.demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
+from ..recipes.variants import variants
 from .run import NEEDS, run_recipe
 
 DESCRIPTION = """\
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     )
     flag = command.add_argument
     flag("--out", type=Path, default=Path("runs/demo"), help="folder for the results", metavar="FOLDER")
-    flag("--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(COLUMNS)}", metavar="NAME")
+    flag("--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(variants())}", metavar="NAME")
     same = "the first seed; the same seed gives the same numbers"
     flag("--seed", type=int, default=0, help=same, metavar="N")
     flag("--seeds", type=int, default=5, help="how many seeds", metavar="N")

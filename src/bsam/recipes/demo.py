@@ -14,9 +14,9 @@ from typing import Any
 from ..core.errors import BsamValueError
 from ..training.config import Run
 from ..training.loop import CURVATURE_SAMPLES
-from .columns import COLUMNS, column_of
 from .experiments import Recipe, TableCell, Tuning
 from .scales import Scale, scale_of
+from .variants import variant_of, variants
 
 NOISE_RATES = (0.0, 0.4)
 WEIGHT_DECAYS = (5e-4, 5e-2)  # for all methods: against flipped labels a large one helps each of them, and SGD most
@@ -58,11 +58,11 @@ def candidates(run: Run) -> list[dict[str, Any]]:
         >>> len(candidates(Run("sgd"))), len(candidates(Run("bsam"))), candidates(Run("sam"))[1]
         (8, 8, {'weight_decay': 0.0005, 'lr': 0.03, 'arguments': {'rho': 0.1}})
     """
-    variant = column_of(run)
+    variant = variant_of(run)
     rates = BASE_LEARNING_RATES if variant.name == "sgd" else LEARNING_RATES
     choices = ARGUMENTS.get("bsam" if variant.method == "bsam" else variant.name, RADIUS)
     return [
-        {"weight_decay": decay, "lr": lr, "arguments": {**own, **dict(variant.variant)}}
+        {"weight_decay": decay, "lr": lr, "arguments": {**own, **variant.arguments}}
         for decay, lr, own in itertools.product(WEIGHT_DECAYS, rates, choices)
     ]
 
@@ -71,19 +71,16 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
     """Return the grid of these methods: each once at each noise rate, before tuning."""
     names = list(dict.fromkeys(methods))
     for name in names:
-        if name not in COLUMNS:
-            raise BsamValueError(f"there is no method {name!r}: choose from {', '.join(COLUMNS)}")
+        if name not in variants():
+            raise BsamValueError(f"there is no method {name!r}: choose from {', '.join(variants())}")
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
     measured = {"radius": SHARPNESS_RADIUS, "curvature": True, "relief": LANDSCAPE_POINTS}
 
     def runs(scale: Scale | str) -> list[Run]:
         settings = {**scale_of(scale).settings, **measured}
-        return [
-            Run(COLUMNS[name].method, dict(COLUMNS[name].variant), label_noise=noise, **settings)
-            for noise in NOISE_RATES
-            for name in names
-        ]
+        own = [variants()[name] for name in names]
+        return [Run(v.method, v.arguments, label_noise=noise, **settings) for noise in NOISE_RATES for v in own]
 
     return runs
 
@@ -97,7 +94,7 @@ def by_noise_rate(run: Run) -> TableCell:
     """
     noise = run.label_noise
     section = f"{noise:.0%} of the training labels flipped" if noise else "Clean labels"
-    return TableCell(section, column_of(run).title, "accuracy, %")
+    return TableCell(section, variant_of(run).title, "accuracy, %")
 
 
 def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:

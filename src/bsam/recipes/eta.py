@@ -8,7 +8,7 @@ from typing import Any
 
 from ..training.config import Run
 from ..training.run_dir import RunState
-from .columns import passes_of
+from .variants import passes_of
 
 
 class EtaEstimator:

@@ -11,9 +11,9 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..models import MODELS
 from ..training.config import Run
-from .columns import BSAMS, COLUMNS, column_of
-from .paper import NOISE_RATES, RHO_MIN_STUDY, Published, published
+from .paper import NOISE_RATES, PLACES, RHO_MIN_STUDY, Published, published
 from .scales import Scale, scale_of
+from .variants import BSAMS, variant_of, variants
 
 BASELINES = ("sgd", "sam", *BSAMS)
 CONFLICT_TOP = 0.1  # rho_min at the start, in the figure of the gradient conflict ...
@@ -38,14 +38,14 @@ def classification(scale: Scale | str) -> list[Run]:
     """Return every method on every network and data set."""
     scale = scale_of(scale)
     places = [(network, data) for network in scale.networks for data in scale.data]
-    return [scale.run(variant, network, data) for network, data in places for variant in COLUMNS.values()]
+    return [scale.run(variant, network, data) for network, data in places for variant in variants().values()]
 
 
 def rho_min_study(scale: Scale | str) -> list[Run]:
     """Return BSAM with rho_min from small to large, rho_max at its default."""
     scale = scale_of(scale)
     return [
-        scale.run(COLUMNS[name], MAIN, data, arguments={"rho_min": rho_min})
+        scale.run(variants()[name], MAIN, data, arguments={"rho_min": rho_min})
         for data in scale.data
         for rho_min in RHO_MIN_STUDY
         for name in BSAMS
@@ -56,7 +56,7 @@ def label_noise(scale: Scale | str) -> list[Run]:
     """Return runs in which a part of the training labels is flipped."""
     scale = scale_of(scale)
     return [
-        scale.run(COLUMNS[name], MAIN, data, label_noise=rate)
+        scale.run(variants()[name], MAIN, data, label_noise=rate)
         for data in scale.data
         for rate in NOISE_RATES
         for name in BASELINES
@@ -66,13 +66,13 @@ def label_noise(scale: Scale | str) -> list[Run]:
 def training_curves(scale: Scale | str) -> list[Run]:
     """Return the runs whose loss and accuracy are drawn over the epochs."""
     scale = scale_of(scale)
-    return [scale.run(COLUMNS[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
+    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
 
 
 def sharpness_curves(scale: Scale | str) -> list[Run]:
     """Return runs with a probe, which records MaxS, MinS and BilS over the steps."""
     scale = scale_of(scale)
-    return [scale.run(COLUMNS[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
+    return [scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
 
 
 def gradient_conflict(scale: Scale | str) -> list[Run]:
@@ -80,7 +80,7 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
     scale = scale_of(scale)
     schedules = [{"rho_min": CONFLICT_TOP, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
     return [
-        scale.run(COLUMNS[name], MAIN, scale.largest(), probe=scale.probe, arguments=schedule)
+        scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe, arguments=schedule)
         for schedule in schedules
         for name in BSAMS
     ]
@@ -88,24 +88,24 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
 
 def by_network(run: Run) -> TableCell:
     """A section for each network, a row for each method, a column for each data set."""
-    return TableCell(MODELS[run.model].title, column_of(run).title, DATASETS[run.data].title)
+    return TableCell(MODELS[run.model].title, variant_of(run).title, DATASETS[run.data].title)
 
 
 def by_rho_min(run: Run) -> TableCell:
     """A section for each form of BSAM, a row for each rho_min, a column for each data set."""
-    section = f"{MODELS[run.model].title}, {column_of(run).title}"
+    section = f"{MODELS[run.model].title}, {variant_of(run).title}"
     return TableCell(section, f"{run.arguments['rho_min']:g}", DATASETS[run.data].title)
 
 
 def by_noise(run: Run) -> TableCell:
     """A section for each data set, a row for each method, a column for each rate of label noise."""
     section = f"{MODELS[run.model].title}, {DATASETS[run.data].title}"
-    return TableCell(section, column_of(run).title, f"{run.label_noise:.0%}")
+    return TableCell(section, variant_of(run).title, f"{run.label_noise:.0%}")
 
 
 def by_schedule(run: Run) -> TableCell:
     """A section for each form of BSAM, a row for each schedule of rho_min."""
-    section = f"{MODELS[run.model].title}, {column_of(run).title}"
+    section = f"{MODELS[run.model].title}, {variant_of(run).title}"
     return TableCell(section, schedule_of(run), DATASETS[run.data].title)
 
 
@@ -190,16 +190,12 @@ class Recipe:
 
     def published(self, run: Run) -> Published | None:
         """Return the paper's number for a run."""
-        name = column_of(run).name
-        key = {"model": run.model, "data": run.data, "method": "bsam" if name in BSAMS else name}
-        match self.table:
-            case "classification":
-                return published(self.table, **key)
-            case "rho_min_study":
-                return published(self.table, data=run.data, rho_min=run.arguments["rho_min"])
-            case "label_noise":
-                return published(self.table, data=run.data, method=key["method"], label_noise=run.label_noise)
-        return None
+        if not self.table:
+            return None
+        name = variant_of(run).name
+        place = {"method": "bsam" if name in BSAMS else name, "rho_min": run.arguments.get("rho_min")}
+        known = {**run.settings(), **place}
+        return published(self.table, **{name: known[name] for name in PLACES[self.table]})
 
 
 def select(
@@ -213,7 +209,7 @@ def select(
     """
     runs = list(runs)
     kinds: dict[str, tuple[Sequence[str], Callable[[Run], str]]] = {
-        "method": (methods, lambda run: column_of(run).name),
+        "method": (methods, lambda run: variant_of(run).name),
         "model": (models, lambda run: run.model),
         "data set": (data, lambda run: run.data),
     }

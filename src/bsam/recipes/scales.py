@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import BsamValueError
 from ..training.config import Run
-from .columns import MethodVariant, arguments
+from .variants import MethodVariant, arguments
 
 NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, with the settings in which they differ from Run's defaults
     "resnet18": {},

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..data import DATASETS
 from ..models import MODELS
-from ..recipes.columns import column_of
 from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
 from ..recipes.runner import score_of
+from ..recipes.variants import variant_of
 from ..training.config import Run
 from ..training.run_dir import RunState
 from .panels import figure, legend, line_style, save, seeds_text, tidy
@@ -42,13 +42,13 @@ def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[Accu
             run = state.run
             x = 100 * run.label_noise if recipe.table == "label_noise" else run.arguments["rho_min"]
             panel = f"{DATASETS[run.data].title}, {MODELS[run.model].title}"
-            groups.setdefault((panel, column_of(run).name), {}).setdefault(x, []).append(state)
+            groups.setdefault((panel, variant_of(run).name), {}).setdefault(x, []).append(state)
     return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
 
 def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[RunState]]) -> AccuracyLine:
     x, groups = zip(*sorted(points.items()), strict=True)
-    variant = column_of(groups[0][0].run)
+    variant = variant_of(groups[0][0].run)
     ours = tuple(spread([score_of(state) for state in group]) for group in groups)
     paper = tuple(recipe.published(group[0].run) for group in groups)
     return AccuracyLine(panel, variant.title, variant.name, x, ours, paper)

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..core.errors import BsamRuntimeError
 from ..flatness.probe import Reading
-from ..recipes.columns import column_of
 from ..recipes.experiments import Recipe
+from ..recipes.variants import variant_of
 from ..training.run_dir import RunDir, RunState
 from .figures import place_of
 from .panels import COLOURS, figure, legend, save, seeds_text, tidy
@@ -96,7 +96,7 @@ def _series(section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
             file = state.path / "probe.jsonl"
             raise BsamRuntimeError(f"{file} is damaged: it does not hold all steps that other seeds have; {hint}")
     columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
-    return ProbeSeries(column_of(run).title, place_of(run), section, row, columns, len(seeds))
+    return ProbeSeries(variant_of(run).title, place_of(run), section, row, columns, len(seeds))
 
 
 def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:

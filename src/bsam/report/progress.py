@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..data import DATASETS
 from ..models import MODELS
-from ..recipes.columns import column_of
 from ..recipes.eta import EtaEstimator
 from ..recipes.experiments import Recipe
 from ..recipes.runner import Callbacks
+from ..recipes.variants import variant_of
 from ..training.config import Run
 from ..training.run_dir import RunState
 
@@ -92,7 +92,7 @@ def name_of(run: Run) -> str:
     """
     own = [f"{name} {run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    place = [MODELS[run.model].title, DATASETS[run.data].title, column_of(run).title]
+    place = [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title]
     return ", ".join([*place, *own, *noise, f"seed {run.seed}"])
 
 

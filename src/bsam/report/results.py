@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..core.errors import BsamRuntimeError
-from ..recipes.columns import column_of
 from ..recipes.experiments import Recipe
+from ..recipes.variants import variant_of
 from ..training.files import write, write_json
 from ..training.lock import locked
 from ..training.run_dir import RunDir, RunState
@@ -36,7 +36,7 @@ def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
     return [
         {
             "folder": state.path.name,
-            "title": column_of(state.run).title,
+            "title": variant_of(state.run).title,
             "state": str(state),
             "reason": state.diverged,
             "epochs_done": len(state.epochs),

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..recipes.columns import column_of
 from ..recipes.experiments import Recipe, TableCell
 from ..recipes.paper import EPOCHS, Published
 from ..recipes.runner import score_of
+from ..recipes.variants import variant_of
 from ..training.config import Run
 from ..training.loop import TASKS
 from ..training.run_dir import RunDir, RunState
@@ -95,7 +95,7 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
     cells: dict[TableCell, list[RunState]] = {}
     for state in states:
         cells.setdefault(recipe.cell(state.run), []).append(state)
-    sgd = {_place(recipe, state): state for state in states if state.finished and column_of(state.run).name == "sgd"}
+    sgd = {_place(recipe, state): state for state in states if state.finished and variant_of(state.run).name == "sgd"}
     return [_summary(recipe, cell, group, sgd) for cell, group in cells.items()]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..methods import METHODS
@@ -18,26 +18,28 @@ class MethodVariant:
         name: by which it is called on the command line.
         title: in a table.
         method: of :data:`bsam.methods.METHODS`, or ``"sgd"``.
-        variant: the arguments that make it another column than its method's first.
+        arguments: those in which it differs from its method's first variant.
     """
 
     name: str
     title: str
     method: str
-    variant: tuple[tuple[str, Any], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-COLUMNS: dict[str, MethodVariant] = {
-    column.name: column
-    for column in (
+def variants() -> dict[str, MethodVariant]:
+    """Return all methods of the tables, by name."""
+    found = (
         MethodVariant("sgd", "SGD", "sgd"),
         *(MethodVariant(name, method.title, name) for name, method in METHODS.items() if name != "bsam"),
         MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
-        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", (("passes", 2),)),
-        MethodVariant("bsam-released", "BSAM (as released)", "bsam", (("start_from_min", True),)),
+        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", {"passes": 2}),
+        MethodVariant("bsam-released", "BSAM (as released)", "bsam", {"start_from_min": True}),
     )
-}
-BSAMS = tuple(name for name, column in COLUMNS.items() if column.method == "bsam")
+    return {variant.name: variant for variant in found}
+
+
+BSAMS = ("bsam", "bsam-2", "bsam-released")
 
 RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and BSAM's both
 OF_SAM = ("sam", "gsam", "looksam", "esam", "ksam", "aesam", "rst")  # perturb as SAM does, and take its radius
@@ -55,29 +57,29 @@ def arguments(column: MethodVariant, data: str) -> dict[str, Any]:
     """The settings of a method for a data set. No argument repeats what is the default.
 
     Example:
-        >>> arguments(COLUMNS["sam"], "cifar10"), arguments(COLUMNS["sam"], "cifar100")
+        >>> arguments(variants()["sam"], "cifar10"), arguments(variants()["sam"], "cifar100")
         ({}, {'rho': 0.1})
-        >>> arguments(COLUMNS["bsam-2"], "cifar100")
+        >>> arguments(variants()["bsam-2"], "cifar100")
         {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
     """
     radii = ("rho_max", "rho_min") if column.method == "bsam" else ("rho",) if column.method in OF_SAM else ()
     shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(radii, RADIUS[data])
-    return {**shared, **OWN.get((column.method, data), {}), **dict(column.variant)}
+    return {**shared, **OWN.get((column.method, data), {}), **column.arguments}
 
 
-def column_of(run: Run) -> MethodVariant:
+def variant_of(run: Run) -> MethodVariant:
     """The column that a run belongs to.
 
     Example:
-        >>> column_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
+        >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
         'BSAM (as released)'
     """
     own = [
         column
-        for column in COLUMNS.values()
-        if column.method == run.method and all(run.arguments.get(name) == value for name, value in column.variant)
+        for column in variants().values()
+        if column.method == run.method and column.arguments.items() <= run.arguments.items()
     ]
-    return max(own, key=lambda column: len(column.variant))
+    return max(own, key=lambda column: len(column.arguments))
 
 
 def passes_of(run: Run) -> float:
