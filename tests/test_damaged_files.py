@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from bsam import cli
-from bsam.recipes.catalogue import RECIPES
+from bsam.recipes import RECIPES
 from bsam.recipes.runner import Callbacks, run_all, state_of
 from bsam.report import measurements
 from bsam.training import trainer
@@ -323,7 +323,7 @@ def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
     def fail(arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
-    monkeypatch.setattr(cli.catalogue, "_list", fail)
+    monkeypatch.setattr(cli.listing, "_list", fail)
     mend = "It is on a file system that cannot be written to: name another one."
     assert sentence(capsys, "list") == f"bsam: some/file: Read-only file system. {mend}\n"
 

@@ -1,21 +1,29 @@
-"""``bsam demo``."""
-
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+import bsam
 from bsam import cli
 from bsam.flatness import Sharpness
-from bsam.methods import METHODS
+from bsam.recipes.variants import variants
 from bsam.training.config import Run
 from bsam.training.loop import fit
 
-KEYS = {"method", "label_noise", "seed", "test_accuracy", "train_loss", "max_sharpness", "min_sharpness", "bilateral"}
-KEYS |= {"top_eigenvalue", "seconds_per_step", "lr", "arguments"}
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the workers
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -42,75 +50,67 @@ def test_an_unknown_method_is_refused_with_the_list(tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "out"), "--methods", "sgd", "adam"]) == 2
     error = capsys.readouterr().err
     assert "'adam'" in error
-    assert all(name in error for name in ("sgd", "bsam-2", *METHODS))
+    assert all(name in error for name in variants())
     assert not (tmp_path / "out").exists()
 
 
-def test_the_demo_takes_any_methods_and_a_folder_gathers_them(tmp_path, capsys):
-    folder = tmp_path / "demo"
-    for methods, title, runs in (("esam", "ESAM", 18), ("saf", "SAF", 36)):
-        assert cli.main(["demo", "--out", str(folder), "--seeds", "1", "--epochs", "1", "--methods", methods]) == 0
-        assert (folder / "runs.jsonl").read_text().count("\n") == 1 + runs
-        assert [row["method"] for row in json.loads((folder / "results.json").read_text())] == [methods] * 2
-        assert f"{title} on digits" in capsys.readouterr().out
+def finished(folder):
+    return {path.parent.name for path in folder.glob("*/model.safetensors")}
 
 
-def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, command):
-    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every row computed once
-    more, here.
-    """
+def test_any_methods(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1", "--methods", "esam", "saf"]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [run["title"] for run in results["runs"]] == ["ESAM", "SAF"] * 2
+    assert (len(results["tuning"]), len(finished(tmp_path))) == (32, 36)
+    assert "ESAM" in capsys.readouterr().out
+
+
+def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread, capsys):
+    """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every final run, here."""
     folder = tmp_path / "demo"
-    arguments = ("--seed", "4", "--seeds", "1", "--epochs", "1")
-    first = command("demo", "--out", str(folder), *arguments)
+    arguments = ["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "1"]
+    arguments += ["--methods", "sgd", "bsam-2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    first = subprocess.Popen([sys.executable, "-m", "bsam", *arguments], env=environment, **streams)
     deadline = time.monotonic() + 100
-    while (
-        not ((folder / "runs.jsonl").exists() and (folder / "runs.jsonl").read_text().count("\n") > 5)
-        and time.monotonic() < deadline
-    ):
+    while len(finished(folder)) <= 5 and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGINT)
     _, error = first.communicate(timeout=60)
-    assert first.returncode == 130
-    assert error.startswith("bsam: interrupted.")
-    assert "Traceback" not in error
-    kept = (folder / "runs.jsonl").read_text()
-    assert 5 < kept.count("\n") < 73
+    assert (first.returncode, error) == (
+        130,
+        f"bsam: interrupted. Finished runs are kept in {folder}; the same command goes on from there.\n",
+    )
+    kept = finished(folder)
+    assert 5 < len(kept) < 36
     assert not (folder / "results.json").exists()
 
-    second = command("demo", "--out", str(folder), *arguments)
-    out, error = second.communicate(timeout=100)
-    assert (second.returncode, error) == (0, "")
-    assert str(folder / "results.json") in out
-    assert all((folder / name).stat().st_size > 10_000 for name in ("figure.png", "landscape.png"))
-    after = (folder / "runs.jsonl").read_text()
-    assert after.startswith(kept)
-    assert after.count("\n") == 73  # settings, 64 to tune, 8 to report: none was run twice
+    before = {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept}
+    assert cli.main(arguments) == 0
+    assert str(folder / "results.json") in capsys.readouterr().out.replace("\n", "")
+    assert all((folder / f"{name}.png").stat().st_size > 10_000 for name in ("accuracy_and_sharpness", "landscape"))
+    assert {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept} == before
+    assert len(finished(folder)) == 36  # 32 to tune, 4 to report: none of them twice
 
-    found = json.loads((folder / "results.json").read_text())
-    assert all(set(row) >= KEYS for row in found)
-    assert [(row["method"], row["label_noise"], row["seed"]) for row in found] == [
-        (method, noise, 4) for noise in (0.0, 0.4) for method in ("sgd", "sam", "bsam", "bsam-2")
+    results = json.loads((folder / "results.json").read_text())
+    titles = [variants()[name].title for name in ("sgd", "bsam-2")]
+    assert [(run["title"], run["settings"]["label_noise"], run["settings"]["seed"]) for run in results["runs"]] == [
+        (title, noise, 4) for noise in (0.0, 0.4) for title in titles
     ]
-    assert all(0 <= row["test_accuracy"] <= 1 and row["seconds_per_step"] > 0 for row in found)
-    assert all(row["bilateral"] == pytest.approx(row["max_sharpness"] + row["min_sharpness"]) for row in found)
-
-    same = {"batch": 64, "epochs": 1, "label_smoothing": 0.0, "seed": 4, "radius": 0.05, "curvature": True}
-    for row in found:
-        method = row["method"].removesuffix("-2")
-        own = {name: row[name] for name in ("lr", "weight_decay", "label_noise")}
-        result = fit(Run(method, row["arguments"], **own, **same), device="cpu")
-        last = result.last
-        assert row["test_accuracy"] == result.score
-        assert row["top_eigenvalue"] == result.top_eigenvalue
-        assert (
-            Sharpness(
-                row["train_loss"], *(row[name] for name in ("max_sharpness", "min_sharpness", "bilateral", "cosine"))
-            )
-            == last.sharpness
-        )
-
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert (
-        cli.main(["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]) == 2
-    )  # other settings: refused, untouched
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    for run in results["runs"]:
+        tried = [
+            trial
+            for trial in results["tuning"]
+            if (trial["title"], trial["settings"]["label_noise"]) == (run["title"], run["settings"]["label_noise"])
+        ]
+        best = max(tried, key=lambda trial: trial["last"]["validation_accuracy"])["settings"]
+        assert len(tried) == 8
+        assert all(best[name] == run["settings"][name] for name in ("lr", "weight_decay", "arguments"))
+        settings = Run(**run["settings"])
+        assert (settings.epochs, settings.radius, settings.curvature, settings.relief) == (1, 0.05, True, 13)
+        result = fit(replace(settings, relief=None), device="cpu")
+        assert run["last"]["test_accuracy"] == result.score
+        assert run["top_eigenvalue"] == result.top_eigenvalue
+        assert Sharpness(**run["last"]["sharpness"]) == result.last.sharpness

@@ -7,46 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save
 
 import bsam
 from bsam.recipes import runner
-from bsam.recipes.runner import Callbacks, EtaEstimator, State, folder_name, run_all, state_of
+from bsam.recipes.runner import Callbacks, run_all, state_of
 from bsam.training.config import Run
-from bsam.training.folder import RunDir, read_metrics
-from bsam.training.lock import RunLocked
-from bsam.training.loop import Diverged, fit
+from bsam.training.lock import RunLocked, locked
+from bsam.training.loop import fit
+from bsam.training.run_dir import run_dir_name
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
 RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, method="sam", seed=1)]
 
 
-class FakeFit:
-    """Trains nothing, writes what a run leaves behind, notes everything; may refuse or be interrupted."""
-
-    def __init__(self, trouble=()):
-        self.asked, self.trouble = [], dict(trouble)
-
-    def __call__(self, run, folder, each_epoch, tell, **options):
-        self.asked.append(run)
-        trouble = self.trouble.get(folder_name(run))
-        if isinstance(trouble, bsam.BsamError) and "another process" in str(trouble):
-            raise self.trouble.pop(folder_name(run))
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(run.settings()))
-        for epoch in range(len(read_metrics(folder)), run.epochs):
-            if trouble is not None:
-                raise trouble
-            with (folder / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"epoch": epoch + 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
-            each_epoch(epoch + 1, {"seconds": 1.0})
-        (folder / "model.safetensors").write_bytes(save({"weight": torch.ones(2)}))
-
-
 @pytest.fixture
-def fake(monkeypatch):
-    fake = FakeFit()
+def fake(fake_fit, monkeypatch):
+    fake = fake_fit()
     monkeypatch.setattr(runner, "fit", fake)
     return fake
 
@@ -64,7 +40,7 @@ def test_in_order_and_never_twice(fake, tmp_path):
 
 @pytest.mark.parametrize("loss", ["training loss is nan", "test loss is inf"])
 def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
-    fake.trouble[folder_name(RUNS[1])] = Diverged(f"the {loss} in epoch 1: a smaller lr may help")
+    fake.trouble[run_dir_name(RUNS[1])] = f"the {loss} in epoch 1: a smaller lr may help"
     states = run_all(RUNS, tmp_path)
     assert words(states) == ["done", "diverged", "done", "done"]
     assert loss in states[1].diverged
@@ -74,14 +50,14 @@ def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
 
 
 def test_any_other_refusal_ends_it(fake, tmp_path):
-    fake.trouble[folder_name(RUNS[1])] = bsam.BsamError("CIFAR-10 is read from files")
+    fake.trouble[run_dir_name(RUNS[1])] = bsam.BsamError("CIFAR-10 is read from files")
     with pytest.raises(bsam.BsamError, match="read from files"):
         run_all(RUNS, tmp_path)
     assert words(state_of(run, tmp_path) for run in RUNS) == ["done", "missing", "missing", "missing"]
 
 
 def test_interrupted_it_keeps_everything(fake, tmp_path):
-    fake.trouble[folder_name(RUNS[2])] = KeyboardInterrupt()
+    fake.trouble[run_dir_name(RUNS[2])] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         run_all(RUNS, tmp_path)
     assert words(state_of(run, tmp_path) for run in RUNS) == ["done", "done", "missing", "missing"]
@@ -93,47 +69,47 @@ def test_interrupted_it_keeps_everything(fake, tmp_path):
 
 def test_a_run_that_another_process_holds_is_tried_again_at_the_end(fake, tmp_path):
     told = []
-    fake.trouble[folder_name(RUNS[0])] = RunLocked(
+    fake.trouble[run_dir_name(RUNS[0])] = RunLocked(
         f"{tmp_path}: another process is training there. Wait for it, or choose another folder"
     )
     assert words(run_all(RUNS, tmp_path, Callbacks(tell=told.append))) == ["done"] * 4
     assert fake.asked == [*RUNS, RUNS[0]]
     assert len(told) == 1
-    assert folder_name(RUNS[0]) in told[0]
+    assert run_dir_name(RUNS[0]) in told[0]
 
 
-def test_what_others_finished_meanwhile_is_not_run(fake, tmp_path):
-    def others(state):
+def test_what_others_finished_meanwhile_is_not_run(fake, fake_fit, tmp_path):
+    def others(state, over):
         if state.run == RUNS[0]:
-            FakeFit()(RUNS[1], tmp_path / folder_name(RUNS[1]), lambda *_: None, None)
+            fake_fit()(RUNS[1], tmp_path / run_dir_name(RUNS[1]))
 
     run_all(RUNS, tmp_path, Callbacks(ends=others))
     assert fake.asked == [RUNS[0], *RUNS[2:]]
 
 
-def test_options_reach_the_training_and_watchers_are_told(monkeypatch, tmp_path):
+def test_options_reach_the_training_and_callbacks_are_called(fake_fit, monkeypatch, tmp_path):
     seen, told, clock = [], [], itertools.count()
 
     def note(run, folder, **options):
         seen.append({name: options[name] for name in ("data_dir", "device")})
-        FakeFit()(run, folder, options["each_epoch"], options["tell"])
+        fake_fit()(run, folder, options["each_epoch"])
 
     monkeypatch.setattr(runner, "fit", note)
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))  # a second later at each look
     callbacks = Callbacks(
         begins=lambda state, over, left: told.append((str(state), over, left)),
         epoch=lambda done, total: told.append((done, total)),
-        ends=lambda state: told.append(str(state)),
+        ends=lambda state, over: told.append((str(state), over)),
     )
     run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert seen == [{"data_dir": "there", "device": "cpu"}] * 2
-    first = [("missing", 0, (0, 2)), (1, 2), (2, 2), "done"]
+    first = [("missing", 0, (0, 2)), (1, 2), (2, 2), ("done", 1)]
     assert told == [
         *first,
         ("missing", 1, (4.0, 0)),
         (1, 2),
         (2, 2),
-        "done",
+        ("done", 2),
     ]  # SAM: two passes, two epochs, a second each
 
 
@@ -146,12 +122,12 @@ def test_real_runs_stopped_after_an_epoch_go_on_and_end_the_same(tmp_path):
 
     run = RUNS[1]
     with pytest.raises(Stop):
-        fit(run, tmp_path / "a" / folder_name(run), each_epoch=stop)
+        fit(run, tmp_path / "a" / run_dir_name(run), each_epoch=stop)
     assert str(state_of(run, tmp_path / "a")) == "epoch 1 of 2"
     (went_on,), (whole,) = run_all([run], tmp_path / "a"), run_all([run], tmp_path / "b")
     assert went_on.finished
     assert [e["test_loss"] for e in went_on.epochs] == [e["test_loss"] for e in whole.epochs]
-    weights = [(state.folder / "model.safetensors").read_bytes() for state in (went_on, whole)]
+    weights = [(state.path / "model.safetensors").read_bytes() for state in (went_on, whole)]
     assert weights[0] == weights[1]
 
 
@@ -164,7 +140,7 @@ def test_a_real_run_diverges_and_the_next_one_does_not(tmp_path):
 
 def test_a_run_that_was_finished_after_all_is_not_said_to_have_diverged(tmp_path):
     (state,) = run_all([TINY], tmp_path)
-    (state.folder / "diverged.json").write_text('{"reason": "on another machine"}')
+    (state.path / "diverged.json").write_text('{"reason": "on another machine"}')
     again = state_of(TINY, tmp_path)
     assert (str(again), again.finished, again.diverged) == ("done", True, None)
 
@@ -178,65 +154,43 @@ def test_a_real_run_whose_last_step_went_too_far(tmp_path):
 
 def test_a_real_lock_is_passed_over(tmp_path):
     told = []
-    with RunDir(tmp_path / folder_name(TINY), TINY):
+    with locked(tmp_path / run_dir_name(TINY), "training"):
         assert words(run_all(RUNS[:2], tmp_path, Callbacks(tell=told.append))) == ["missing", "done"]
     assert len(told) == 2  # tried again at the end
     assert words(run_all(RUNS[:2], tmp_path)) == ["done", "done"]
 
 
 def test_two_processes_share_the_work(tmp_path):
-    """Both end well, whoever did what."""
+    """Both end well, whichever did what."""
     program = (
-        "import sys; from tests_runs import RUNS; from bsam.recipes.runner import run_all; run_all(RUNS, sys.argv[1])"
+        "import sys; from dataclasses import replace; from bsam.recipes.runner import run_all\n"
+        "from bsam.training.config import Run\n"
+        "first = Run('sgd', epochs=2, batch=64, limit_train=128, limit_test=64)\n"
+        "run_all([replace(first, seed=seed) for seed in range(4)], sys.argv[1])"
     )
-    (tmp_path / "tests_runs.py").write_text(
-        "from dataclasses import replace\nfrom bsam.training.config import Run\n"
-        "first = Run('sgd', epochs=2, batch=64, limit_train=128, limit_test=64)\nRUNS = [replace(first, seed=s) for s "
-        "in range(4)]\n"
-    )
-    paths = [str(Path(bsam.__file__).parents[1]), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    two = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "out")], env=environment) for _ in range(2)]
-    assert [process.wait(60) for process in two] == [0, 0]
-    states = [state_of(replace(TINY, seed=seed), tmp_path / "out") for seed in range(4)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    two = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=environment) for _ in range(2)]
+    assert [process.wait(100) for process in two] == [0, 0]
+    states = [state_of(replace(TINY, seed=seed), tmp_path) for seed in range(4)]
     assert words(states) == ["done"] * 4
     assert all([metrics["epoch"] for metrics in state.epochs] == [1, 2] for state in states)
 
 
 def test_a_folder_of_other_settings_is_refused(fake, tmp_path):
     run_all([TINY], tmp_path)
-    (tmp_path / folder_name(TINY) / "config.json").write_text(json.dumps(replace(TINY, lr=0.3).settings()))
-    with pytest.raises(bsam.BsamError, match="other settings than its name says"):
+    (tmp_path / run_dir_name(TINY) / "config.json").write_text(json.dumps(replace(TINY, lr=0.3).settings()))
+    with pytest.raises(bsam.BsamError, match=r"other settings \(lr 0.3 there, 0.05 here\)"):
         state_of(TINY, tmp_path)
 
 
 def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
     run_all([TINY], tmp_path)
-    folder = tmp_path / folder_name(TINY)
+    folder = tmp_path / run_dir_name(TINY)
     (folder / "model.safetensors").unlink()
     assert not state_of(TINY, tmp_path).finished
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
     assert str(state_of(TINY, tmp_path)) == "epoch 1 of 2"
-
-
-def measured(run, *seconds):
-    return State(run, Path("there"), tuple({"seconds": s} for s in seconds))
-
-
-def test_the_clock():
-    sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
-    clock = EtaEstimator([measured(sgd, 9.0, 1.0, 1.0, 2.0)])
-    assert clock.left(measured(sgd)) == 9 + 9 * 1.0  # the first epoch compiles
-    assert clock.left(measured(sgd, 9.0, 1.0)) == 9 + 7 * 1.0  # again after a new start
-    assert clock.left(measured(sam)) == 2 * (9 + 9 * 1.0)
-    assert clock.left(measured(replace(sam, model="resnet18"))) is None
-    clock.add(sam, 3.0, first=False)
-    assert clock.left(measured(sam)) == 18 + 9 * 3.0
-    assert clock.left(replace(measured(sam), diverged="nan")) == 0
-    states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
-    assert clock.total(states) == (9 + 1.0 + 45.0, 1)
-    assert EtaEstimator([measured(sgd, 4.0)]).left(measured(sgd)) == 40.0  # nothing but a first epoch is known
 
 
 def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypatch):

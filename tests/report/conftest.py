@@ -1,28 +1,138 @@
-"""What the tests of figures share."""
+"""What the tests of reports share: finished runs without training, and figures as matplotlib holds them."""
 
+import hashlib
+import json
 import resource
+from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save
 
 import bsam
-from bsam.report import figures, flatness, panels, probe_figures, recipe_figures
+from bsam.flatness.probe import Reading
+from bsam.recipes import RECIPES
+from bsam.recipes.runner import state_of
+from bsam.recipes.variants import variant_of, variants
+from bsam.report import figures, panels, probes, spectra
+from bsam.training.run_dir import RunState, run_dir_name
 
 OLD = b"as it was"
 
 
+def accuracy_of(run):
+    """Another one for each seed, known beforehand."""
+    return 0.9 + 0.01 * run.seed - 0.1 * run.label_noise
+
+
+def finished_run(run, out=Path("out")):
+    """The state of a finished run. Epochs before the last one are better: the last one is reported.
+
+    The sharpness tells the method (hundreds) and the seed (ones); the machine slows down from seed to seed, and each
+    method takes as many seconds as its place in the list of all.
+    """
+    place = list(variants()).index(variant_of(run).name)
+    base = place / 10 + run.seed / 1000
+    near = {
+        "loss": base,
+        "max_sharpness": base + 1,
+        "min_sharpness": base + 2,
+        "bilateral": 2 * base + 3,
+        "cosine": 0.5,
+    }
+    seconds = 2.0 if run.radius is None else (place + 1.0) * (1 + run.seed)
+    epochs = [
+        {
+            "epoch": e + 1,
+            "train_loss": 2.0 / (e + 1),
+            "test_loss": 1.0 / (e + 1),
+            "seconds": seconds,
+            f"{run.eval_split}_accuracy": 0.99,
+            **({} if run.radius is None else {"sharpness": near}),
+        }
+        for e in range(run.epochs)
+    ]
+    epochs[-1][f"{run.eval_split}_accuracy"] = accuracy_of(run)
+    return RunState(run, out / run_dir_name(run), tuple(epochs), finished=True)
+
+
+def write_run(run, out):
+    """Write the directory of a finished run; returns its state."""
+    state = finished_run(run, out)
+    state.path.mkdir()
+    content = save({"weight": torch.ones(2)})
+    machine = {"device": "cpu", "torch": "2", "bsam": "1", "date": f"2026-11-1{run.seed}T00:00:00+00:00"}
+    reading = {**dict.fromkeys(Reading.__dataclass_fields__, 1.0), "cosine": float(run.seed), "extra_passes": 0}
+    base = state.epochs[-1].get("sharpness", {}).get("loss", 0.0)
+    surface = {"axis": [-1.0, 0.0, 1.0], "loss": [[3.0] * 3, [base + 1, base, base + 1], [3.0] * 3]}
+    files = {
+        "config.json": run.settings(),
+        "environment.json": [machine],
+        "checksums.json": {
+            "model.safetensors": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)},
+        },
+        **(
+            {"curvature.json": {"top_eigenvalue": 10 + base, "relief": surface if run.relief else None}}
+            if run.curvature
+            else {}
+        ),
+    }
+    lines = {
+        "metrics.jsonl": state.epochs,
+        **({"probe.jsonl": [{**reading, "step": s} for s in range(4)]} if run.probe else {}),
+    }
+    for name, value in files.items():
+        (state.path / name).write_text(json.dumps(value))
+    for name, rows in lines.items():
+        (state.path / name).write_text("".join(json.dumps(dict(row)) + "\n" for row in rows))
+    (state.path / "model.safetensors").write_bytes(content)
+    return state_of(run, out)
+
+
+@pytest.fixture(name="finished_run")
+def finished_run_fixture():
+    return finished_run
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Write the directories of a recipe's finished runs; returns the recipe and the states."""
+
+    def fill(name, seeds=2):
+        recipe = RECIPES[name]
+        return recipe, [write_run(run, tmp_path) for run in recipe.runs(seeds=seeds)]
+
+    return fill
+
+
+@pytest.fixture
+def shown():
+    """What is printed, as text."""
+
+    def show(*printed, width=200):
+        console = Console(width=width, no_color=True)
+        with console.capture() as capture:
+            for each in printed:
+                console.print(each)
+        return capture.get()
+
+    return show
+
+
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures, as matplotlib holds them, instead of the pixels alone."""
+    """The figures, as matplotlib holds them."""
     made, genuine = [], panels.figure
-    for module in (panels, figures, flatness, recipe_figures, probe_figures):
+    for module in (panels, figures, spectra, probes):
         monkeypatch.setattr(module, "figure", lambda *size: made.append(genuine(*size)) or made[-1])
     return made
 
 
 @pytest.fixture
 def on_a_full_disk(tmp_path):
-    """Draws where no file gets longer than a kilobyte: that is said in a sentence, the old file is as it was, and
-    nothing lies beside it.
+    """Draw where no file gets longer than a kilobyte: the message says so, the old file is as it was, and nothing lies
+    beside it.
     """
 
     def check(draw, name):
@@ -31,10 +141,9 @@ def on_a_full_disk(tmp_path):
         path.write_bytes(OLD)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        words = rf"{name} could not be written \(File too large\); what was there before is kept"
         try:
-            with pytest.raises(
-                bsam.BsamError, match=rf"{name} could not be written \(File too large\); what was there before is kept"
-            ):
+            with pytest.raises(bsam.BsamError, match=words):
                 draw(path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -13,10 +13,10 @@ from typing import TextIO
 from .. import __version__
 from ..core.errors import BsamError
 from ..core.extras import need
-from . import catalogue, demo, flatness, run, train
+from . import demo, flatness, listing, run, train
 from .signals import Terminated
 
-COMMANDS = (catalogue, demo, train, run, flatness)
+COMMANDS = (listing, demo, train, run, flatness)
 _HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), " Allow this user to use it, or name another one."),
     errno.EROFS: " It is on a file system that cannot be written to: name another one.",

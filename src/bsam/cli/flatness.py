@@ -1,4 +1,4 @@
-"""``bsam flatness``: instruments on saved models."""
+"""``bsam flatness``: measurements of trained networks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from ..flatness.spectrum import WHICH
-from ..recipes.flatness import Instruments
-from ..recipes.run_folder import IMAGES
+from ..recipes.measure import Instruments
+from ..recipes.subjects import IMAGES
+
+DESCRIPTION = """\
+Measure networks of runs of bsam train, or saved models: the top eigenvalues of the Hessian, its trace and spectral
+density, sharpness (MaxS, MinS, BilS), and the loss on a plane. A run directory is measured on the run's training
+samples, not augmented, with the labels as trained on and without label smoothing. A file needs a loader, a function
+of yours, FUNCTION in MODULE, which may lie in the current folder: function(path), with the path of a file as a
+pathlib.Path, returns (model, loss_fn, data): the network, loss_fn(model(x), y) giving the mean loss of a batch, and
+the batches (x, y), as a list or a DataLoader that gives the same ones every time. Writes flatness.json (all numbers),
+spectrum.png, density.png, contours.png, surfaces.png and surfaces.html (to turn by hand; needs plotly), and for each
+run of bsam train --probe probe_RUN.png, its sharpness and cosine over the training. Models of one architecture share
+directions and scales. Interrupted, it continues with the same model when called again."""
+HELP = {
+    "k": "how many eigenvalues",
+    "which": f"of them: {', '.join(WHICH)}",
+    "tol": "relative tolerance of their residuals",
+    "trace_samples": "Hessian products for the trace",
+    "density_steps": "Lanczos steps for the density, from each random vector",
+    "density_probes": "random vectors for the density",
+    "span": "of the landscape to either side, 1 being the length of the weights",
+    "points": "along each axis of the landscape; odd",
+    "rho": "radius of the sharpness",
+    "mode": "batch norm: eval takes its running statistics, train those of each batch",
+    "micro_batch": "the largest number of samples at a time, to save memory",
+    "max_bytes": "memory for recorded Hessian products, which take half the time; None: some of what is free; 0: none",
+    "seed": "of all random vectors",
+}
+KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
 
 def add(commands: Any) -> None:
@@ -17,110 +44,32 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "flatness",
         help="eigenvalues of the Hessian, sharpness and landscapes of trained networks",
-        description="Measure networks of runs of bsam train, or saved models: the top eigenvalues of the Hessian, its trace and spectral density, sharpness "
-        "(MaxS, MinS, BilS), and the loss on a plane. A folder of a run is measured on the run's training samples, "
-        "not augmented, with the labels as "
-        "trained on and without label smoothing. A file needs a loader, a function of yours, FUNCTION in MODULE, "
-        "which may lie in the current folder: "
-        "function(path), with the path of a file as a pathlib.Path, returns (model, loss_fn, data): the network, "
-        "loss_fn(model(x), y) giving the mean "
-        "loss of a batch, and the batches (x, y), as a list or a DataLoader that gives the same ones on every walk. "
-        "Writes flatness.json (all "
-        "numbers), spectrum.png, density.png, contours.png, surfaces.png and surfaces.html (to turn by hand), and for "
-        "each run of bsam train "
-        "--probe probe_RUN.png, its sharpness and cosine over the training. Models of one architecture share "
-        "directions and scales. Interrupted, it goes on with the model it was at when called again.",
+        description=DESCRIPTION,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    its = Instruments
-    command.add_argument(
-        "files", nargs="+", type=Path, help="the folders of finished runs, or files", metavar="RUN_DIR|FILE"
-    )
-    command.add_argument(
-        "--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION"
-    )
-    command.add_argument(
-        "--images", type=int, help=f"measure a run on its first N training samples; None: {IMAGES}", metavar="N"
-    )
-    command.add_argument(
-        "--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER"
-    )
-    command.add_argument(
-        "--out", type=Path, default=Path("runs/flatness"), help="folder for the results", metavar="FOLDER"
-    )
-    command.add_argument("--k", type=int, default=its.k, help="how many eigenvalues", metavar="N")
-    command.add_argument("--which", default=its.which, help=f"of them: {', '.join(WHICH)}", metavar="END")
-    command.add_argument("--tol", type=float, default=its.tol, help="of their residuals, relative", metavar="X")
-    command.add_argument(
-        "--trace-samples", type=int, default=its.trace_samples, help="Hessian products for the trace", metavar="N"
-    )
-    command.add_argument(
-        "--density-steps",
-        type=int,
-        default=its.density_steps,
-        help="of Lanczos for the density, from each random vector",
-        metavar="N",
-    )
-    command.add_argument(
-        "--density-probes", type=int, default=its.density_probes, help="random vectors for the density", metavar="N"
-    )
-    command.add_argument(
-        "--span",
-        type=float,
-        default=its.span,
-        help="of the landscape to either side, 1 being the length of the weights",
-        metavar="X",
-    )
-    command.add_argument(
-        "--points", type=int, default=its.points, help="of each axis of the landscape; odd", metavar="N"
-    )
-    command.add_argument("--rho", type=float, default=its.rho, help="radius of the sharpness", metavar="X")
-    command.add_argument(
-        "--mode",
-        default=its.mode,
-        help="batch norm: eval takes its running statistics, train those of each batch",
-        metavar="MODE",
-    )
-    command.add_argument(
-        "--micro-batch",
-        type=int,
-        default=its.micro_batch,
-        help="the most samples at a time, to save memory",
-        metavar="N",
-    )
-    command.add_argument(
-        "--max-bytes",
-        type=int,
-        default=its.max_bytes,
-        help="memory for recorded Hessian products, which take half the time; None: some of what is free; 0: none",
-        metavar="N",
-    )
-    command.add_argument("--seed", type=int, default=its.seed, help="of all random vectors", metavar="N")
-    command.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one", metavar="NAME"
-    )
-    command.set_defaults(run=_flatness, kept="models")
+    flag = command.add_argument
+    flag("files", nargs="+", type=Path, help="the directories of finished runs, or files", metavar="RUN_DIR|FILE")
+    flag("--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
+    flag("--images", type=int, help=f"measure a run on its first N training samples; None: {IMAGES}", metavar="N")
+    flag("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
+    flag("--out", type=Path, default=Path("runs/flatness"), help="folder for the results", metavar="FOLDER")
+    for item in fields(Instruments):
+        kind, metavar = KINDS.get(str(item.type), (int, "N"))
+        name = f"--{item.name.replace('_', '-')}"
+        flag(name, type=kind, default=item.default, help=HELP[item.name], metavar=metavar)
+    flag("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one", metavar="NAME")
+    needs = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
+    command.set_defaults(run=_flatness, kept="models", needs=needs)
 
 
 def _flatness(arguments: argparse.Namespace) -> None:
-    from ..core.extras import need
-
-    for module, extra in (("rich", "train"), ("matplotlib", "plot"), ("plotly", "plot")):
-        need(module, extra)  # now, not after the measurements
     from rich.console import Console
 
+    from ..recipes.subjects import subjects
     from ..report.measurements import flatness_report
 
     instruments = Instruments(**{field.name: getattr(arguments, field.name) for field in fields(Instruments)})
-    console = Console()
-    written = flatness_report(
-        arguments.files,
-        arguments.loader,
-        instruments,
-        arguments.out,
-        arguments.device,
-        console,
-        arguments.images,
-        arguments.data_dir,
-    )
+    models = subjects(arguments.files, arguments.loader, arguments.images, arguments.data_dir)
+    console = Console(markup=False)
+    written = flatness_report(models, instruments, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

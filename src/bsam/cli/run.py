@@ -1,119 +1,132 @@
-"""``bsam run``: an experiment of the paper, run by run, into one folder."""
+"""``bsam run``: an experiment, all its runs, into one folder."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..core.errors import BsamValueError
-from ..core.extras import need
-from ..recipes.catalogue import MOST_SEEDS, RECIPES, only, recipe_of
-from ..recipes.runner import run_all, state_of
+from ..recipes import RECIPES, recipe_of
+from ..recipes.experiments import MOST_SEEDS, Recipe, select
+from ..recipes.runner import run_all, states_of, tuned, tuning_runs
 from ..recipes.scales import SCALES, scale_of
+from ..recipes.workers import Workers
+from ..training.config import Run
+from ..training.run_dir import RunState
 from .downloads import download_all
 from .signals import terminable
+
+DESCRIPTION = """\
+Run what is missing of an experiment. Recipes: {recipes}. Scales: {scales}. Each run has a directory of its own below
+--out, as `bsam train` writes it: finished runs are not run again, interrupted ones continue, and several processes
+may work on one --out. At the end, table.md, results.json and figures are written there."""
+NEEDS = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
 
 
 def add(commands: Any) -> None:
     """Add the command."""
+    recipes = "; ".join(f"{name} ({recipe.title})" for name, recipe in RECIPES.items())
     scales = "; ".join(f"{scale.name}: {scale.about}" for scale in SCALES.values())
     command = commands.add_parser(
         "run",
-        help="an experiment of the paper: all its runs, its table beside the published numbers, its figures",
-        description=f"Run what is missing of an experiment. Recipes: {'; '.join(f'{name} ({recipe.title})' for name, recipe in RECIPES.items())}. "
-        f"Scales: {scales}. Each run has a folder of its own below --out, as `bsam train` writes it: finished ones "
-        "are not run again, interrupted ones go on, "
-        "and several processes may work on one --out. In the end, table.md, results.json and figures are written "
-        "there.",
+        help="an experiment: all its runs, its table beside the published numbers, its figures",
+        description=DESCRIPTION.format(recipes=recipes, scales=scales),
     )
-    command.add_argument("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
-    command.add_argument(
-        "--scale", default="smoke", help=f"how much: {', '.join(SCALES)} (default: smoke)", metavar="SCALE"
-    )
-    how_many = f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)"
-    command.add_argument("--seeds", type=int, default=1, help=how_many, metavar="N")
-    command.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        help="run these methods only; the table has all that is there",
-        metavar="METHOD",
-    )
-    command.add_argument(
-        "--data-dir", type=Path, help="folder with the files of CIFAR; the scale smoke needs none", metavar="FOLDER"
-    )
-    command.add_argument(
-        "--download",
-        action="store_true",
-        help="get the data sets from their authors into --data-dir first, unless they are there",
-    )
-    command.add_argument(
-        "--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER"
-    )
-    command.add_argument(
-        "--device",
-        default="auto",
-        help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)",
-        metavar="NAME",
-    )
-    command.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the plan: every run, how far it is, how long it will take; train nothing",
-    )
-    command.add_argument(
-        "--report", action="store_true", help="write table and figures of what is finished; train nothing"
-    )
-    command.set_defaults(run=_run_recipe, kept="epochs")
+    flag = command.add_argument
+    flag("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
+    flag("--scale", help=f"how much: {', '.join(SCALES)} (default: smoke; of demo: demo)", metavar="SCALE")
+    flag("--seeds", type=int, default=1, help=f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)", metavar="N")
+    all_of_it = "run these {} only; the table has all that is there"
+    flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
+    flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
+    flag("--data", nargs="+", default=[], help=all_of_it.format("data sets"), metavar="DATA")
+    flag("--data-dir", type=Path, help="folder with the files of CIFAR; digits needs none", metavar="FOLDER")
+    first = "get the data sets from their authors into --data-dir first, unless they are there"
+    flag("--download", action="store_true", help=first)
+    flag("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
+    device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
+    flag("--device", default="auto", help=device, metavar="NAME")
+    plan = "print the plan: every run, its state, how long it will take; train nothing"
+    flag("--dry-run", action="store_true", help=plan)
+    flag("--report", action="store_true", help="write table and figures of what is finished; train nothing")
+    command.set_defaults(run=_run, kept="epochs", needs=NEEDS)
 
 
-def _run_recipe(arguments: argparse.Namespace) -> None:
-    for module, extra in (("rich", "train"), ("safetensors", "train"), ("matplotlib", "plot")):
-        need(module, extra)  # now, not after the last run
-    from rich.console import Console
-
-    from ..report.comparison import caption, comparison_info, comparison_tables
-    from ..report.outcome import write_outcome
-    from ..report.recipe_progress import plan_table, totals, watching
-
+def _run(arguments: argparse.Namespace) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BsamValueError(
-            "`bsam run` trains one run at a time, on one device: instead of torchrun, start it several times on one "
-            "--out, each with a --device"
+            "`bsam run` trains each run on one device: instead of torchrun, start it several times on one --out, each "
+            "with a --device"
         )
     recipe = recipe_of(arguments.recipe)
     runs = recipe.runs(arguments.scale, arguments.seeds)
-    chosen = only(runs, arguments.only) if arguments.only else runs
-    out: Path = arguments.out or Path("runs") / f"{recipe.name}-{arguments.scale}"
-    arguments.out = out
+    chosen = select(runs, arguments.only, arguments.models, arguments.data)
+    run_recipe(arguments, recipe, runs, chosen)
+
+
+def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run], chosen: Sequence[Run]) -> None:
+    """Run the chosen runs of a recipe and write the results of all; or print the plan, or write the results alone.
+
+    Args:
+        arguments: of the command: ``scale``, ``out``, ``device``, ``data_dir``, ``download``, ``dry_run``, ``report``.
+        recipe: the experiment.
+        runs: all its runs, before tuning.
+        chosen: those to train.
+    """
+    from rich.console import Console
+
+    from ..report.progress import plan_table, totals
+    from ..report.results import write_results
+    from ..report.tables import caption, rich_tables, sections_info, settings_section, table_info
+
+    scale = arguments.scale or recipe.scales[0]
+    name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}"
+    arguments.out = out = arguments.out or Path("runs") / name
     if arguments.dry_run or arguments.report:
         del arguments.kept  # nothing is trained
-    console = Console()
-    states = [state_of(run, out) for run in chosen]
+    console = Console(markup=False)
+    states = states_of([*tuning_runs(recipe, chosen), *tuned(recipe, chosen, out)], out)
     if arguments.dry_run:
         console.print(plan_table(recipe, states))
         console.print(totals(states), highlight=False)
         return
     if not arguments.report:
-        if arguments.download:
-            download_all((run.data for run in chosen), arguments.data_dir)
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
-        threads, device = scale_of(arguments.scale).threads, None if arguments.device == "auto" else arguments.device
-        if threads is not None:
-            torch.set_num_threads(threads)
-        with terminable(), watching(console, len(chosen)) as watcher:
-            states = run_all(chosen, out, watcher, data_dir=arguments.data_dir, device=device)
-        if not all(state.over for state in states):
-            console.print("Another process is still at some of the runs.")
-    everything = [state_of(run, out) for run in runs]
-    written = write_outcome(out, recipe, arguments.scale, everything)  # before it is shown: whoever looks may go away
-    entries = comparison_info(recipe, everything)
-    for table in comparison_tables(recipe, entries):
+        _train(arguments, recipe, scale, chosen, console)
+    finals = states_of(tuned(recipe, runs, out), out)
+    # written before it is shown: the reader of a pipe may be gone
+    written = write_results(out, recipe, scale, finals, states_of(tuning_runs(recipe, runs), out))
+    summaries = table_info(recipe, finals)
+    for table in rich_tables([*sections_info(recipe, summaries), *settings_section(recipe, finals)]):
         console.print(table)
         console.print()
-    console.print("\n".join(caption(entries, runs[0])), highlight=False)
+    console.print("\n".join(caption(recipe, summaries, runs[0])), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+
+
+def _train(arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], console: Any) -> None:
+    from ..report.progress import run_bars
+
+    out, how = arguments.out, scale_of(scale)
+    if arguments.download:
+        download_all((run.data for run in chosen), arguments.data_dir)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    options = {"data_dir": arguments.data_dir, "device": arguments.device}
+    with terminable(), Workers(how.workers) if how.workers > 1 else contextlib.nullcontext(1) as workers:
+
+        def run(runs: Sequence[Run], stage: str) -> list[RunState]:
+            with run_bars(console, len(runs), stage, epochs=workers == 1) as callbacks:
+                return run_all(runs, out, callbacks, workers, **options)
+
+        if trials := tuning_runs(recipe, chosen):
+            run(trials, "tuning")
+        states = run(tuned(recipe, chosen, out), "runs")
+    if not all(state.over for state in states):
+        console.print("Another process is still running some of the runs.")

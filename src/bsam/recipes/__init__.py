@@ -1,14 +1,99 @@
-"""The paper's tables and figures: functions that return runs, by name in ``RECIPES``.
+"""The experiments: functions that return runs, by name in ``RECIPES``.
 
 Example:
     >>> len(label_noise("paper")), len(RECIPES["label-noise"].runs("paper", seeds=3))
     (40, 120)
 """
 
-from .catalogue import RECIPES as RECIPES
-from .catalogue import classification as classification
-from .catalogue import gradient_conflict as gradient_conflict
-from .catalogue import label_noise as label_noise
-from .catalogue import rho_min_study as rho_min_study
-from .catalogue import sharpness_curves as sharpness_curves
-from .catalogue import training_curves as training_curves
+from ..core.errors import BsamValueError
+from .demo import demo_recipe
+from .experiments import (
+    Recipe,
+    by_noise,
+    by_rho_min,
+    by_schedule,
+    classification,
+    gradient_conflict,
+    label_noise,
+    rho_min_study,
+    sharpness_curves,
+    training_curves,
+)
+
+__all__ = (
+    "RECIPES",
+    "Recipe",
+    "classification",
+    "demo_recipe",
+    "gradient_conflict",
+    "label_noise",
+    "recipe_of",
+    "rho_min_study",
+    "sharpness_curves",
+    "training_curves",
+)
+
+_TABLE = "classification"
+_CONFLICT = "Cosine of g and g_min under three schedules of rho_min"
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("classification", "Test accuracy of every method", classification, table=_TABLE),
+        Recipe(
+            "rho-min-study",
+            "BSAM with different rho_min",
+            rho_min_study,
+            by_rho_min,
+            rows="rho_min",
+            table="rho_min_study",
+            figures=("accuracy_lines",),
+        ),
+        Recipe(
+            "label-noise",
+            "A part of the training labels flipped",
+            label_noise,
+            by_noise,
+            table="label_noise",
+            figures=("accuracy_lines",),
+        ),
+        Recipe(
+            "training-curves",
+            "Loss and accuracy during training",
+            training_curves,
+            table=_TABLE,
+            figures=("training_curves",),
+        ),
+        Recipe(
+            "sharpness-curves",
+            "MaxS, MinS and BilS during training",
+            sharpness_curves,
+            table=_TABLE,
+            figures=("sharpness_curves",),
+        ),
+        Recipe(
+            "gradient-conflict",
+            _CONFLICT,
+            gradient_conflict,
+            by_schedule,
+            rows="rho_min",
+            figures=("gradient_conflict",),
+        ),
+        demo_recipe(),
+    )
+}
+
+
+def recipe_of(name: str) -> Recipe:
+    """Return a recipe by its name.
+
+    Example:
+        >>> recipe_of("label-noise").title
+        'A part of the training labels flipped'
+        >>> recipe_of("labels")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamValueError: recipe must be one of classification, ..., demo; got 'labels'
+    """
+    if name not in RECIPES:
+        raise BsamValueError(f"recipe must be one of {', '.join(RECIPES)}; got {name!r}")
+    return RECIPES[name]

@@ -9,10 +9,7 @@ from typing import Any, TypeAlias
 from ..core.errors import BsamValueError
 
 EPOCHS = 200  # of every run that the authors made themselves
-# of SGD, SAM and BSAM in the classification table; of the others, and in the other tables, the paper does not say how
-# many
-SEEDS = 5
-Cell: TypeAlias = tuple[float, float | None]
+MeanStd: TypeAlias = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Published:
 
 DATA = ("cifar10", "cifar100")  # the order of all pairs below
 
-CLASSIFICATION: Mapping[str, Mapping[str, tuple[Cell, Cell]]] = {
+CLASSIFICATION: Mapping[str, Mapping[str, tuple[MeanStd, MeanStd]]] = {
     "resnet18": {
         "sgd": ((96.18, 0.09), (79.89, 0.38)),
         "sam": ((96.74, 0.05), (81.08, 0.27)),
@@ -63,7 +60,7 @@ CLASSIFICATION: Mapping[str, Mapping[str, tuple[Cell, Cell]]] = {
         "bsam": ((97.96, 0.10), (86.20, 0.06)),
     },
 }
-RHO_MIN_STUDY: Mapping[float, tuple[Cell, Cell]] = {  # ResNet-18
+RHO_MIN_STUDY: Mapping[float, tuple[MeanStd, MeanStd]] = {  # ResNet-18
     0.01: ((96.75, 0.09), (81.56, 0.05)),
     0.025: ((96.78, 0.02), (81.29, 0.11)),
     0.05: ((96.82, 0.12), (81.65, 0.04)),
@@ -71,9 +68,7 @@ RHO_MIN_STUDY: Mapping[float, tuple[Cell, Cell]] = {  # ResNet-18
     0.25: ((96.18, 0.09), (81.58, 0.25)),
 }
 NOISE_RATES = (0.2, 0.4, 0.6, 0.8)
-LABEL_NOISE: Mapping[
-    str, Mapping[str, tuple[float, float, float, float]]
-] = {  # ResNet-18, at these rates; without deviations
+LABEL_NOISE: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # ResNet-18, at these rates; without deviations
     "cifar10": {
         "sgd": (85.94, 70.25, 48.50, 28.91),
         "sam": (90.44, 79.71, 67.22, 76.94),
@@ -127,11 +122,11 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 
 
 def published(table: str, **place: Any) -> Published | None:
-    """What the paper's table has there; None where it has nothing.
+    """Return the number in the paper's table; None where it has none.
 
     Args:
         table: ``classification``, ``rho_min_study`` or ``label_noise``.
-        place: all that the table goes by, see :data:`PLACES`.
+        place: the keys of the table, see :data:`PLACES`.
 
     Example:
         >>> published("classification", model="resnet18", data="cifar10", method="bsam")

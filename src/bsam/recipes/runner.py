@@ -1,112 +1,74 @@
-"""Many runs in one folder: what is done, what is left, how long it will take; and doing it."""
+"""Many runs in one folder: which are finished, what is left, and running it."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..tasks import TASKS
 from ..training.config import Run
 from ..training.lock import RunLocked
 from ..training.loop import Diverged, fit
 from ..training.run_dir import RunDir, RunState, run_dir_name
-from .variants import passes_of
-
-State = RunState
-folder_name = run_dir_name
-
-
-def state_of(run: Run, out: Path) -> State:
-    """How far a run is, by what its folder below ``out`` holds; a folder of other settings is refused."""
-    return RunDir(out / run_dir_name(run)).state(run)
+from .eta import EtaEstimator
+from .experiments import Recipe, Tuning
+from .workers import Workers, stop_if_asked
 
 
-class EtaEstimator:
-    """How long runs take, by epochs that were measured: of the same network, data and number of passes; or else scaled
-    from another number of passes.
-
-    The first epoch after a start is kept apart: it compiles. Epochs of earlier calls are known by their training alone,
-    without the evaluation after them.
-
-    Example:
-        >>> clock = EtaEstimator([State(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))])
-        >>> clock.left(State(Run("sam", epochs=3), Path("b")))
-        26.0
-    """
-
-    def __init__(self, states: Iterable[State] = ()) -> None:
-        self._measured: dict[tuple[Any, ...], list[tuple[float, bool, float]]] = {}
-        for state in states:
-            for i, metrics in enumerate(state.epochs):
-                self.add(state.run, metrics["seconds"], first=i == 0)
-
-    def add(self, run: Run, seconds: float, *, first: bool) -> None:
-        """An epoch, the first one after a start or not, took so long."""
-        self._measured.setdefault(_kind(run), []).append((passes_of(run), first, seconds))
-
-    def left(self, state: State) -> float | None:
-        """Seconds that are left of a run; None where nothing like it was measured."""
-        if not state.left:
-            return 0.0
-        first, other = (self._epoch(state.run, which) for which in (True, False))
-        known = [seconds for seconds in (first, other) if seconds is not None]
-        return known[0] + (state.left - 1) * known[-1] if known else None
-
-    def _epoch(self, run: Run, first: bool) -> float | None:
-        passes, measured = (
-            passes_of(run),
-            [(n, seconds) for n, began, seconds in self._measured.get(_kind(run), []) if began == first],
-        )
-        same = [seconds for n, seconds in measured if n == passes]
-        if same:
-            return statistics.median(same)
-        return passes * statistics.median(seconds / n for n, seconds in measured) if measured else None
-
-    def total(self, states: Iterable[State]) -> tuple[float, int]:
-        """Seconds that are left of all of them, and the number of runs beyond them of which nothing is known."""
-        each = [self.left(state) for state in states]
-        return sum(seconds for seconds in each if seconds is not None), each.count(None)
+def state_of(run: Run, out: Path, verify: bool = False) -> RunState:
+    """Return how far a run is, by its directory below ``out``; ``verify`` also checks the digest of its network."""
+    return RunDir(out / run_dir_name(run)).state(run, verify=verify)
 
 
-def _kind(run: Run) -> tuple[Any, ...]:
-    return run.model, run.data, run.batch, run.limit_train, run.precision, run.compile, run.probe
+def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
+    """Return how far each run is."""
+    return [state_of(run, out) for run in runs]
+
+
+def score_of(state: RunState) -> float:
+    """Return the number of a finished run that tables show: of the last epoch, never of the best one."""
+    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What is told to whom while runs are run. Nothing, unless somebody asks.
+    """Functions that are called while runs are run; by default nothing is.
 
     Args:
-        begins: called with the run that begins, the number of runs that are over, and the time that is left, as
-            :meth:`EtaEstimator.total` gives it.
-        epoch: called with epochs done and epochs to do.
-        ends: called with a run that is over.
-        tell: called with a sentence.
+        begins: called with the state of the run that begins, the number of runs that are over, and the time that is
+            left, as :meth:`EtaEstimator.total` returns it. Not called where several processes train.
+        epoch: called with the epochs done and the epochs to do. Not called where several processes train.
+        ends: called with the state of a run that is over, and the number of runs that are.
+        tell: called with a sentence for the user.
     """
 
-    begins: Callable[[State, int, tuple[float, int]], None] = field(default=lambda state, over, left: None)
+    begins: Callable[[RunState, int, tuple[float, int]], None] = field(default=lambda state, over, left: None)
     epoch: Callable[[int, int], None] = field(default=lambda done, total: None)
-    ends: Callable[[State], None] = field(default=lambda state: None)
+    ends: Callable[[RunState, int], None] = field(default=lambda state, over: None)
     tell: Callable[[str], None] = field(default=lambda sentence: None)
 
 
-def run_all(runs: Sequence[Run], out: str | Path, callbacks: Callbacks | None = None, **options: Any) -> list[State]:
-    """Run what is missing below ``out``, in order, and go on with what was interrupted.
+def run_all(
+    runs: Sequence[Run], out: str | Path, callbacks: Callbacks | None = None, workers: int | Workers = 1, **options: Any
+) -> list[RunState]:
+    """Run what is missing below ``out``, in order, and continue what was interrupted.
 
-    Several processes may work on one folder: a run that another one holds is passed over and tried again at the end. A
-        run whose loss is no number is noted as
-    diverged and stops nobody; its folder removed, it is run anew.
+    Several processes may work on one folder: a run that another process holds is skipped and tried again at the end. A
+    run that diverged is recorded as such, and the next one begins; once its directory is removed, it is run again.
 
     Args:
         runs: the runs.
         out: a folder, made if need be.
-        callbacks: who is told.
+        callbacks: what to call meanwhile.
+        workers: the number of processes that train at the same time, or a pool of them; 1 trains in this process.
         options: of :func:`bsam.training.loop.fit`: ``data_dir``, ``device``.
 
     Returns:
@@ -119,40 +81,135 @@ def run_all(runs: Sequence[Run], out: str | Path, callbacks: Callbacks | None = 
         ...     [str(state) for state in run_all([run], out)]
         ['done']
     """
-    out, callbacks = Path(out), callbacks or Callbacks()
-    clock = EtaEstimator(state_of(run, out) for run in runs)
-    taken = [run for run in runs if not _over(run, runs, out, clock, callbacks, options)]
-    for run in taken:
-        _over(run, runs, out, clock, callbacks, options)
-    return [state_of(run, out) for run in runs]
+    job = _Job(runs, Path(out), callbacks or Callbacks(), options)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(Workers(workers)) if isinstance(workers, int) and workers > 1 else workers
+        run_each = partial(job.run_in, pool) if isinstance(pool, Workers) else job.run_here
+        if locked := run_each(runs):
+            run_each(locked)
+    return states_of(runs, Path(out))
 
 
-def _over(
-    run: Run, runs: Sequence[Run], out: Path, clock: EtaEstimator, callbacks: Callbacks, options: Mapping[str, Any]
+class _Job:
+    """The runs of one call of :func:`run_all`, and how far they are."""
+
+    def __init__(self, runs: Sequence[Run], out: Path, callbacks: Callbacks, options: Mapping[str, Any]) -> None:
+        self.out, self.callbacks, self.options = out, callbacks, options
+        self.states = {run_dir_name(run): state_of(run, out) for run in runs}
+
+    def run_here(self, runs: Sequence[Run]) -> list[Run]:
+        """Run what is missing in this process; returns the runs that another process holds."""
+        eta, locked = EtaEstimator(self.states.values()), []
+        for run in runs:
+            marks: list[float] = []
+
+            def begins(state: RunState, marks: list[float] = marks) -> None:
+                self.callbacks.begins(state, self._over(), eta.total(self.states.values()))
+                marks.append(time.perf_counter())
+
+            def each_epoch(done: int, _: object, run: Run = run, marks: list[float] = marks) -> None:
+                marks.append(time.perf_counter())
+                eta.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
+                self.callbacks.epoch(done, run.epochs)
+
+            if not complete(run, self.out, begins, each_epoch, self.callbacks.tell, self.options):
+                locked.append(run)
+            elif marks:
+                self._ends(run)
+        return locked
+
+    def run_in(self, pool: Workers, runs: Sequence[Run]) -> list[Run]:
+        """Run what is missing in other processes; returns the runs that yet others hold."""
+        missing = [run for run in runs if not _is_over(state_of(run, self.out, verify=True))]
+        asked = {pool.submit(_complete_in_worker, run, self.out, self.options): run for run in missing}
+        locked = []
+        for future in as_completed(asked):
+            is_over, sentences = future.result()
+            for sentence in sentences:
+                self.callbacks.tell(sentence)
+            if is_over:
+                self._ends(asked[future])
+            else:
+                locked.append(asked[future])
+        return locked
+
+    def _ends(self, run: Run) -> None:
+        self.states[run_dir_name(run)] = state = state_of(run, self.out)
+        self.callbacks.ends(state, self._over())
+
+    def _over(self) -> int:
+        return sum(state.over for state in self.states.values())
+
+
+def _is_over(state: RunState) -> bool:
+    return state.over and state.damaged is None
+
+
+def complete(
+    run: Run,
+    out: Path,
+    begins: Callable[[RunState], None],
+    each_epoch: Callable[[int, Mapping[str, float]], None],
+    tell: Callable[[str], None],
+    options: Mapping[str, Any],
 ) -> bool:
-    """Run it, unless it is over; False if another process is at it."""
-    state = RunDir(out / run_dir_name(run)).state(run, verify=True)
-    if state.over:
+    """Run what is left of a run, if anything; False if another process holds it."""
+    state = state_of(run, out, verify=True)
+    if _is_over(state):
         return True
     if state.damaged is not None:
-        callbacks.tell(f"{state.damaged}. Going on with the run.")
-    states = [state_of(each, out) for each in runs]
-    callbacks.begins(state, sum(each.over for each in states), clock.total(states))
+        tell(f"{state.damaged}. Continuing the run.")
+    begins(state)
     if run.compile:
-        # graphs of the runs before count against torch's limit of 8 a function, and fit where they are not the fastest
+        # graphs of earlier runs count against torch's limit of 8 for a function, and are not the fastest for this one
         torch.compiler.reset()
-    marks = [time.perf_counter()]
-
-    def each_epoch(done: int, metrics: Mapping[str, float]) -> None:
-        marks.append(time.perf_counter())
-        clock.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
-        callbacks.epoch(done, run.epochs)
-
     try:
-        with contextlib.suppress(Diverged):  # the run directory says so
-            fit(run, state.path, each_epoch=each_epoch, tell=callbacks.tell, **options)
+        fit(run, state.path, each_epoch=each_epoch, tell=tell, **options)
     except RunLocked:
-        callbacks.tell(f"{state.path.name}: another process is at it")
+        tell(f"{state.path.name}: another process is running it")
         return False
-    callbacks.ends(state_of(run, out))
+    except Diverged:
+        pass  # it is recorded in the directory
     return True
+
+
+def _complete_in_worker(run: Run, out: Path, options: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    stop_if_asked()
+    sentences: list[str] = []
+    return complete(run, out, lambda state: None, stop_if_asked, sentences.append, options), sentences
+
+
+def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that choose the settings of ``runs``, each once; none where the recipe needs no tuning."""
+    tuning = recipe.tuning
+    if tuning is None or not runs:
+        return []
+    first = min(run.seed for run in runs)
+    return [trial for run in runs if run.seed == first for trial in tuning.runs(run)]
+
+
+def tuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
+    """Return the runs with the settings that tuning chose; those whose tuning is not over are returned unchanged."""
+    if recipe.tuning is None or not runs:
+        return list(runs)
+    first = min(run.seed for run in runs)
+    chosen: dict[str, Mapping[str, Any] | None] = {}
+    for run in runs:
+        if run.seed == first:
+            chosen[_key(run)] = _choice(recipe.tuning, run, out)
+    return [replace(run, **(chosen[_key(run)] or {})) for run in runs]
+
+
+def _key(run: Run) -> str:
+    """The same one for all seeds."""
+    return run_dir_name(replace(run, seed=0, relief=None))
+
+
+def _choice(tuning: Tuning, run: Run, out: Path) -> Mapping[str, Any] | None:
+    """The candidate with the highest score on the validation split after the last epoch; of equals, the first."""
+    states = states_of(tuning.runs(run), out)
+    if not all(state.over for state in states):
+        return None
+    candidates = zip(tuning.settings(run), states, strict=True)
+    scores = [(score_of(state) if state.finished else -1.0, candidate) for candidate, state in candidates]
+    return max(scores, key=lambda pair: pair[0])[1]

@@ -11,7 +11,7 @@ from ..core.errors import BsamValueError
 from ..training.config import Run
 from .variants import MethodVariant, arguments
 
-NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, and what each of them sets otherwise than Run's defaults
+NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, with the settings in which they differ from Run's defaults
     "resnet18": {},
     "wide_resnet28_10": {},
     "pyramidnet110": {"lr": 0.1, "weight_decay": 5e-4},
@@ -20,48 +20,51 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, and what each of t
 
 @dataclass(frozen=True)
 class Scale:
-    """How a run of the paper is made.
+    """How a run of an experiment is made.
 
     Args:
-        name: by which it is called on the command line.
-        about: in a sentence.
+        name: its name on the command line.
+        about: a description in one sentence.
         networks: of the classification table.
-        data: sets.
-        probe: steps between two readings, where a recipe reads sharpness.
+        data: names of data sets.
+        probe: steps between two readings, where a recipe uses a probe.
         settings: of every run.
         stand_ins: small networks in place of the paper's.
-        threads: of torch on a CPU; None leaves them as they are.
+        threads: of torch on a CPU; None leaves the number as it is.
+        workers: processes that train at the same time.
     """
 
     name: str
     about: str
     networks: tuple[str, ...]
     data: tuple[str, ...]
-    probe: int
+    probe: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
+    workers: int = 1
 
-    def run(self, column: MethodVariant, network: str, data: str, **more: Any) -> Run:
-        """One method on one network and data set.
+    def run(self, variant: MethodVariant, network: str, data: str, **more: Any) -> Run:
+        """Return the run of one method on one network and data set.
 
         Args:
-            column: the method.
+            variant: the method.
             network: the paper's.
             data: of :attr:`data`.
             more: settings of the run; ``arguments`` are added to those of the method.
         """
-        own = {**arguments(column, data), **more.pop("arguments", {})}
+        own = {**arguments(variant, data), **more.pop("arguments", {})}
         model = self.stand_ins.get(network, network)
-        return Run(column.method, own, model=model, data=data, **{**NETWORKS[network], **self.settings, **more})
+        return Run(variant.method, own, model=model, data=data, **{**NETWORKS[network], **self.settings, **more})
 
     def largest(self) -> str:
-        """The data set of the figures: CIFAR-100 where there is one."""
+        """Return the data set of the figures: CIFAR-100 where there is one."""
         return self.data[-1]
 
 
 FAST = {"precision": "bf16", "compile": True}  # the paper does not say its precision
 CIFAR = ("cifar10", "cifar100")
+SMALL = {"resnet18": "resnet8", "wide_resnet28_10": "wide_resnet10_1", "pyramidnet110": "pyramidnet8"}
 
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
@@ -69,17 +72,12 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         for scale in (
             Scale(
                 "smoke",
-                "small networks on digits, 3 epochs: that everything runs, in a minute on two cores",
+                "small networks on digits, 3 epochs: a test that everything runs, in a minute on two cores",
                 tuple(NETWORKS),
                 ("digits",),
-                probe=1,
                 settings={"epochs": 3, "batch": 64, "limit_train": 256, "limit_test": 160},
-                stand_ins={
-                    "resnet18": "resnet8",
-                    "wide_resnet28_10": "wide_resnet10_1",
-                    "pyramidnet110": "pyramidnet8",
-                },
-                threads=1,  # of two the second one would wait most of the time, and hold up the first
+                stand_ins=SMALL,
+                threads=1,  # with two, the second would mostly wait
             ),
             Scale(
                 "short",
@@ -90,13 +88,22 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
                 settings={**FAST, "epochs": 24},
             ),
             Scale("paper", "the paper's protocol: 200 epochs", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+            Scale(
+                "demo",
+                "a small network on digits, 10 epochs: the demo's only scale",
+                ("digits_net",),
+                ("digits",),
+                settings={"epochs": 10, "batch": 64, "label_smoothing": 0.0},
+                threads=1,
+                workers=2,
+            ),
         )
     }
 )
 
 
 def scale_of(name: str | Scale) -> Scale:
-    """A scale by its name, or as it is.
+    """Return a scale by its name, or the scale itself.
 
     Example:
         >>> scale_of("short").settings["epochs"]
@@ -104,7 +111,7 @@ def scale_of(name: str | Scale) -> Scale:
         >>> scale_of("tiny")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: scale must be one of smoke, short, paper; got 'tiny'
+        bsam.core.errors.BsamValueError: scale must be one of smoke, short, paper, demo; got 'tiny'
     """
     if isinstance(name, Scale):
         return name

@@ -1,144 +1,224 @@
-"""The demo's figure: first the numbers, then the drawing."""
+"""Figures of the recipes: the score against a setting, metrics over the epochs. First the numbers, then the drawing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ..core.extras import need
-from ..recipes.demo import Cell
-from ..training.result import Epoch
-from .panels import figure, legend, save
-from .tables import Spread, heading, spread
+from ..data import DATASETS
+from ..models import MODELS
+from ..recipes.experiments import Recipe
+from ..recipes.paper import Published
+from ..recipes.runner import score_of
+from ..recipes.variants import variant_of
+from ..training.config import Run
+from ..training.run_dir import RunState
+from .panels import figure, legend, line_style, save, seeds_text, tidy
+from .tables import Spread, spread
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-COLOURS = (
-    "#666666",
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-)  # told apart by the colour-blind, too
-DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 methods before a pair comes again
-BANDS = 4  # that can be told apart
+MOST_BANDS = 4  # that can be told apart
 LEGEND_COLUMNS = 6
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One method at one noise rate: a :class:`Spread` over the seeds per epoch."""
+class AccuracyLine:
+    """The accuracy in % of a method on a data set against a setting, and the paper's where it has any."""
 
+    panel: str
     title: str
-    label_noise: float
-    accuracy: tuple[Spread, ...]
-    bilateral: tuple[Spread, ...]
+    method: str
+    x: tuple[float, ...]
+    ours: tuple[Spread, ...]
+    paper: tuple[Published | None, ...]
 
 
-def curves_info(cells: Sequence[Cell]) -> list[Curve]:
-    """Test accuracy and bilateral sharpness over the epochs."""
-    curves = []
-    for cell in cells:
-        by_epoch = list(zip(*(result.epochs for result in cell.results), strict=True))
-        accuracy = tuple(spread([epoch.metrics["test_accuracy"] for epoch in epochs]) for epochs in by_epoch)
-        curves.append(
-            Curve(
-                cell.candidate.title,
-                cell.label_noise,
-                accuracy,
-                tuple(spread([_bilateral(e) for e in epochs]) for epochs in by_epoch),
-            )
-        )
-    return curves
+def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[AccuracyLine]:
+    """Return a line per data set and method, of finished runs: against the label noise in %, or against rho_min."""
+    groups: dict[tuple[str, str], dict[float, list[RunState]]] = {}
+    for state in states:
+        if state.finished:
+            run = state.run
+            x = 100 * run.label_noise if recipe.table == "label_noise" else run.arguments["rho_min"]
+            panel = f"{DATASETS[run.data].title}, {MODELS[run.model].title}"
+            groups.setdefault((panel, variant_of(run).name), {}).setdefault(x, []).append(state)
+    return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
 
-def _bilateral(epoch: Epoch) -> float:
-    assert epoch.sharpness is not None  # final runs measure it
-    return epoch.sharpness.bilateral
+def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[RunState]]) -> AccuracyLine:
+    x, groups = zip(*sorted(points.items()), strict=True)
+    variant = variant_of(groups[0][0].run)
+    ours = tuple(spread([score_of(state) for state in group]) for group in groups)
+    paper = tuple(recipe.published(group[0].run) for group in groups)
+    return AccuracyLine(panel, variant.title, variant.name, x, ours, paper)
 
 
-def plot_curves(curves: Sequence[Curve], path: Path) -> None:
-    """Draw accuracy above sharpness, one column per noise rate: the mean over the seeds, in a band of one standard
-    deviation.
-
-    Many bands would hide each other: there, whiskers beside the last epoch show its deviations.
-    """
-    need("matplotlib", "plot")
-    from matplotlib.ticker import LogLocator
-
-    noise_rates = list(dict.fromkeys(curve.label_noise for curve in curves))
-    drawn = figure(5.2 * len(noise_rates), 7.6)
-    axes = drawn.subplots(2, len(noise_rates), squeeze=False, sharex=True)
-    many = len(curves) > BANDS * len(noise_rates)
-    for column, noise in enumerate(noise_rates):
-        upper, lower = axes[0, column], axes[1, column]
-        shown = [curve for curve in curves if curve.label_noise == noise]
-        for i, curve in enumerate(shown):
-            for ax, values in ((upper, [_scaled(s, 100) for s in curve.accuracy]), (lower, curve.bilateral)):
-                _draw(ax, values, curve.title, i)
-                (_whisker if many else _band)(ax, values, i)
-        final = [100 * curve.accuracy[-1].mean for curve in shown]
-        upper.set_title(heading(noise))
-        upper.set_ylim(
-            max(0, min(final) - 12), min(100.5, max(final) + 4)
-        )  # the end is the story; the first epochs may leave below
-        lower.set_yscale("log", subs=[])
-        lower.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # decades alone may leave an axis without a number
-        lower.yaxis.set_major_formatter("{x:g}")
-        lower.set_xlabel("epoch")
-    axes[0, 0].set_ylabel("test accuracy, %")
-    axes[1, 0].set_ylabel("sharpness BilS on the training data")
-    legend(drawn, columns=LEGEND_COLUMNS, handlelength=3)
-    seeds = curves[0].accuracy[0].n
-    deviation = f", {'at the end a whisker' if many else 'band'} of one standard deviation" if seeds > 1 else ""
-    drawn.suptitle(f"Digits: mean of {seeds} seeds{deviation}")
+def plot_accuracy_lines(lines: Sequence[AccuracyLine], xlabel: str, path: Path, log: bool = False) -> None:
+    """Draw a panel per data set: our lines with whiskers of one standard deviation, the paper's dashed."""
+    titles, methods = (list(dict.fromkeys(getattr(line, name) for line in lines)) for name in ("panel", "method"))
+    drawn = figure(5.2 * len(titles), 4.2)
+    axes = drawn.subplots(1, len(titles), squeeze=False)[0]
+    for ax, title in zip(axes, titles, strict=True):
+        own = [line for line in lines if line.panel == title]
+        for i, line in enumerate(own):
+            means, deviations = [point.mean for point in line.ours], [point.std or 0.0 for point in line.ours]
+            x = [value * 1.02**i for value in line.x] if log and any(deviations) else line.x  # whiskers side by side
+            style = {"color": line_style(methods.index(line.method))["color"], "marker": "o", "markersize": 4}
+            ax.errorbar(x, means, deviations if any(deviations) else None, capsize=3, label=line.title, **style)
+        for line in own:
+            known = [(x, number.mean) for x, number in zip(line.x, line.paper, strict=True) if number is not None]
+            if known and line.method in ("sgd", "sam", "bsam"):  # the paper has one BSAM
+                style = {"color": line_style(methods.index(line.method))["color"], "linestyle": "--", "linewidth": 1}
+                ax.plot(*zip(*known, strict=True), label=f"{line.title.split(' (')[0]}, paper", **style)
+        ticks = sorted({x for line in own for x in line.x})
+        if log:
+            ax.set_xscale("log")
+        ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        ax.minorticks_off()
+        ax.set_title(title)
+        ax.set_xlabel(xlabel)
+        tidy(ax)
+    axes[0].set_ylabel("test accuracy, last epoch, %")
+    legend(drawn, columns=2 * len(titles))
     save(drawn, path)
 
 
-def _scaled(s: Spread, factor: float) -> Spread:
-    return Spread(factor * s.mean, None if s.std is None else factor * s.std, s.n)
+def draw_accuracy_lines(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw the accuracy against the label noise or against rho_min."""
+    noise = recipe.table == "label_noise"
+    xlabel = "flipped training labels, %" if noise else r"$\rho^{min}$ at the start"
+    plot_accuracy_lines(accuracy_lines_info(recipe, states), xlabel, path, log=not noise)
 
 
-def _draw(ax: Axes, values: Sequence[Spread], title: str, i: int) -> None:
-    from matplotlib.ticker import MaxNLocator
+@dataclass(frozen=True)
+class EpochMetric:
+    """A number of each epoch, for a figure.
 
-    epochs, means = range(1, len(values) + 1), [v.mean for v in values]
-    ax.plot(
-        epochs,
-        means,
-        color=_colour(i),
-        linestyle=DASHES[i % len(DASHES)],
-        label=title,
-        linewidth=1.8,
-        marker="o" if len(values) == 1 else "",
-    )
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
+    Args:
+        label: of its axis.
+        value: called with the metrics of an epoch.
+        log: whether the axis is logarithmic.
+    """
+
+    label: str
+    value: Callable[[Mapping[str, Any]], float]
+    log: bool = False
+
+
+TRAIN_LOSS = EpochMetric("training loss, with label smoothing", lambda metrics: metrics["train_loss"])
+TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
+ACCURACY = EpochMetric("test accuracy, %", lambda metrics: 100 * metrics["test_accuracy"])
+BILATERAL = EpochMetric("BilS on the training data", lambda metrics: metrics["sharpness"]["bilateral"], log=True)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Metrics of a row of the table after each epoch, over the seeds."""
+
+    section: str
+    title: str
+    where: str
+    metrics: tuple[tuple[Spread, ...], ...]
+
+    @property
+    def n(self) -> int:
+        """The number of seeds."""
+        return self.metrics[0][0].n
+
+
+def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[EpochMetric]) -> list[Curve]:
+    """Return a curve per row and section of the table, of finished runs."""
+    groups: dict[tuple[str, str], list[RunState]] = {}
+    for state in states:
+        if state.finished:
+            cell = recipe.cell(state.run)
+            groups.setdefault((cell.section, cell.row), []).append(state)
+
+    def curve(section: str, title: str, group: Sequence[RunState]) -> Curve:
+        epochs = list(zip(*(state.epochs for state in group), strict=True))
+        found = (tuple(spread([metric.value(each) for each in seeds]) for seeds in epochs) for metric in metrics)
+        return Curve(section, title, place_of(group[0].run), tuple(found))
+
+    return [curve(section, title, group) for (section, title), group in groups.items()]
+
+
+def place_of(run: Run) -> str:
+    """Return network and data set as text.
+
+    Example:
+        >>> place_of(Run("sgd", model="resnet18", data="cifar10"))
+        'ResNet-18 on CIFAR-10'
+    """
+    return f"{MODELS[run.model].title} on {DATASETS[run.data].title}"
+
+
+def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: Path) -> None:
+    """Draw a panel per metric and section: the mean over the seeds, in a band of one standard deviation.
+
+    Many bands would hide each other: there, whiskers beside the last epoch show its deviation.
+    """
+    sections, titles = (list(dict.fromkeys(getattr(curve, name) for curve in curves)) for name in ("section", "title"))
+    shape = (len(metrics), len(sections)) if len(sections) > 1 else (1, len(metrics))
+    drawn = figure(4.6 * shape[1], 3.8 * shape[0] + 0.4)
+    axes = drawn.subplots(*shape, squeeze=False, sharex=True).reshape(len(metrics), len(sections))
+    many = len(titles) > MOST_BANDS
+    for row, metric in enumerate(metrics):
+        for ax, section in zip(axes[row], sections, strict=True):
+            own = [curve for curve in curves if curve.section == section]
+            for curve in own:
+                _draw_curve(ax, curve.metrics[row], curve.title, titles.index(curve.title), many)
+            _finish(ax, metric, [curve.metrics[row] for curve in own])
+            if len(sections) > 1:
+                ax.set_title(section if row == 0 else "", fontsize=10)
+        axes[row, 0].set_ylabel(metric.label)
+    legend(drawn, columns=LEGEND_COLUMNS, handlelength=3)
+    seeds = max(curve.n for curve in curves)
+    deviation = f", {'at the end a whisker' if many else 'band'} of one standard deviation" if seeds > 1 else ""
+    drawn.suptitle(f"{curves[0].where}, {seeds_text(curve.n for curve in curves)}{deviation}", fontsize=11)
+    save(drawn, path)
+
+
+def _draw_curve(ax: Any, values: Sequence[Spread], title: str, number: int, many: bool) -> None:
+    style = line_style(number)
+    epochs, marker = range(1, len(values) + 1), "o" if len(values) < 4 else ""
+    ax.plot(epochs, [value.mean for value in values], label=title, linewidth=1.6, marker=marker, **style)
+    if values[-1].std is not None and many:
+        x = len(values) * (1.02 + 0.012 * number)  # side by side
+        ax.vlines(x, *_ends(values[-1]), color=style["color"], linewidth=1.5)
+        ax.plot(x, values[-1].mean, color=style["color"], marker="o", markersize=3.5)
+    elif values[-1].std is not None:
+        low, high = zip(*map(_ends, values), strict=True)
+        ax.fill_between(epochs, low, high, color=style["color"], alpha=0.13, linewidth=0)
+
+
+def _ends(value: Spread) -> tuple[float, float]:
+    """One standard deviation to either side; above 0, which a logarithmic axis does not have."""
+    deviation = value.std or 0.0
+    return max(value.mean - deviation, value.mean / 10), value.mean + deviation
+
+
+def _finish(ax: Any, metric: EpochMetric, values: Sequence[Sequence[Spread]]) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    if metric.log:
+        ax.set_yscale("log", subs=[])
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # decades alone may leave an axis without a number
+        ax.yaxis.set_major_formatter("{x:g}")
+    elif metric is ACCURACY:  # the end matters; the first epochs may lie below
+        final = [each[-1].mean for each in values]
+        ax.set_ylim(max(0, min(final) - 12), min(100.5, max(final) + 4))
+    ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(ax)
 
 
-def _band(ax: Axes, values: Sequence[Spread], i: int) -> None:
-    low, high = zip(*map(_ends, values), strict=True)
-    ax.fill_between(range(1, len(values) + 1), low, high, color=_colour(i), alpha=0.13, linewidth=0)
+def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw training loss, test loss and test accuracy."""
+    metrics = (TRAIN_LOSS, TEST_LOSS, ACCURACY)
+    plot_curves(curves_info(recipe, states, metrics), metrics, path)
 
 
-def _whisker(ax: Axes, values: Sequence[Spread], i: int) -> None:
-    x = len(values) * (1.02 + 0.012 * i)  # side by side
-    ax.vlines(x, *_ends(values[-1]), color=_colour(i), linewidth=1.5)
-    ax.plot(x, values[-1].mean, color=_colour(i), marker="o", markersize=3.5)
-
-
-def _ends(v: Spread) -> tuple[float, float]:
-    deviation = v.std or 0.0
-    return max(
-        v.mean - deviation, v.mean / 10
-    ), v.mean + deviation  # one that reaches 0 would have no end on a log axis
-
-
-def _colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
+def draw_accuracy_and_sharpness(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw test accuracy above bilateral sharpness."""
+    plot_curves(curves_info(recipe, states, (ACCURACY, BILATERAL)), (ACCURACY, BILATERAL), path)

@@ -1,4 +1,4 @@
-"""Figures of landscapes: first the numbers (``landscape_info``), then the drawing. Models of a group share their scale."""
+"""Figures of landscapes: first the numbers (``*_info``), then the drawing. Models of a group share their scale."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BsamRuntimeError
+from ..core.errors import BsamValueError
 from ..core.extras import need
 from ..flatness.landscape import Landscape
 from ..flatness.products import Array
-from ..recipes.demo import Cell
+from ..recipes.experiments import Recipe
 from ..training.files import write
+from ..training.run_dir import RunDir, RunState
 from .panels import grouped, panels, save
-from .tables import heading
 
 LEVELS = 12
-STEEPNESS = 2.0  # levels and colours go with this power of the height: the bottom is what is looked at
+STEEPNESS = 2.0  # levels and colours follow this power of the height, as the bottom is of interest
 NEAR = 0.1
 
 
 @dataclass(frozen=True)
 class LandscapeInfo:
-    """A landscape in two dimensions and what can be read off it."""
+    """A landscape in two dimensions, with some numbers of it."""
 
     title: str
     group: str
@@ -38,7 +38,7 @@ class LandscapeInfo:
 
 
 def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[LandscapeInfo]:
-    """Centre, extremes and the share of the plane near the centre's loss.
+    """Return centre, extremes and the share of the plane near the centre's loss.
 
     Args:
         found: by title; landscapes in two dimensions.
@@ -53,10 +53,8 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
     infos = []
     for title, land in found.items():
         if land.loss.ndim != 2:
-            raise BsamRuntimeError(
-                f"the landscape of {title} has {land.loss.ndim} dimension(s), and these figures need two: "
-                "landscape(..., dims=2)"
-            )
+            dims = f"{land.loss.ndim} dimension(s), and these figures need two: landscape(..., dims=2)"
+            raise BsamValueError(f"the landscape of {title} has {dims}")
         middle = len(land.axes[0]) // 2
         centre, finite = float(land.loss[middle, middle]), land.loss[np.isfinite(land.loss)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
@@ -65,80 +63,58 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
     return infos
 
 
-def reliefs_info(cells: Sequence[Cell]) -> list[LandscapeInfo]:
-    """The landscapes of the demo: of each method's network of the first seed, those of one noise rate in a group."""
+def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[LandscapeInfo]:
+    """Return the landscapes of the finished runs that measured one, those of a section of the table in a group."""
     infos = []
-    for cell in cells:
-        relief = cell.results[0].relief
-        assert relief is not None  # the first seed's run takes it
-        axis = np.array(relief.axis)
-        infos += landscape_info(
-            {cell.candidate.title: Landscape((axis, axis), np.array(relief.loss))}, heading(cell.label_noise)
-        )
+    for state in states:
+        if state.finished and (surface := RunDir(state.path).surface()) is not None:
+            axis, cell = np.array(surface.axis), recipe.cell(state.run)
+            infos += landscape_info(
+                {cell.row: Landscape((axis, axis), np.array(surface.loss, dtype=float))}, cell.section
+            )
     return infos
 
 
+def draw_landscapes(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw the landscapes of a recipe."""
+    if infos := recipe_landscapes_info(recipe, states):
+        plot_contours(infos, path)
+
+
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """Contours of the loss for each model, those of a group on shared levels."""
+    """Draw contours of the loss for each model, those of a group on shared levels."""
     drawn, groups = panels(infos, 3.4, 3.3)
     for group in groups:
-        levels = _levels([info for info, _ in group])
+        levels, colours = _levels([info for info, _ in group])
         clipped = any(np.max(np.nan_to_num(info.loss, nan=np.inf)) > levels[-1] for info, _ in group)
+        style = {"levels": levels, **colours, "extend": "max" if clipped else "neither"}
         for info, ax in group:
             loss = _clipped(info, levels[-1]).T  # the first direction is the horizontal axis
-            filled = ax.contourf(
-                info.axis,
-                info.axis,
-                loss,
-                levels=levels,
-                cmap="viridis",
-                norm=_norm(levels),
-                extend="max" if clipped else "neither",
-            )
+            filled = ax.contourf(info.axis, info.axis, loss, **style)
             ax.contour(info.axis, info.axis, loss, levels=levels, colors="white", linewidths=0.6)
             ax.plot(0, 0, marker="+", color="white", markersize=9)
             ax.set_title(_caption(info))
             ax.set_aspect("equal")
-            _ticks(ax, info)
-            ax.set_xlabel("first direction")
+            _label(ax, info)
         group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
-        drawn.colorbar(
-            filled,
-            ax=[ax for _, ax in group],
-            label="loss",
-            format="%.3g",
-            ticks=levels,
-            shrink=0.85,
-            aspect=25,
-            pad=0.02,
-        )
+        axes = [ax for _, ax in group]
+        drawn.colorbar(filled, ax=axes, label="loss", format="%.3g", ticks=levels, shrink=0.85, aspect=25, pad=0.02)
     save(drawn, path)
 
 
 def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """The loss as a surface for each model, those of a group on one vertical scale."""
+    """Draw the loss as a surface for each model, those of a group on one vertical scale."""
     drawn, groups = panels(infos, 4.2, 3.7, projection="3d")
     for group in groups:
-        levels = _levels([info for info, _ in group])
-        low, ceiling = float(levels[0]), float(levels[-1])
+        levels, colours = _levels([info for info, _ in group])
+        style = {**colours, "rstride": 1, "cstride": 1, "linewidth": 0.1, "edgecolor": "#00000030"}
         for info, ax in group:
             x, y = np.meshgrid(info.axis, info.axis, indexing="ij")
-            ax.plot_surface(
-                x,
-                y,
-                _clipped(info, ceiling),
-                cmap="viridis",
-                norm=_norm(levels),
-                rstride=1,
-                cstride=1,
-                linewidth=0.1,
-                edgecolor="#00000030",
-            )
-            ax.set_zlim(low, ceiling)
+            ax.plot_surface(x, y, _clipped(info, levels[-1]), **style)
+            ax.set_zlim(levels[0], levels[-1])
             ax.set_title(f"{info.group}\n" * (len(groups) > 1) + _caption(info), y=0.98)
             ax.locator_params(axis="z", nbins=5)
-            _ticks(ax, info)
-            ax.set_xlabel("first direction")
+            _label(ax, info)
             ax.set_ylabel("second direction")
             ax.set_zlabel("loss")
             ax.set_box_aspect(None, zoom=0.88)  # or the label of the vertical axis is cut off
@@ -146,9 +122,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
 
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """One page with a surface per model, to turn and to switch on and off; those of a group on one scale. It needs no
-    internet.
-    """
+    """Write a page with a surface per model, to turn, show and hide, those of a group on one scale; works offline."""
     need("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale
@@ -158,7 +132,7 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
     layout: dict[str, Any] = {}
     colours = [(place**STEEPNESS, colour) for place, colour in get_colorscale("Viridis")]
     for n, group in enumerate(groups):
-        levels = _levels(group)
+        levels, _ = _levels(group)
         low, ceiling = float(levels[0]), float(levels[-1])
         number, bottom, height = str(n + 1) if n else "", 1 - (n + 1) / len(groups), 1 / len(groups)
         layout[f"scene{number}"] = {
@@ -166,28 +140,17 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
             "yaxis": {"title": "second direction"},
             "zaxis": {"title": "loss", "range": [low, ceiling]},
             "domain": {"x": [0.0, 0.9], "y": [bottom, bottom + height]},
-            "camera": {
-                "eye": {"x": 1.6, "y": 1.6, "z": 1.1}
-            },  # a little further away than plotly's, which cuts the lower corner
+            "camera": {"eye": {"x": 1.6, "y": 1.6, "z": 1.1}},  # plotly's default cuts the lower corner
         }
         bar = {"title": "loss", "y": bottom + height / 2, "len": 0.9 * height}
         layout[f"coloraxis{number}"] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
+        place = {"scene": f"scene{number}", "coloraxis": f"coloraxis{number}", "showlegend": True, "opacity": 0.9}
         for m, info in enumerate(group):
-            page.add_surface(
-                x=info.axis,
-                y=info.axis,
-                z=_clipped(info, ceiling).T,  # rows of z go along y
-                name=_caption(info),
-                showlegend=True,
-                scene=f"scene{number}",
-                coloraxis=f"coloraxis{number}",
-                opacity=0.9,
-                visible=True if m == 0 else "legendonly",
-            )
-    legend, margin = {"x": 0.01, "y": 0.99}, {"l": 0, "r": 0, "b": 0, "t": 40}
-    page.update_layout(
-        title="Loss around each model: click a name to show or hide it", legend=legend, margin=margin, **layout
-    )
+            z = _clipped(info, ceiling).T  # rows of z go along y
+            visible = True if m == 0 else "legendonly"
+            page.add_surface(x=info.axis, y=info.axis, z=z, name=_caption(info), visible=visible, **place)
+    layout |= {"legend": {"x": 0.01, "y": 0.99}, "margin": {"l": 0, "r": 0, "b": 0, "t": 40}}
+    page.update_layout(title="Loss around each model: click a name to show or hide it", **layout)
     write(path, page.to_html(include_plotlyjs=True).encode())
 
 
@@ -195,30 +158,28 @@ def _caption(info: LandscapeInfo) -> str:
     return f"{info.title}: loss {info.centre:.3g}"
 
 
-def _ticks(ax: Any, info: LandscapeInfo) -> None:
-    """The ends and the model: more would run into the labels."""
+def _label(ax: Any, info: LandscapeInfo) -> None:
+    """Label the first direction; ticks at the ends and the model only, as more would run into the labels."""
     ends = [info.axis[0], 0, info.axis[-1]]
     ax.set_xticks(ends)
     ax.set_yticks(ends)
+    ax.set_xlabel("first direction")
 
 
-def _norm(levels: Array) -> Any:
-    """Colours as the levels go: equal steps from each to the next."""
+def _levels(infos: Sequence[LandscapeInfo]) -> tuple[Array, dict[str, Any]]:
+    """Levels for all models, denser near the bottom, and colours in equal steps from each to the next.
+
+    They go up to twice the height of the flattest model: the rim of a steep one would hide the rest.
+    """
     from matplotlib.colors import PowerNorm
 
-    return PowerNorm(1 / STEEPNESS, levels[0], levels[-1])
-
-
-def _levels(infos: Sequence[LandscapeInfo]) -> Array:
-    """Levels for all models alike, up to twice where the flattest of them ends: the rim of a steep one would hide the
-    rest. Denser near the bottom.
-    """
     finite = [info for info in infos if np.isfinite(info.lowest)]
     low = min((info.lowest for info in finite), default=0.0)
     highest = [info.highest for info in finite]
     ceiling = min(max(highest), low + 2 * (min(highest) - low)) if finite else low
     ceiling = ceiling if ceiling > low else low + 1.0
-    return low + (ceiling - low) * np.linspace(0, 1, LEVELS) ** STEEPNESS
+    levels = low + (ceiling - low) * np.linspace(0, 1, LEVELS) ** STEEPNESS
+    return levels, {"cmap": "viridis", "norm": PowerNorm(1 / STEEPNESS, levels[0], levels[-1])}
 
 
 def _clipped(info: LandscapeInfo, ceiling: float) -> Array:

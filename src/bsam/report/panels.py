@@ -1,12 +1,12 @@
-"""What figures share: panels in rows, one row and one scale for each group of models; a legend for all panels; the way
-to the disk.
+"""What figures share: panels in rows, one row and one scale for each group of models; line styles; a legend for all
+panels; saving.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,30 @@ from ..core.extras import need
 from ..training.files import write
 
 MOST_COLUMNS = 4
+# told apart by the colour-blind, too
+COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 pairs
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour and dashes of a line by its number; the first 35 differ.
+
+    Example:
+        >>> line_style(1)
+        {'color': '#0072b2', 'linestyle': '--'}
+    """
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+
+
+def seeds_text(counts: Iterable[int]) -> str:
+    """Return of how many seeds each line is the mean.
+
+    Example:
+        >>> seeds_text([1, 1]), seeds_text([3, 3]), seeds_text([3, 2])
+        ('one seed', 'mean of 3 seeds', 'mean of 2 to 3 seeds')
+    """
+    low, *_, high = sorted([*counts] * 2)
+    return "one seed" if high == 1 else f"mean of {high} seeds" if low == high else f"mean of {low} to {high} seeds"
 
 
 class Grouped(Protocol):

@@ -1,16 +1,24 @@
-"""Bars that say how long it will take."""
+"""Progress in the terminal: bars, the plan of a recipe, and how long it will take."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.extras import need
+from ..data import DATASETS
+from ..models import MODELS
+from ..recipes.eta import EtaEstimator
+from ..recipes.experiments import Recipe
+from ..recipes.runner import Callbacks
+from ..recipes.variants import variant_of
+from ..training.config import Run
+from ..training.run_dir import RunState
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
 
 class Bars:
@@ -20,42 +28,128 @@ class Bars:
         self._bars = bars
         self._tasks = {stage: bars.add_task(stage, total=total, start=False) for stage, total in totals.items()}
 
-    def advance(self, stage: str, steps: int) -> None:
-        """Move a bar on."""
-        self._bars.start_task(
-            self._tasks[stage]
-        )  # a clock that starts with the first bar would count the stages before
-        self._bars.advance(self._tasks[stage], steps)
-
     def reach(self, stage: str, done: int, total: int) -> None:
-        """Move a bar to where ``done`` of ``total`` are done; one that falls back starts anew, with its clock."""
+        """Move a bar to ``done`` of ``total``; a bar that moves back starts again, with its time."""
         task = self._tasks[stage]
         if done < self._bars.tasks[task].completed:
             self._bars.reset(task, start=False)
-        self._bars.start_task(task)
+        self._bars.start_task(task)  # now: the stages before do not count
         self._bars.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager
 def progress(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
-    """One bar per stage, all in view from the start."""
-    need("rich", "train")
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    """Show one bar per stage, all from the start."""
+    from rich import progress as rich
 
     columns = (
-        TextColumn("{task.description:11}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        rich.TextColumn("{task.description:11}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bars:
+    with rich.Progress(*columns, console=console) as bars:
         yield Bars(bars, totals)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words.
+
+    Example:
+        >>> duration(0.4), duration(50), duration(400), duration(9000), duration(400_000)
+        ('0.4 s', '50 s', '7 min', '2.5 h', '4.6 d')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for size, unit, top in ((1, "s", 100), (60, "min", 100)):
+        if seconds / size < top:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
+
+
+def time_left(left: tuple[float, int]) -> str:
+    """Return the result of :meth:`bsam.recipes.eta.EtaEstimator.total` in words.
+
+    Example:
+        >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))
+        ('about 7 min', 'about 7 min, and 2 runs unlike any that was measured', 'unknown before the first epoch')
+    """
+    seconds, unknown = left
+    if not unknown:
+        return f"about {duration(seconds)}"
+    rest = f"{unknown} run{'s' if unknown > 1 else ''} unlike any that was measured"
+    return f"about {duration(seconds)}, and {rest}" if seconds else "unknown before the first epoch"
+
+
+def name_of(run: Run) -> str:
+    """Return a run in words.
+
+    Example:
+        >>> name_of(Run("bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2))
+        'ResNet-18, CIFAR-10, BSAM (Algorithm 1), rho_min 0.1, 20% noise, seed 0'
+    """
+    own = [f"{name} {run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
+    noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
+    place = [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title]
+    return ", ".join([*place, *own, *noise, f"seed {run.seed}"])
+
+
+def plan_info(states: Sequence[RunState]) -> list[tuple[str, str, float | None]]:
+    """Return each run in words, its state, and the seconds that are left; None where nothing like it was measured."""
+    eta = EtaEstimator(states)
+    return [(name_of(state.run), str(state), eta.left(state)) for state in states]
+
+
+def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
+    """Return the plan for the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    title = f"{recipe.title}: {len(states)} runs"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_style="bold", title_justify="left")
+    for name, side in (("run", "left"), ("state", "left"), ("left", "right")):
+        table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for name, state, seconds in plan_info(states):
+        table.add_row(name, state, "?" if seconds is None else duration(seconds) if seconds else "-")
+    return table
+
+
+def totals(states: Sequence[RunState]) -> str:
+    """Return the plan in a sentence.
+
+    Example:
+        >>> from pathlib import Path
+        >>> begun = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 2.0},))
+        >>> totals([begun, RunState(Run("sgd", epochs=3), Path("b"))])
+        '2 runs: 0 over, 1 begun, 1 missing. Time left: about 10 s.'
+    """
+    over, begun = sum(state.over for state in states), sum(bool(state.epochs) and not state.over for state in states)
+    counts = f"{len(states)} runs: {over} over, {begun} begun, {len(states) - over - begun} missing."
+    return f"{counts} Time left: {time_left(EtaEstimator(states).total(states))}."
+
+
+@contextlib.contextmanager
+def run_bars(console: Console, runs: int, stage: str = "runs", epochs: bool = True) -> Iterator[Callbacks]:
+    """Show a bar for the runs and one for the epochs of the current run, and a line for each run that begins.
+
+    Args:
+        console: where.
+        runs: the number of runs.
+        stage: the name of their bar.
+        epochs: whether there is a bar for epochs: not where several processes train.
+    """
+    with progress(console, {stage: runs, **({"epochs": 1} if epochs else {})}) as bars:
+
+        def begins(state: RunState, over: int, left: tuple[float, int]) -> None:
+            console.print(f"{name_of(state.run)}. Left: {time_left(left)}", style="dim", highlight=False)
+            bars.reach(stage, over, runs)
+            bars.reach("epochs", len(state.epochs), state.run.epochs)
+
+        def ends(state: RunState, over: int) -> None:
+            bars.reach(stage, over, runs)
+            if state.diverged is not None:
+                console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
+
+        yield Callbacks(begins, lambda done, total: bars.reach("epochs", done, total), ends, console.print)

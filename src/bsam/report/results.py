@@ -1,93 +1,110 @@
-"""The demo's numbers, as plain values and as JSON files."""
+"""What a recipe writes: its table, the last numbers of every run with their machine and date, and its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..recipes.demo import SHARPNESS_RADIUS, Cell, Plan
-from ..training.environment import environment_info
-from ..training.files import write_json
-from ..training.loop import CURVATURE_SAMPLES
-from ..training.result import Result
+from ..core.errors import BsamRuntimeError
+from ..recipes.experiments import Recipe
+from ..recipes.variants import variant_of
+from ..training.files import write, write_json
+from ..training.lock import locked
+from ..training.run_dir import RunDir, RunState
+from .figures import draw_accuracy_and_sharpness, draw_accuracy_lines, draw_training_curves
+from .landscapes import draw_landscapes
+from .probes import draw_gradient_conflict, draw_sharpness_curves
+from .tables import CellSummary, caption, markdown, sections_info, settings_section, table_info, unit
 
-Row: TypeAlias = dict[str, Any]
+Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
+FIGURES: dict[str, Draw] = {
+    "accuracy_lines": draw_accuracy_lines,
+    "training_curves": draw_training_curves,
+    "sharpness_curves": draw_sharpness_curves,
+    "gradient_conflict": draw_gradient_conflict,
+    "accuracy_and_sharpness": draw_accuracy_and_sharpness,
+    "landscape": draw_landscapes,
+}
 
 
-def rows_info(cells: Sequence[Cell]) -> list[Row]:
-    """One row per method, noise rate and seed, after the last epoch. Accuracies are shares, 0 to 1; sharpness is of the
-    labels as trained on.
+def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
+    """Return an entry per run: its settings, how far it is, the metrics of its last epoch if it is finished, and each
+    machine that worked on it, with dates.
     """
-    return [_row(cell, result) for cell in cells for result in cell.results]
+    return [
+        {
+            "folder": state.path.name,
+            "title": variant_of(state.run).title,
+            "state": str(state),
+            "reason": state.diverged,
+            "epochs_done": len(state.epochs),
+            "last": dict(state.epochs[-1]) if state.finished else None,
+            "top_eigenvalue": RunDir(state.path).top_eigenvalue() if state.finished else None,
+            "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
+            "settings": state.run.settings(),
+            "machines": RunDir(state.path).machines(),
+        }
+        for state in states
+    ]
 
 
-def _row(cell: Cell, result: Result) -> Row:
-    run, found = result.run, result.last.sharpness
-    assert found is not None  # final runs measure it
-    return {
-        "method": cell.candidate.name,
-        "title": cell.candidate.title,
-        "label_noise": run.label_noise,
-        "seed": run.seed,
-        "test_accuracy": result.score,
-        "train_loss": found.loss,
-        "max_sharpness": found.max_sharpness,
-        "min_sharpness": found.min_sharpness,
-        "bilateral": found.bilateral,
-        "cosine": found.cosine,
-        "top_eigenvalue": result.top_eigenvalue,
-        "seconds_per_step": result.seconds_per_step,
-        "lr": run.lr,
-        "weight_decay": run.weight_decay,
-        "arguments": dict(run.arguments),
-        "epochs": run.epochs,
+def cell_info(summary: CellSummary) -> dict[str, Any]:
+    """Return a cell of the table as plain values."""
+    ours = {"mean": None, "std": None, "n": 0} if summary.ours is None else asdict(summary.ours)
+    counts = {"diverged": summary.diverged, "missing": summary.missing}
+    paper = None if summary.paper is None else asdict(summary.paper)
+    return {**asdict(summary.cell), **ours, **counts, "paper": paper, **summary.details}
+
+
+def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return where the numbers come from, as lines: devices, versions and dates."""
+    machines = [machine for run in runs for machine in run["machines"]]
+    if not machines:
+        return []
+    devices = dict.fromkeys(f"{each['device']}, torch {each['torch']}, bsam {each['bsam']}" for each in machines)
+    dates = sorted(machine["date"][:10] for machine in machines)
+    return [f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}."]
+
+
+def write_results(
+    out: Path, recipe: Recipe, scale: str, states: Sequence[RunState], tuning: Sequence[RunState] = ()
+) -> list[Path]:
+    """Write ``table.md``, ``results.json`` and the recipe's figures, of the finished runs.
+
+    Args:
+        out: the folder of the experiment.
+        recipe: the experiment.
+        scale: its scale.
+        states: of its final runs.
+        tuning: of the runs that chose their settings.
+
+    Returns:
+        the files that were written.
+    """
+    damaged = next((state.damaged for state in (*states, *tuning) if state.damaged is not None), None)
+    if damaged is not None:  # it may be finished: a table without it would be wrong
+        raise BsamRuntimeError(damaged)
+    summaries, runs, run = table_info(recipe, states), runs_info(states), states[0].run
+    sections = [*sections_info(recipe, summaries), *settings_section(recipe, states)]
+    content = {
+        "recipe": recipe.name,
+        "scale": scale,
+        "title": recipe.title,
+        "unit": unit(run),
+        "seeds": sorted({state.run.seed for state in states}),
+        "table": [cell_info(summary) for summary in summaries],
+        "runs": runs,
+        "tuning": runs_info(tuning),
     }
-
-
-def tuning_info(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The budget, what was tried and what was chosen."""
-    return {
-        "runs_per_method_and_noise_rate": len(cells[0].tuning),
-        "seed": cells[0].tuning[0].run.seed,
-        "chosen_by": "accuracy on the validation set (clean labels) after the last epoch; of equals the first tried",
-        "choices": [
-            {
-                "method": cell.candidate.name,
-                "label_noise": cell.label_noise,
-                **_candidate(cell.choice),
-                "tried": [_candidate(result) for result in cell.tuning],
-            }
-            for cell in cells
-        ],
-    }
-
-
-def _candidate(result: Result) -> Row:
-    run = result.run
-    return {
-        "lr": run.lr,
-        "weight_decay": run.weight_decay,
-        "arguments": dict(run.arguments),
-        "validation_accuracy": result.score,
-    }
-
-
-def write_results(folder: Path, plan: Plan, cells: Sequence[Cell]) -> list[Path]:
-    """Write ``results.json``, the rows, and ``about.json``, how they came about."""
-    about = {
-        "environment": environment_info(),
-        "settings": {
-            **plan.settings(),
-            "methods": [candidate.name for candidate in plan.candidates_of],
-            "sharpness_radius": SHARPNESS_RADIUS,
-            "curvature_samples": CURVATURE_SAMPLES,
-            "workers": 2,
-            "threads_per_worker": 1,
-        },
-        "tuning": tuning_info(cells),
-    }
-    paths = [folder / "results.json", folder / "about.json"]
-    for path, content in zip(paths, (rows_info(cells), about), strict=True):
-        write_json(path, content)
-    return paths
+    paths = [out / "table.md", out / "results.json"]
+    with locked(out, "writing results", wait=True):  # several processes may work on one folder
+        lines = [*caption(recipe, summaries, run), *origin_info(runs)]
+        write(paths[0], markdown(recipe.title, sections, lines).encode())
+        write_json(paths[1], content)
+        if any(state.finished for state in states):
+            for name in recipe.figures:
+                paths.append(out / f"{name}.png")
+                FIGURES[name](recipe, states, paths[-1])
+    return [path for path in paths if path.exists()]  # no landscape before the first seed's runs are finished

@@ -1,32 +1,41 @@
-"""The demo's table: first the numbers, then the drawing."""
+"""Tables: our numbers beside the paper's. First the numbers, then the text."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.extras import need
-from .results import Row
+from ..recipes.experiments import Recipe, TableCell
+from ..recipes.paper import EPOCHS, Published
+from ..recipes.runner import score_of
+from ..recipes.variants import variant_of
+from ..tasks import TASKS
+from ..training.config import Run
+from ..training.run_dir import RunDir, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-MEASURES = ("test_accuracy", "train_loss", "max_sharpness", "min_sharpness", "bilateral", "top_eigenvalue")
+MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation (that of a sample, n - 1 below) of n values; of one value there is no deviation."""
+    """Mean and sample standard deviation (None for a single value) of n values."""
 
     mean: float
     std: float | None
     n: int
 
+    def __str__(self) -> str:
+        deviation = "" if self.std is None else f" ± {self.std:.2f}"
+        return f"{self.mean:.2f}{deviation} ({self.n})"
+
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and deviation.
+    """Return mean and standard deviation.
 
     Example:
         >>> spread([1.0, 3.0])
@@ -37,87 +46,217 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
-def summary_info(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry per noise rate and method: a :class:`Spread` of every measure over the seeds, and ``relative_time``,
-    the time of a step over SGD's.
+@dataclass(frozen=True)
+class Detail:
+    """A further column of a table: the mean over the finished seeds.
 
-    Each run is compared with SGD's run at the same noise rate and seed, which ran at about the same time; the median of
-    these is taken. Without SGD
-    there is no relative time: None.
+    Args:
+        header: of the column.
+        format: of the number.
+        value: called with a finished run; None if that has no such number.
     """
-    sgd = {(row["label_noise"], row["seed"]): row["seconds_per_step"] for row in rows if row["method"] == "sgd"}
-    groups: dict[tuple[float, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["label_noise"], row["method"]), []).append(row)
-    return [
-        {
-            **{name: group[0][name] for name in ("method", "title", "label_noise", "lr", "weight_decay", "arguments")},
-            **{name: spread([row[name] for row in group]) for name in MEASURES},
-            "relative_time": statistics.median(
-                row["seconds_per_step"] / sgd[row["label_noise"], row["seed"]] for row in group
-            )
-            if sgd
-            else None,
-        }
-        for group in groups.values()
-    ]
+
+    header: str
+    format: str
+    value: Callable[[RunState], float | None]
 
 
-def summary_tables(summary: Sequence[dict[str, Any]]) -> list[Table]:
-    """One table per noise rate."""
-    need("rich", "demo")
-    return [
-        _table(noise, [entry for entry in summary if entry["label_noise"] == noise])
-        for noise in dict.fromkeys(entry["label_noise"] for entry in summary)
-    ]
+def _sharpness(name: str) -> Callable[[RunState], float | None]:
+    return lambda state: (state.epochs[-1].get("sharpness") or {}).get(name)
 
 
-def _table(noise: float, entries: Sequence[dict[str, Any]]) -> Table:
+DETAILS: dict[str, Detail] = {
+    "loss": Detail("loss", ".3f", _sharpness("loss")),
+    "max_sharpness": Detail("MaxS", ".4f", _sharpness("max_sharpness")),
+    "min_sharpness": Detail("MinS", ".4f", _sharpness("min_sharpness")),
+    "bilateral": Detail("BilS", ".4f", _sharpness("bilateral")),
+    "top_eigenvalue": Detail("λmax", ".3g", lambda state: RunDir(state.path).top_eigenvalue()),
+    # of an epoch; in the table, the median of the ratios to SGD's run of the same section and seed
+    "time": Detail("time", ".2f", lambda state: statistics.median(metrics["seconds"] for metrics in state.epochs)),
+}
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """A cell of the table: the score after the last epoch over the finished seeds, the number of seeds that diverged or
+    are not finished, the paper's number, and further columns of its row.
+    """
+
+    cell: TableCell
+    ours: Spread | None
+    diverged: int
+    missing: int
+    paper: Published | None
+    details: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
+    """Return the cells of a recipe's table, in the order of the runs."""
+    cells: dict[TableCell, list[RunState]] = {}
+    for state in states:
+        cells.setdefault(recipe.cell(state.run), []).append(state)
+    sgd = {_place(recipe, state): state for state in states if state.finished and variant_of(state.run).name == "sgd"}
+    return [_summary(recipe, cell, group, sgd) for cell, group in cells.items()]
+
+
+def _place(recipe: Recipe, state: RunState) -> tuple[str, int]:
+    return recipe.cell(state.run).section, state.run.seed
+
+
+def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState], sgd: Mapping[Any, RunState]) -> CellSummary:
+    finished = [state for state in states if state.finished]
+    diverged = sum(state.diverged is not None and not state.finished for state in states)
+    details: dict[str, float | None] = {}
+    for name in recipe.details:
+        value = DETAILS[name].value
+        pairs = [(value(state), sgd.get(_place(recipe, state))) for state in finished]
+        if name == "time":
+            ratios = [own / value(other) for own, other in pairs if own is not None and other is not None]  # type: ignore[operator]
+            details[name] = statistics.median(ratios) if ratios else None
+        else:
+            known = [own for own, _ in pairs if own is not None]
+            details[name] = statistics.fmean(known) if known else None
+    ours = spread([score_of(state) for state in finished]) if finished else None
+    missing = len(states) - len(finished) - diverged
+    return CellSummary(cell, ours, diverged, missing, recipe.published(states[0].run), details)
+
+
+def unit(run: Run) -> str:
+    """Return what the numbers of a table are.
+
+    Example:
+        >>> unit(Run("sgd"))
+        'test accuracy in %'
+    """
+    return f"{run.eval_split} {TASKS[run.task].measure.title}"
+
+
+def ours_text(summary: CellSummary) -> str:
+    """Return our number as text.
+
+    Example:
+        >>> cell = TableCell("", "", "")
+        >>> ours_text(CellSummary(cell, Spread(96.8, 0.1, 3), 1, 0, None))
+        '96.80 ± 0.10 (3), 1 diverged'
+        >>> ours_text(CellSummary(cell, None, 2, 0, None))
+        'diverged'
+    """
+    if summary.ours is None:
+        return "diverged" if summary.diverged else "-"
+    return f"{summary.ours}" + (f", {summary.diverged} diverged" if summary.diverged else "")
+
+
+def paper_text(number: Published | None, notes: Sequence[str]) -> str:
+    """Return the paper's number as text, with the mark of its note.
+
+    Example:
+        >>> paper_text(Published(97.82, 0.07, "after 300 epochs"), ["after 300 epochs"]), paper_text(None, [])
+        ('97.82 ± 0.07ᵃ', '-')
+    """
+    if number is None:
+        return "-"
+    deviation = "" if number.std is None else f" ± {number.std:.2f}"
+    return f"{number.mean:.2f}{deviation}{MARKS[notes.index(number.note)] if number.note else ''}"
+
+
+@dataclass(frozen=True)
+class TableSection:
+    """A section of the table as text: title, header and rows."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:
+    """Return the table as text. The paper's numbers stand beside ours in sections where it has any."""
+    return [_section(recipe, title, summaries) for title in dict.fromkeys(each.cell.section for each in summaries)]
+
+
+def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
+    own = {(each.cell.row, each.cell.column): each for each in summaries if each.cell.section == title}
+    rows, columns = (list(dict.fromkeys(key[i] for key in own)) for i in (0, 1))
+    beside = any(each.paper is not None for each in own.values())
+    notes = notes_info(summaries)
+
+    def texts(summary: CellSummary) -> list[str]:
+        paper = [paper_text(summary.paper, notes)] if beside else []
+        details = [
+            "-" if value is None else format(value, DETAILS[name].format) for name, value in summary.details.items()
+        ]
+        return [ours_text(summary), *paper, *details]
+
+    further = [*(["paper"] if beside else []), *(DETAILS[name].header for name in recipe.details)]
+    header = [text for column in columns for text in (column, *further)]
+    body = [(row, *(text for column in columns for text in texts(own[row, column]))) for row in rows]
+    return TableSection(title, (recipe.rows, *header), tuple(body))
+
+
+def settings_section(recipe: Recipe, states: Sequence[RunState]) -> list[TableSection]:
+    """Return the settings that tuning chose as a section, if the recipe has tuning: a column for each section."""
+    if recipe.tuning is None:
+        return []
+    names = list(recipe.tuning.settings(states[0].run)[0])
+    found = {(cell.row, cell.section): state.run for state in states if (cell := recipe.cell(state.run))}
+    rows, columns = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    body = [(row, *(settings_text(found[row, column], names) for column in columns)) for row in rows]
+    return [TableSection("Settings chosen on the validation set", (recipe.rows, *columns), tuple(body))]
+
+
+def settings_text(run: Run, names: Sequence[str]) -> str:
+    """Return settings of a run as text, the arguments of its method among them.
+
+    Example:
+        >>> settings_text(Run("sam", {"rho": 0.1}, lr=0.03), ["lr", "arguments"])
+        'lr 0.03, rho 0.1'
+    """
+    settings = {name: getattr(run, name) for name in names if name != "arguments"}
+    return ", ".join(f"{name} {value:g}" for name, value in {**settings, **run.arguments}.items())
+
+
+def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
+    """Return the notes on the paper's numbers, in the order of the marks."""
+    return list(dict.fromkeys(each.paper.note for each in summaries if each.paper is not None and each.paper.note))
+
+
+def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
+    """Return the lines below a table of runs like this one."""
+    after = f"after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."
+    lines = [f"{unit(run).capitalize()}, {after}"]
+    if any(each.paper is not None for each in summaries):
+        one = "It has one BSAM, which stands beside all three forms of ours."
+        lines.append(f"paper: as published, after {EPOCHS} epochs. {one}")
+    lines += [f"{mark} {note}" for mark, note in zip(MARKS, notes_info(summaries), strict=False)]
+    lines += recipe.notes
+    if any(each.diverged for each in summaries):
+        again = "once its directory (in results.json) is removed, such a run is run again."
+        lines.append(f"diverged: the loss was not finite; {again}")
+    missing = sum(each.missing for each in summaries)
+    return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
+
+
+def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
+    """Return the sections as tables for the terminal."""
     from rich import box
     from rich.table import Table
 
-    title = f"{heading(noise)}, n = {entries[0]['test_accuracy'].n}"
-    table = Table(
-        title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False, title_style="bold", title_justify="left"
-    )
-    table.add_column("method", no_wrap=True)
-    for name in ("acc. %", "loss", "MaxS", "MinS", "BilS", "λmax", "time", "lr", "rho", "decay"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for entry in entries:
-        accuracy = entry["test_accuracy"]
-        deviation = "" if accuracy.std is None else f" ± {100 * accuracy.std:.1f}"
-        table.add_row(
-            entry["title"],
-            f"{100 * accuracy.mean:.1f}{deviation}",
-            f"{entry['train_loss'].mean:.3f}",
-            *(f"{entry[name].mean:.4f}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
-            f"{entry['top_eigenvalue'].mean:.3g}",
-            "-" if entry["relative_time"] is None else f"{entry['relative_time']:.2f}",
-            f"{entry['lr']:g}",
-            radius(entry["arguments"]),
-            f"{entry['weight_decay']:g}",
-        )
-    return table
+    tables = []
+    for section in sections:
+        style = {"title_style": "bold", "title_justify": "left", "min_width": len(section.title)}
+        table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)  # type: ignore[arg-type]
+        table.add_column(section.header[0], no_wrap=True)
+        for name in section.header[1:]:
+            table.add_column(name, justify="right", style="dim" if name == "paper" else "", no_wrap=name == "paper")
+        for row in section.rows:
+            table.add_row(*row)
+        tables.append(table)
+    return tables
 
 
-def heading(noise: float) -> str:
-    """What stands above the numbers of a noise rate.
-
-    Example:
-        >>> heading(0.4), heading(0.0)
-        ('40% of the training labels flipped', 'Clean labels')
-    """
-    return f"{noise:.0%} of the training labels flipped" if noise else "Clean labels"
-
-
-def radius(arguments: dict[str, float]) -> str:
-    """The radius for the table: one where all are equal, the weight of the loss for SAF and MESA, a dash where there is
-    neither.
-
-    Example:
-        >>> radius({"rho_max": 0.1, "rho_min": 0.1, "passes": 2}), radius({"rho_max": 0.1, "rho_min": 0.05}), radius({"lam": 0.3}), radius({})
-        ('0.1', '0.1/0.05', 'λ0.3', '-')
-    """
-    if "lam" in arguments:
-        return f"λ{arguments['lam']:g}"
-    return "/".join(dict.fromkeys(f"{value:g}" for name, value in arguments.items() if name.startswith("rho"))) or "-"
+def markdown(title: str, sections: Sequence[TableSection], lines: Sequence[str]) -> str:
+    """Return the whole table with the lines below it, as Markdown."""
+    text = [f"# {title}", ""]
+    for section in sections:
+        rows = [section.header, ("---", *["---:"] * (len(section.header) - 1)), *section.rows]
+        text += [f"## {section.title}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+    return "\n".join([*text, *(f"{line}  " for line in lines)]) + "\n"

@@ -1,4 +1,4 @@
-"""What a finished run is."""
+"""The result of a finished run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .config import Run
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is known after an epoch. ``sharpness`` is of the training data with the labels as trained on."""
+    """The metrics after an epoch. ``sharpness`` is of the training data, with the labels as trained on."""
 
     metrics: Mapping[str, float]
     sharpness: Sharpness | None = None
@@ -21,7 +21,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class LossSurface:
-    """The loss on a plane through the network, as plain numbers: a row for each place along the first direction. The
+    """The loss on a plane through the network, as plain numbers: a row for each point along the first direction. The
     network is at the centre.
     """
 
@@ -31,8 +31,8 @@ class LossSurface:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. The eigenvalue and the relief are of the network after the last epoch, on some of the training
-    data, labels as trained on.
+    """A finished run. Eigenvalue and landscape (``relief``) are of the network after the last epoch, on some training
+    data, with the labels as trained on.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def score(self) -> float:
-        """The task's measure (accuracy, as a share) after the last epoch, on the set that was held out."""
+        """The task's measure (accuracy, as a share) after the last epoch, on the evaluation split."""
         return self.last.metrics[f"{self.run.eval_split}_{self.measure}"]
 
 

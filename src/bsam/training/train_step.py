@@ -88,7 +88,7 @@ def build_optimizer(
     criterion: Criterion = cross_entropy,
     **known: Any,
 ) -> TrainStep:
-    """Build the training step of a network: with ``base`` alone for the method ``"base"``, else with a method of METHODS.
+    """Build the training step of a network: with ``base`` alone for the method ``"base"``, else with one of METHODS.
 
     Args:
         method: its name.

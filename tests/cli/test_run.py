@@ -10,8 +10,9 @@ import pytest
 
 import bsam
 from bsam import cli
-from bsam.recipes.catalogue import RECIPES
-from bsam.recipes.runner import folder_name, run_all
+from bsam.recipes import RECIPES
+from bsam.recipes.runner import run_all
+from bsam.training.run_dir import run_dir_name
 
 CHEAP = {
     "classification": ["sgd"],
@@ -25,7 +26,7 @@ def folders(out):
     return {path.name for path in out.iterdir() if path.is_dir()}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "smoke" in recipe.scales])
 def test_smoke(name, tmp_path, capsys):
     """The cheapest methods of every recipe, really trained; then nothing is left to do."""
     only = ["--only", *CHEAP[name]] if name in CHEAP else []
@@ -53,16 +54,32 @@ def test_every_method_trains_at_the_scale_smoke(tmp_path):
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    assert (
-        cli.main(
-            ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run", "--out", str(tmp_path / "out")]
-        )
-        == 0
-    )
+    command = ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert "80 runs: 0 over, 0 begun, 80 missing. Time left: unknown before the first epoch." in " ".join(text.split())
     assert text.count("missing") == 81
     assert not (tmp_path / "out").exists()
+
+
+def test_the_dry_run_of_the_demo_has_its_tuning(tmp_path, capsys):
+    assert cli.main(["run", "demo", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    assert "72 runs: 0 over, 0 begun, 72 missing." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
+    """ResNet-18 on CIFAR-10 alone; the table has all, and says what is missing."""
+    command = ["run", "classification", "--out", str(tmp_path / "out")]
+    assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "19 runs: 0 over, 0 begun, 19 missing." in text
+    assert text.count("ResNet-18, CIFAR-10,") == 19
+    assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "--device", "cpu"]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    done = [run for run in results["runs"] if run["state"] == "done"]
+    assert [run["settings"]["model"] for run in done] == ["resnet8"]
+    assert sum(cell["missing"] for cell in results["table"]) == len(results["runs"]) - 1
+    assert "56 runs are not finished." in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkeypatch):
@@ -83,7 +100,10 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
         (["label-noise", "--scale", "huge"], "scale must be one of smoke, short, paper"),
         (["label-noise", "--seeds", "0"], "seeds"),
         (["label-noise", "--seeds", "1000000", "--dry-run"], "seeds must be a whole number between 1 and 100"),
-        (["label-noise", "--only", "msam"], "no method 'msam'"),
+        (["label-noise", "--only", "msam"], "no method 'msam': choose from sgd, sam"),
+        (["label-noise", "--models", "resnet18"], "no model 'resnet18': choose from resnet8"),
+        (["label-noise", "--data", "cifar10"], "no data set 'cifar10': choose from digits"),
+        (["demo", "--scale", "smoke"], "scale must be one of demo; got 'smoke'"),
         (["label-noise", "--device", "tpu"], "device"),
         (["label-noise", "--scale", "short", "--device", "cpu"], "--data-dir"),
     ],
@@ -137,10 +157,8 @@ def test_a_recipe_that_nobody_listens_to_says_what_is_kept(tmp_path):
         assert "5 runs" in process.stdout.readline()
         process.stdout.close()
         error = process.stderr.read()
-    assert (
-        error
-        == f"bsam: the output was closed. Finished epochs are kept in {tmp_path}; the same command goes on from there.\n"
-    )
+    kept = f"Finished epochs are kept in {tmp_path}; the same command goes on from there."
+    assert error == f"bsam: the output was closed. {kept}\n"
     assert process.returncode == 141
     assert not (tmp_path / "table.md").exists()
 
@@ -157,7 +175,7 @@ def test_where_nothing_is_trained_nothing_has_to_be_said(mode, tmp_path):
 def test_interrupted_the_same_command_goes_on(tmp_path):
     process = started("training-curves", "--out", str(tmp_path), "--device", "cpu")
     runs = RECIPES["training-curves"].runs("smoke")
-    first = tmp_path / folder_name(runs[0]) / "model.safetensors"
+    first = tmp_path / run_dir_name(runs[0]) / "model.safetensors"
     while not first.exists():
         assert process.poll() is None
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What there is, in plain text: methods, networks, data sets, recipes. It needs torch and numpy alone."""
+"""Lists of methods, networks, data sets and recipes, in plain text. They need torch and numpy alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..methods import METHODS
 from ..models import MODELS
-from ..recipes.catalogue import RECIPES
+from ..recipes import RECIPES
 
 NARROWEST, WIDEST = 100, 160
 
 
 @dataclass(frozen=True)
-class Catalogue:
-    """One list: what its columns are, where its rows come from, and a line below them."""
+class Listing:
+    """A list: its header, a function that returns its rows, and a note below them."""
 
     header: tuple[str, ...]
     rows: Callable[[], list[tuple[str, ...]]]
@@ -26,7 +26,7 @@ class Catalogue:
 
 
 def methods_info() -> list[tuple[str, ...]]:
-    """One row per method; a dash where it needs nothing.
+    """Return a row per method; a dash where it needs nothing.
 
     Example:
         >>> methods_info()[0]
@@ -40,7 +40,7 @@ def methods_info() -> list[tuple[str, ...]]:
 
 
 def models_info() -> list[tuple[str, ...]]:
-    """One row per network.
+    """Return a row per network.
 
     Example:
         >>> models_info()[1]
@@ -53,7 +53,7 @@ def models_info() -> list[tuple[str, ...]]:
 
 
 def data_info() -> list[tuple[str, ...]]:
-    """One row per data set.
+    """Return a row per data set.
 
     Example:
         >>> data_info()[1]
@@ -74,60 +74,58 @@ def data_info() -> list[tuple[str, ...]]:
 
 
 def recipes_info() -> list[tuple[str, ...]]:
-    """One row per experiment of the paper, with its runs of one seed on the paper's scale.
+    """Return a row per recipe, with its runs of one seed on the largest scale.
 
     Example:
         >>> recipes_info()[2][:2]
         ('label-noise', 'A part of the training labels flipped')
     """
-    return [(r.name, r.title, str(len(r.runs("paper")))) for r in RECIPES.values()]
+    return [(r.name, r.title, str(len(r.runs(r.scales[-1])))) for r in RECIPES.values()]
 
 
-CATALOGUES: dict[str, Catalogue] = {
-    "methods": Catalogue(
+LISTS: dict[str, Listing] = {
+    "methods": Listing(
         ("name", "title", "class", "passes", "memory", "needs", "for", "reference"),
         methods_info,
         "Passes: forward and backward, a step. Memory: beyond the base optimizer's own peak, in units of the "
         "parameters' size.",
     ),
-    "models": Catalogue(
+    "models": Listing(
         ("name", "title", "parameters", "images", "reference"), models_info, "Parameters: with 10 classes."
     ),
-    "data": Catalogue(
+    "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
         data_info,
         "Augmentation and model: those that `bsam train` takes unless others are named. --download gets what is read "
         "from a folder.",
     ),
-    "recipes": Catalogue(
+    "recipes": Listing(
         ("name", "shows", "runs"),
         recipes_info,
-        "Runs: of one seed, on the paper's scale. `bsam run NAME --dry-run` lists them.",
+        "Runs: of one seed, on the largest scale, without tuning. `bsam run NAME --dry-run` lists them.",
     ),
 }
 
 
-def catalogue_table(name: str, width: int) -> str:
-    """The rows of a list below their header, in ``width`` columns (100 at least, 160 at most); long texts wrap.
+def list_table(name: str, width: int) -> str:
+    """Return the rows of a list below their header, ``width`` (100 to 160) characters wide; long texts wrap.
 
     Example:
-        >>> catalogue_table("methods", 160).split()[:4]
+        >>> list_table("methods", 160).split()[:4]
         ['name', 'title', 'class', 'passes']
     """
-    if name not in CATALOGUES:
-        raise BsamValueError(f"there is no list of {name!r}: choose from {', '.join(CATALOGUES)}")
-    catalogue = CATALOGUES[name]
-    rows = [catalogue.header, *catalogue.rows()]
-    gaps = 2 * (len(catalogue.header) - 1)
+    if name not in LISTS:
+        raise BsamValueError(f"there is no list of {name!r}: choose from {', '.join(LISTS)}")
+    listing = LISTS[name]
+    rows = [listing.header, *listing.rows()]
+    gaps = 2 * (len(listing.header) - 1)
     widths = _widths(rows, min(max(width, NARROWEST), WIDEST) - gaps)
     header, *body = (_lines(row, widths) for row in rows)
     return "\n".join([*header, "-" * (sum(widths) + gaps), *(line for lines in body for line in lines)])
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Columns as wide as their texts, narrowed one by one where it costs the fewest lines, until they fit; no word is
-    cut.
-    """
+    """Columns as wide as their texts, narrowed where it costs the fewest lines until they fit; no word is cut."""
     columns = list(zip(*rows, strict=True))
     words = [max(len(word) for text in column for word in text.split()) for column in columns]
     widths = [max(map(len, column)) for column in columns]

@@ -1,4 +1,5 @@
 import inspect
+import string
 from dataclasses import replace
 
 import pytest
@@ -7,17 +8,19 @@ import bsam
 from bsam.data import DATASETS
 from bsam.methods import METHODS
 from bsam.models import MODELS
-from bsam.recipes.catalogue import RECIPES, only
-from bsam.recipes.runner import folder_name
-from bsam.recipes.scales import SCALES
+from bsam.recipes import RECIPES
+from bsam.recipes.experiments import select
 from bsam.recipes.variants import BSAMS, arguments, passes_of, variant_of, variants
 from bsam.training.config import Run
+from bsam.training.run_dir import run_dir_name
 
+CIFAR = [recipe for recipe in RECIPES.values() if "paper" in recipe.scales]
 PAPER = {"data": "cifar10", "precision": "bf16", "compile": True}  # with Run's defaults, ResNet-18 on CIFAR-10
 
 
 def test_every_method_is_a_column_and_bsam_is_three():
-    assert [column.method for column in variants().values()] == ["sgd", *METHODS, "bsam", "bsam"]
+    assert list(variants()) == ["sgd", *METHODS, "bsam-2", "bsam-released"]
+    assert {column.method for column in variants().values()} >= set(METHODS)
     assert [variants()[name].title for name in BSAMS] == ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
     assert [variants()[name].arguments for name in BSAMS] == [{}, {"passes": 2}, {"start_from_min": True}]
 
@@ -122,40 +125,38 @@ def test_the_curves():
     assert all(run.probe for run in conflict)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_short_is_the_paper_with_fewer_epochs(name):
-    paper = [replace(run, epochs=24, probe=None) for run in RECIPES[name].runs("paper")]
-    short = [replace(run, probe=None) for run in RECIPES[name].runs("short")]
+@pytest.mark.parametrize("recipe", CIFAR, ids=lambda recipe: recipe.name)
+def test_short_is_the_paper_with_fewer_epochs(recipe):
+    paper = [replace(run, epochs=24, probe=None) for run in recipe.runs("paper")]
+    short = [replace(run, probe=None) for run in recipe.runs("short")]
     assert {run.epochs for run in short} == {24}
     assert all(run in paper for run in short)
-    assert len(short) == (38 if name == "classification" else len(paper))
+    assert len(short) == (38 if recipe.name == "classification" else len(paper))
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_smoke_has_every_row_in_small(name):
-    recipe = RECIPES[name]
-    smoke = recipe.runs("smoke")
+@pytest.mark.parametrize("recipe", CIFAR, ids=lambda recipe: recipe.name)
+def test_smoke_has_every_row_in_small(recipe):
+    name, smoke = recipe.name, recipe.runs("smoke")
     assert {run.data for run in smoke} == {"digits"}
     assert all(MODELS[run.model].parameters < 120_000 and run.epochs < 5 for run in smoke)
-    assert {recipe.place(run).row for run in smoke} == {recipe.place(run).row for run in recipe.runs("paper")}
-    assert all(recipe.place(run).column == DATASETS["digits"].title for run in smoke if name != "label-noise")
+    assert {recipe.cell(run).row for run in smoke} == {recipe.cell(run).row for run in recipe.runs("paper")}
+    assert all(recipe.cell(run).column == DATASETS["digits"].title for run in smoke if name != "label-noise")
     assert all(recipe.published(run) is None for run in smoke)  # the paper has no digits
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", RECIPES)
-def test_folders_and_places_are_unique_and_seeds_come_one_after_the_other(name, scale):
+@pytest.mark.parametrize(("name", "scale"), [(each.name, scale) for each in RECIPES.values() for scale in each.scales])
+def test_directories_and_cells_are_unique_and_seeds_come_one_after_the_other(name, scale):
     recipe = RECIPES[name]
     runs = recipe.runs(scale, seeds=3)
-    folders = [folder_name(run) for run in runs]
+    folders = [run_dir_name(run) for run in runs]
     assert len(set(folders)) == len(runs)
-    assert all(set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for folder in folders)
+    assert all(set(folder) <= set(string.ascii_letters + string.digits + "-_.") for folder in folders)
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)
-    assert len({(recipe.place(run), run.seed) for run in runs}) == len(runs)
+    assert len({(recipe.cell(run), run.seed) for run in runs}) == len(runs)
 
 
 def test_published_numbers_stand_where_they_belong():
-    for recipe in RECIPES.values():
+    for recipe in CIFAR:
         beside = [run for run in recipe.runs("paper") if recipe.published(run) is not None]
         expected = {
             "classification": 6 * 11,
@@ -170,31 +171,12 @@ def test_published_numbers_stand_where_they_belong():
     assert (variant_of(run).name, RECIPES["label-noise"].published(run).mean) == ("bsam-released", 93.34)
 
 
-def test_the_name_of_a_folder_is_its_settings():
-    run = Run("bsam", {"rho_min": 0.1}, model="resnet18", **PAPER)
-    assert folder_name(run).startswith("resnet18-cifar10-bsam-rho_min0.1-seed0-")
-    others = [
-        replace(run, lr=0.1),
-        replace(run, epochs=3),
-        replace(run, arguments={"rho_min": 0.1, "rho_max": 0.1}),
-        replace(run, label_noise=0.2),
-    ]
-    assert len({folder_name(each) for each in (run, *others)}) == 5
-    assert folder_name(replace(run, batch=128)) == folder_name(run)
-
-
 def test_passes():
     assert [
         passes_of(Run(column.method, arguments(column, "cifar10")))
         for column in variants().values()
-        if column.method in ("sgd", "gam", "bsam")
-    ] == [
-        1,
-        4,
-        3,
-        2,
-        3,
-    ]
+        if column.name == "sgd" or column.method in ("gam", "bsam")
+    ] == [1, 4, 3, 2, 3]
 
 
 def test_refusals():
@@ -202,5 +184,21 @@ def test_refusals():
         RECIPES["label-noise"].runs("smoke", seeds=0)
     with pytest.raises(bsam.BsamError, match=r"scale must be one of smoke, short, paper; got 'huge'"):
         RECIPES["label-noise"].runs("huge")
+    with pytest.raises(bsam.BsamError, match=r"scale must be one of demo; got 'paper'"):
+        RECIPES["demo"].runs("paper")
+
+
+def test_a_selection():
+    runs = RECIPES["classification"].runs("paper", seeds=2)
+    assert select(runs) == runs
+    chosen = select(runs, models=["resnet18"], data=["cifar10"])
+    assert len(chosen) == 2 * len(variants())
+    assert {(run.model, run.data) for run in chosen} == {("resnet18", "cifar10")}
+    assert [run.seed for run in select(runs, ["bsam-2"], ["pyramidnet110"], ["cifar100"])] == [0, 1]
+    noise = RECIPES["label-noise"].runs("smoke")
     with pytest.raises(bsam.BsamError, match="no method 'asam': choose from sgd, sam, bsam, bsam-2, bsam-released"):
-        only(RECIPES["label-noise"].runs("smoke"), ["asam"])
+        select(noise, ["asam"])
+    with pytest.raises(bsam.BsamError, match="no model 'resnet18': choose from resnet8"):
+        select(noise, models=["resnet18"])
+    with pytest.raises(bsam.BsamError, match="no data set 'cifar10': choose from digits"):
+        select(noise, data=["cifar10"])

@@ -1,0 +1,225 @@
+"""The experiments on CIFAR, as functions that return runs, and what a recipe is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from ..core.checks import check_count
+from ..core.errors import BsamValueError
+from ..data import DATASETS
+from ..models import MODELS
+from ..training.config import Run
+from .paper import NOISE_RATES, PLACES, RHO_MIN_STUDY, Published, published
+from .scales import Scale, scale_of
+from .variants import BSAMS, variant_of, variants
+
+BASELINES = ("sgd", "sam", *BSAMS)
+CONFLICT_TOP = 0.1  # rho_min at the start, in the figure of the gradient conflict ...
+CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and at the end: fixed, halved, the paper's choice
+MAIN = "resnet18"
+MOST_SEEDS = 100  # all runs are listed before the first begins
+TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
+
+Grid: TypeAlias = Callable[[Scale | str], list[Run]]
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """The position of a run's number in a table."""
+
+    section: str
+    row: str
+    column: str
+
+
+def classification(scale: Scale | str) -> list[Run]:
+    """Return every method on every network and data set."""
+    scale = scale_of(scale)
+    places = [(network, data) for network in scale.networks for data in scale.data]
+    return [scale.run(variant, network, data) for network, data in places for variant in variants().values()]
+
+
+def rho_min_study(scale: Scale | str) -> list[Run]:
+    """Return BSAM with rho_min from small to large, rho_max at its default."""
+    scale = scale_of(scale)
+    return [
+        scale.run(variants()[name], MAIN, data, arguments={"rho_min": rho_min})
+        for data in scale.data
+        for rho_min in RHO_MIN_STUDY
+        for name in BSAMS
+    ]
+
+
+def label_noise(scale: Scale | str) -> list[Run]:
+    """Return runs in which a part of the training labels is flipped."""
+    scale = scale_of(scale)
+    return [
+        scale.run(variants()[name], MAIN, data, label_noise=rate)
+        for data in scale.data
+        for rate in NOISE_RATES
+        for name in BASELINES
+    ]
+
+
+def training_curves(scale: Scale | str) -> list[Run]:
+    """Return the runs whose loss and accuracy are drawn over the epochs."""
+    scale = scale_of(scale)
+    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
+
+
+def sharpness_curves(scale: Scale | str) -> list[Run]:
+    """Return runs with a probe, which records MaxS, MinS and BilS over the steps."""
+    scale = scale_of(scale)
+    return [scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
+
+
+def gradient_conflict(scale: Scale | str) -> list[Run]:
+    """Return runs with a probe under three schedules of rho_min: the cosine of g and g_min over the steps."""
+    scale = scale_of(scale)
+    schedules = [{"rho_min": CONFLICT_TOP, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
+    return [
+        scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe, arguments=schedule)
+        for schedule in schedules
+        for name in BSAMS
+    ]
+
+
+def by_network(run: Run) -> TableCell:
+    """A section for each network, a row for each method, a column for each data set."""
+    return TableCell(MODELS[run.model].title, variant_of(run).title, DATASETS[run.data].title)
+
+
+def by_rho_min(run: Run) -> TableCell:
+    """A section for each form of BSAM, a row for each rho_min, a column for each data set."""
+    section = f"{MODELS[run.model].title}, {variant_of(run).title}"
+    return TableCell(section, f"{run.arguments['rho_min']:g}", DATASETS[run.data].title)
+
+
+def by_noise(run: Run) -> TableCell:
+    """A section for each data set, a row for each method, a column for each rate of label noise."""
+    section = f"{MODELS[run.model].title}, {DATASETS[run.data].title}"
+    return TableCell(section, variant_of(run).title, f"{run.label_noise:.0%}")
+
+
+def by_schedule(run: Run) -> TableCell:
+    """A section for each form of BSAM, a row for each schedule of rho_min."""
+    section = f"{MODELS[run.model].title}, {variant_of(run).title}"
+    return TableCell(section, schedule_of(run), DATASETS[run.data].title)
+
+
+def schedule_of(run: Run) -> str:
+    """Describe the schedule of rho_min.
+
+    Example:
+        >>> schedule_of(Run("bsam", {"rho_min": 0.1, "rho_min_floor": 0.1}))
+        '0.1, fixed'
+        >>> schedule_of(Run("bsam", {"rho_min": 0.1, "rho_min_floor": 0.05}))
+        '0.1 to 0.05'
+    """
+    top, floor = run.arguments["rho_min"], run.arguments["rho_min_floor"]
+    return f"{top:g}, fixed" if top == floor else f"{top:g} to {floor:g}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Settings that are chosen before the final runs, by the score on the validation split after the last epoch.
+
+    Args:
+        settings: called with a run; returns the candidates for it, each as fields of :class:`Run` by name.
+    """
+
+    settings: Callable[[Run], Sequence[Mapping[str, Any]]]
+
+    def runs(self, run: Run) -> list[Run]:
+        """Return a tuning run for each candidate. None of them sees the test set, or measures anything else."""
+        seed = run.seed + TUNING_SEED
+        plain = replace(run, eval_split="validation", seed=seed, radius=None, curvature=False, relief=None)
+        return [replace(plain, **candidate) for candidate in self.settings(run)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment.
+
+    Args:
+        name: its name on the command line.
+        title: what it shows.
+        grid: its runs on a scale, of one seed.
+        cell: the position of a run in the table.
+        rows: what the rows of the table are.
+        table: of :mod:`bsam.recipes.paper`, whose numbers stand beside ours; empty where the paper has a figure only.
+        figures: names in :data:`bsam.report.results.FIGURES`.
+        scales: names of the scales that it can be run on; the first is the default.
+        tuning: how settings of the runs are chosen first; None runs them as they are.
+        details: more columns of the table, names in :data:`bsam.report.tables.DETAILS`.
+        notes: lines below the table.
+    """
+
+    name: str
+    title: str
+    grid: Grid
+    cell: Callable[[Run], TableCell] = by_network
+    rows: str = "method"
+    table: str = ""
+    figures: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ("smoke", "short", "paper")
+    tuning: Tuning | None = None
+    details: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def runs(self, scale: str | None = None, seeds: int = 1, first_seed: int = 0) -> list[Run]:
+        """Return all runs, seed by seed: the first seed of every run comes before the second of any.
+
+        A landscape is measured for the first seed only.
+
+        Example:
+            >>> [(run.method, run.seed) for run in Recipe("curves", "", training_curves).runs("paper", seeds=2)][3:7:3]
+            [('bsam', 0), ('sam', 1)]
+        """
+        scale = self.scales[0] if scale is None else scale
+        if scale not in self.scales:
+            raise BsamValueError(f"scale must be one of {', '.join(self.scales)}; got {scale!r}")
+        check_count("seeds", seeds, high=MOST_SEEDS)
+        check_count("seed", first_seed, low=0)
+        grid = self.grid(scale)
+        first = [replace(run, seed=first_seed) for run in grid]
+        later = range(first_seed + 1, first_seed + seeds)
+        return first + [replace(run, seed=seed, relief=None) for seed in later for run in grid]
+
+    def published(self, run: Run) -> Published | None:
+        """Return the paper's number for a run."""
+        if not self.table:
+            return None
+        name = variant_of(run).name
+        place = {"method": "bsam" if name in BSAMS else name, "rho_min": run.arguments.get("rho_min")}
+        known = {**run.settings(), **place}
+        return published(self.table, **{name: known[name] for name in PLACES[self.table]})
+
+
+def select(
+    runs: Iterable[Run], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
+) -> list[Run]:
+    """Return the runs of these methods (as in the tables), networks and data sets; an empty selection takes all.
+
+    Example:
+        >>> len(select(label_noise("paper"), ["sgd", "bsam-2"], data=["cifar10"]))
+        8
+    """
+    runs = list(runs)
+    kinds: dict[str, tuple[Sequence[str], Callable[[Run], str]]] = {
+        "method": (methods, lambda run: variant_of(run).name),
+        "model": (models, lambda run: run.model),
+        "data set": (data, lambda run: run.data),
+    }
+    chosen = runs
+    for kind, (names, name_of) in kinds.items():
+        known = dict.fromkeys(map(name_of, runs))
+        for name in names:
+            if name not in known:
+                raise BsamValueError(f"the recipe has no {kind} {name!r}: choose from {', '.join(known)}")
+        chosen = [run for run in chosen if not names or name_of(run) in names]
+    if not chosen:
+        raise BsamValueError("no run of the recipe has the chosen methods, models and data sets together")
+    return chosen

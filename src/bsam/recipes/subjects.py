@@ -1,0 +1,193 @@
+"""What ``bsam flatness`` measures: files that a user's function loads, or run directories of ``bsam train``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ..core.checks import check_count
+from ..core.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
+from ..flatness.dataset_loss import Batches, LossFunction
+from ..tasks import TASKS
+from ..training.run_dir import NETWORK, REPAIR, RunDir
+
+Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
+IMAGES = 1000  # of a run's training samples by default: the cost of a Hessian product is proportional to their number
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Networks to measure.
+
+    Args:
+        paths: of files or of run directories, each once.
+        titles: of each, for tables and figures.
+        settings: what must be equal for two measurements to be comparable, as plain values.
+        load: returns the network, its loss and its data, on a device.
+        weights: returns the file whose content tells whether a network has changed.
+        about: returns what else to record beside the numbers.
+    """
+
+    paths: Sequence[Path]
+    titles: Sequence[str]
+    settings: Mapping[str, Any]
+    load: Callable[[Path, torch.device], Loaded]
+    weights: Callable[[Path], Path] = lambda path: path
+    about: Callable[[Path], dict[str, Any]] = lambda path: {}
+
+
+def subjects(
+    paths: Sequence[Path], loader_name: str | None = None, images: int | None = None, data_dir: Path | None = None
+) -> Subjects:
+    """Return files with a loader, or run directories without one; all are checked before the first is measured.
+
+    Args:
+        paths: of files, or of run directories.
+        loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
+        images: for run directories: the number of training samples to measure on; None takes 1000.
+        data_dir: for run directories: where the data is, if it is read from files.
+
+    Example:
+        >>> subjects([Path("nowhere.pt")], "math:sqrt")
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamValueError: there is no file nowhere.pt
+    """
+    paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
+    folders = [path for path in paths if path.is_dir()]
+    if folders and len(folders) < len(paths):
+        other = next(path for path in paths if path not in folders)
+        raise BsamValueError(f"{folders[0]} is a folder and {other} is not: measure them in two calls")
+    return _runs(paths, loader_name, images, data_dir) if folders else _files(paths, loader_name, images, data_dir)
+
+
+def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> Subjects:
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise BsamValueError(f"there is no file {missing[0]}")
+    if loader_name is None:
+        what = "name the function that loads it with --loader MODULE:FUNCTION, or give a run directory of bsam train"
+        raise BsamValueError(f"{paths[0]} is a file: {what}")
+    if images is not None or data_dir is not None:
+        raise BsamValueError("the loader decides which data a file is measured on: leave --images and --data-dir out")
+    function = find_loader(loader_name)
+    titles = _titles(paths, [path.stem for path in paths])
+    return Subjects(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
+
+
+def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> Subjects:
+    if loader_name is not None:
+        raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
+    images = check_count("images", IMAGES if images is None else images)
+    for path in paths:
+        _check_run(path)
+    return Subjects(
+        paths,
+        _titles(paths, [path.name for path in paths]),
+        {"images": images},
+        load=lambda path, device: load_run(path, images, data_dir, device),
+        weights=lambda path: path / NETWORK,
+        about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
+    )
+
+
+def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """The names, or the whole paths where two names are equal."""
+    return list(names) if len(set(names)) == len(paths) else list(map(str, paths))
+
+
+def _check_run(path: Path) -> None:
+    if not (path / "config.json").exists():
+        raise BsamValueError(f"{path} is not a run directory of bsam train: it has no config.json")
+    run = RunDir(path).run()
+    if run.task not in TASKS:
+        raise BsamValueError(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
+    state = RunDir(path).state(run)
+    if state.damaged is not None:
+        raise BsamRuntimeError(state.damaged)
+    if not state.finished:
+        done = f"{len(state.epochs)} of {run.epochs} epochs are"
+        raise BsamRuntimeError(f"the run in {path} is not finished ({done}): the command that started it continues it")
+
+
+def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.device) -> Loaded:
+    """Return the trained network of a run, its loss without label smoothing, and its first training samples, not
+    augmented, with the labels as trained on.
+    """
+    run = RunDir(folder).run()
+    task = TASKS[run.task](run, device, data_dir)
+    try:
+        network = RunDir(folder).load_into(task.network())
+    except BsamError:
+        raise
+    except RuntimeError as error:
+        reason = f"is not of the network that config.json names ({' '.join(str(error).split())})"
+        raise BsamRuntimeError(f"{folder / NETWORK} {reason}: remove it, and {REPAIR}") from error
+    return network, task.loss, task.examples(images)
+
+
+def find_loader(name: str) -> Callable[[Path], Any]:
+    """Return the function that ``module:function`` names; the module may lie in the current folder.
+
+    Example:
+        >>> find_loader("math:load")
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamValueError: the loader's module 'math' has no function 'load'
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name or module_name.startswith("."):
+        raise BsamValueError(f"the loader must be named as module:function, got {name!r}")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
+            raise  # the module is there, and imports something that is not
+        where = f"neither installed nor in {os.getcwd()}"
+        raise BsamValueError(f"there is no module {missing.name!r} for the loader {name!r}, {where}") from missing
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise BsamValueError(f"the loader's module {module_name!r} has no function {function_name!r}")
+    return function
+
+
+def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
+    """Return what ``function(path)`` returns, on the device: a model, a loss function and data."""
+    found = function(path)
+    if not isinstance(found, tuple) or len(found) != 3:
+        got = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise BsamTypeError(f"the loader must return (model, loss_fn, data); for {path} it returned {got}")
+    model, loss_fn, data = found
+    checks = {
+        "model": isinstance(model, nn.Module),
+        "loss_fn": callable(loss_fn),
+        "data": isinstance(data, Iterable) and not isinstance(data, Iterator),
+    }
+    for (name, is_right), value in zip(checks.items(), found, strict=True):
+        if not is_right:
+            what = "a torch.nn.Module, a function, and a list or a DataLoader, which can be iterated over many times"
+            got = f"{name} as {type(value).__name__}"
+            raise BsamTypeError(f"the loader must return (model, loss_fn, data): {what}; for {path} it returned {got}")
+    return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
+
+
+class _Moved:
+    """Batches on a device, with the tensors inside tuples, lists and dicts."""
+
+    def __init__(self, data: Batches, device: torch.device) -> None:
+        self.data, self.device = data, device
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self.data:
+            yield tree_map(lambda t: t.to(self.device) if hasattr(t, "to") else t, batch)

@@ -1,0 +1,49 @@
+"""What the tests of recipes share: a training that trains nothing."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from bsam.training.loop import Diverged
+from bsam.training.run_dir import RunDir, run_dir_name
+
+
+class FakeFit:
+    """Train nothing, write what a run leaves behind, and note every call; may raise instead, or diverge."""
+
+    def __init__(self, score=lambda run: 0.5):
+        self.score, self.asked, self.trouble = score, [], {}
+
+    def __call__(self, run, folder, each_epoch=lambda *_: None, tell=print, **options):
+        self.asked.append(run)
+        trouble = self.trouble.pop(run_dir_name(run), None)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(run.settings()))
+        if trouble is not None and not isinstance(trouble, str):
+            raise trouble
+        if trouble is not None:
+            (folder / "diverged.json").write_text(json.dumps({"reason": trouble}))
+            raise Diverged(trouble)
+        for epoch in range(len(RunDir(folder).metrics()) + 1, run.epochs + 1):
+            score = self.score(run) if epoch == run.epochs else 0.99
+            metrics = {"epoch": epoch, f"{run.eval_split}_accuracy": score, "seconds": 1.0}
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(metrics) + "\n")
+            each_epoch(epoch, metrics)
+        write_network(folder)
+
+
+def write_network(folder):
+    """Write a small network as a finished run does, with its checksum."""
+    content = save({"weight": torch.ones(2)})
+    (folder / "model.safetensors").write_bytes(content)
+    checksum = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    (folder / "checksums.json").write_text(json.dumps({"model.safetensors": checksum}))
+
+
+@pytest.fixture
+def fake_fit():
+    return FakeFit

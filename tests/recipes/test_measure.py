@@ -1,0 +1,127 @@
+from dataclasses import fields, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bsam
+from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
+from bsam.recipes import measure as module
+from bsam.recipes.measure import STAGES, Instruments, loss_and_samples, measure
+
+ITS = Instruments(
+    k=3,
+    which="magnitude",
+    tol=1e-3,
+    trace_samples=9,
+    density_steps=5,
+    density_probes=2,
+    span=0.5,
+    points=5,
+    rho=0.2,
+    seed=3,
+)
+
+
+@pytest.fixture
+def data(problem):
+    return list(zip(problem.x.split(10), problem.y.split(10), strict=True))
+
+
+@pytest.mark.parametrize("its", [ITS, replace(ITS, mode="train"), replace(ITS, micro_batch=4)])
+def test_every_instrument_gets_every_setting(its, problem, data):
+    before = [t.clone() for t in problem.model.state_dict().values()]
+    found = measure(problem.model, F.cross_entropy, data, its)
+    options = {"micro_batch": its.micro_batch, "mode": its.mode}
+    H = HessianOperator(problem.model, F.cross_entropy, data, **options)
+    assert found.sharpness == sharpness(problem.model, F.cross_entropy, data, 0.2, 0.2, **options)
+    assert found.eigenvalues.values.tolist() == top_eigenvalues(H, 3, "magnitude", 1e-3, 3).values.tolist()
+    assert found.trace == trace(H, 9, 3)
+    assert found.density.nodes.tolist() == spectral_density(H, 5, 2, 3).nodes.tolist()
+    expected = landscape(problem.model, F.cross_entropy, data, 0.5, 5, 2, 3, **options)
+    assert found.landscape.loss.tolist() == expected.loss.tolist()
+    assert found.landscape.axes[0].tolist() == expected.axes[0].tolist()
+    assert (found.parameters, found.samples) == (sum(p.numel() for p in problem.model.parameters()), 24)
+    assert tuple(found.seconds) == STAGES
+    assert min(found.seconds.values()) > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, problem.model.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("its", [ITS, replace(ITS, mode="train"), replace(ITS, micro_batch=4)])
+def test_loss_and_samples_are_those_of_the_whole_measurement(its, problem, data):
+    found = measure(problem.model, F.cross_entropy, data, its)
+    assert loss_and_samples(problem.model, F.cross_entropy, data, its) == (found.landscape.loss[2, 2], found.samples)
+
+
+def test_progress_names_the_stage_and_ends_at_the_end(problem, data):
+    told = []
+    measure(problem.model, F.cross_entropy, data, ITS, lambda *what: told.append(what))
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
+    for stage in STAGES:
+        done = [(d, n) for name, d, n in told if name == stage]
+        assert [d for d, _ in done] == sorted(d for d, _ in done)
+        assert done[-1][0] == done[-1][1]
+    assert [(d, n) for name, d, n in told if name == "trace"][:2] == [(1, 9), (2, 9)]
+    assert ("landscape", 25, 25) in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            ("k", 0),
+            ("which", "smallest"),
+            ("tol", -1.0),
+            ("trace_samples", 1),
+            ("density_steps", 0),
+            ("density_probes", 0),
+            ("span", 0.0),
+            ("points", 4),
+        ),
+        *(("rho", -0.1), ("mode", "test"), ("micro_batch", 0), ("max_bytes", -1), ("seed", -1)),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_measured(name, value):
+    with pytest.raises(
+        bsam.BsamError,
+        match={"trace_samples": "samples", "density_steps": "steps", "density_probes": "probes"}.get(name, name),
+    ):
+        Instruments(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["seed", "micro_batch", "points"])
+def test_a_setting_that_is_far_too_large_is_refused(name):
+    with pytest.raises(bsam.BsamError, match=f"{name} must be a whole number between"):
+        Instruments(**{name: 10**30 + 1})
+
+
+def test_large_counts_are_tried_with_fewer(monkeypatch):
+    asked = []
+
+    def fewer(name, genuine):
+        def take(H, *counts, **more):
+            asked.append((name, *counts[:-1]))  # the last one is the seed
+            return genuine(H, *(min(count, 6) for count in counts[:-1]), counts[-1], **more)
+
+        return take
+
+    monkeypatch.setattr(module, "trace", fewer("trace", trace))
+    monkeypatch.setattr(module, "spectral_density", fewer("density", spectral_density))
+    its = Instruments(trace_samples=200_000, density_steps=10**6, density_probes=10**5)
+    assert (its.trace_samples, its.density_steps, its.density_probes) == (200_000, 10**6, 10**5)
+    assert asked == [("trace", 30), ("density", 80, 4)]
+
+
+def test_to_try_the_settings_takes_no_random_number_of_the_caller():
+    state = torch.random.get_rng_state()
+    Instruments()
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_every_setting_has_been_tried_wrong():
+    (mark,) = (
+        mark
+        for mark in test_a_wrong_setting_is_refused_before_anything_is_measured.pytestmark
+        if mark.name == "parametrize"
+    )
+    assert {name for name, _ in mark.args[1]} == {field.name for field in fields(Instruments)}

@@ -1,0 +1,106 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.recipes.measure import Instruments, loss_and_samples
+from bsam.recipes.subjects import find_loader, load
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder whose modules can be found, and are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
+    (folder / "my_loader_1.py").write_text("def load(path):\n    return 'mine', path\n")
+    assert find_loader("my_loader_1:load")("x") == ("mine", "x")
+    (folder / "my_package_1").mkdir()
+    (folder / "my_package_1" / "inner.py").write_text("def load(path):\n    return 'inner', path\n")
+    assert find_loader("my_package_1.inner:load")("x") == ("inner", "x")
+
+
+def test_what_is_wrong_with_a_loader_is_named(folder):
+    (folder / "my_loader_2.py").write_text("value = 3\n")
+    (folder / "my_loader_3.py").write_text("import not_there_at_all\n")
+    for name in ("no_colon", ":f", "m:", ".m:f", "..:f"):
+        with pytest.raises(bsam.BsamError, match=f"module:function, got '{name}'"):
+            find_loader(name)
+    with pytest.raises(bsam.BsamError, match=r"no module 'nowhere'.*nor in"):
+        find_loader("nowhere:load")
+    with pytest.raises(bsam.BsamError, match=r"no module 'bsam\.nowhere'"):
+        find_loader("bsam.nowhere:load")
+    with pytest.raises(bsam.BsamError, match="'my_loader_2' has no function 'load'"):
+        find_loader("my_loader_2:load")
+    with pytest.raises(bsam.BsamError, match="no function 'value'"):
+        find_loader("my_loader_2:value")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):  # the loader's own trouble, with its traceback
+        find_loader("my_loader_3:load")
+
+
+MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "NoneType"),
+        ((MODEL, F.mse_loss), "2 values"),
+        ((MODEL.state_dict(), F.mse_loss, BATCHES), "model as OrderedDict"),
+        ((MODEL, "mse", BATCHES), "loss_fn as str"),
+        ((MODEL, F.mse_loss, 3), "data as int"),
+        ((MODEL, F.mse_loss, iter(BATCHES)), "data as list_iterator"),
+    ],
+)
+def test_what_is_wrong_with_what_a_loader_returns_is_named(returned, words):
+    with pytest.raises(bsam.BsamError, match=rf"(?s)some\.pt.*{words}|{words}.*some\.pt"):
+        load(lambda path: returned, Path("some.pt"), torch.device("cpu"))
+
+
+def test_model_and_batches_go_to_the_device_and_other_things_pass():
+    model, _, data = load(
+        lambda path: (nn.Linear(2, 1), F.mse_loss, [(torch.ones(1, 2), "label")]), Path("some.pt"), torch.device("meta")
+    )
+    assert model.weight.device.type == "meta"
+    for _ in range(2):
+        ((x, y),) = data
+        assert (x.device.type, y) == ("meta", "label")
+
+
+class Own:
+    """Something that knows itself how to move."""
+
+    def to(self, device):
+        return f"moved to {device}"
+
+
+def test_tensors_in_nested_batches_and_in_a_loss_that_is_a_module_go_to_the_device():
+    x, y = {"a": torch.ones(1, 2), "b": (torch.ones(1), ["text", torch.ones(1)])}, (torch.ones(1), 3, Own())
+    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(2))
+    _, loss_fn, data = load(
+        lambda path: (nn.Linear(2, 1), loss_fn, [(x, y), [x, y]]), Path("some.pt"), torch.device("meta")
+    )
+    assert loss_fn.weight.device.type == "meta"
+    for moved_x, moved_y in data:
+        tensors = moved_x["a"], moved_x["b"][0], moved_x["b"][1][1], moved_y[0]
+        assert [t.device.type for t in tensors] == ["meta"] * 4
+        assert (moved_x["b"][1][0], moved_y[1:]) == ("text", (3, "moved to meta"))
+
+
+def test_batches_of_a_loader_that_are_not_pairs_are_refused_where_they_are_measured():
+    model, loss_fn, data = load(
+        lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu")
+    )
+    with pytest.raises(bsam.BsamError, match=r"must be a pair.*tuple of 3"):
+        loss_and_samples(model, loss_fn, data, Instruments())

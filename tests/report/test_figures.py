@@ -1,0 +1,78 @@
+import pytest
+
+from bsam.recipes import RECIPES
+from bsam.recipes.demo import demo_recipe
+from bsam.recipes.variants import variants
+from bsam.report.figures import (
+    ACCURACY,
+    BILATERAL,
+    TEST_LOSS,
+    TRAIN_LOSS,
+    accuracy_lines_info,
+    curves_info,
+    plot_accuracy_lines,
+    plot_curves,
+)
+from bsam.report.panels import line_style
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_the_legend_names_the_lines_of_every_panel_once(finished_run, tmp_path, drawn):
+    recipe = RECIPES["label-noise"]
+    states = [finished_run(run) for run in recipe.runs("paper") if (run.method, run.data) != ("bsam", "cifar10")]
+    plot_accuracy_lines(accuracy_lines_info(recipe, states), "noise", tmp_path / "lines.png")
+    ours = ["SGD", "SAM", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    assert legend_of(drawn[0]) == [*ours, "SGD, paper", "SAM, paper", "BSAM, paper"]
+    assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [4, 8]
+
+
+def test_lines_against_rho_min_and_noise(finished_run):
+    study = RECIPES["rho-min-study"]
+    lines = accuracy_lines_info(study, [finished_run(run) for run in study.runs("paper", seeds=2)])
+    names = ("bsam", "bsam-2", "bsam-released")
+    assert [(line.panel, line.method) for line in lines][:3] == [("CIFAR-10, ResNet-18", name) for name in names]
+    assert lines[0].x == (0.01, 0.025, 0.05, 0.1, 0.25)
+    assert [number.mean for number in lines[0].paper] == [96.75, 96.78, 96.82, 96.66, 96.18]
+    noise = RECIPES["label-noise"]
+    lines = accuracy_lines_info(noise, [finished_run(run) for run in noise.runs("paper")])
+    assert lines[0].x == (20.0, 40.0, 60.0, 80.0)
+    assert [point.mean for point in lines[0].ours] == pytest.approx([88.0, 86.0, 84.0, 82.0])
+    assert [number.mean for number in lines[-1].paper] == [71.65, 57.61, 38.71, 32.69]
+
+
+def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
+    recipe = RECIPES["training-curves"]
+    states = [finished_run(run) for run in recipe.runs("smoke", seeds=2)]
+    curves = curves_info(recipe, states, (TRAIN_LOSS, TEST_LOSS, ACCURACY))
+    assert [curve.title for curve in curves] == [
+        variants()[n].title for n in ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
+    ]
+    assert (curves[0].where, curves[0].section, curves[0].n) == ("WideResNet-10-1 on Digits", "WideResNet-10-1", 2)
+    train, _, accuracy = ([value.mean for value in values] for values in curves[0].metrics)
+    assert train == pytest.approx([2.0, 1.0, 2 / 3])
+    assert accuracy == pytest.approx([99.0, 99.0, 90.5])
+    assert curves[0].metrics[2][-1].std == pytest.approx(0.5**0.5)
+
+
+@pytest.mark.parametrize(("seeds", "methods"), [(2, ["sgd", "sam"]), (1, ["sgd"]), (2, variants())])
+def test_curves_are_drawn_with_bands_or_whiskers(seeds, methods, finished_run, tmp_path, drawn):
+    recipe, metrics = demo_recipe(methods), (ACCURACY, BILATERAL)
+    curves = curves_info(recipe, [finished_run(run) for run in recipe.runs(seeds=seeds)], metrics)
+    plot_curves(curves, metrics, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    many = len(methods) > 4
+    for ax in drawn[0].axes:
+        assert len(ax.get_legend_handles_labels()[1]) == len(methods)
+        assert len(ax.collections) == (0 if seeds == 1 else len(methods))  # a band, or a whisker
+        assert len(ax.lines) == len(methods) * (1 + many)
+    titles = ["Clean labels", "40% of the training labels flipped", "", ""]
+    assert [ax.get_title() for ax in drawn[0].axes] == titles
+    assert [ax.get_yscale() for ax in drawn[0].axes] == ["linear"] * 2 + ["log"] * 2
+
+
+def test_no_two_methods_are_drawn_alike():
+    assert len({str(line_style(i)) for i in range(len(variants()))}) == len(variants())

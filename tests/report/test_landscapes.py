@@ -1,0 +1,150 @@
+import json
+import re
+
+import numpy as np
+import pytest
+from mpl_toolkits.mplot3d import Axes3D
+
+import bsam
+from bsam.flatness.landscape import Landscape
+from bsam.recipes import RECIPES
+from bsam.report.landscapes import (
+    landscape_info,
+    plot_contours,
+    plot_surfaces,
+    recipe_landscapes_info,
+    write_interactive,
+)
+
+AXIS = np.linspace(-1, 1, 5)
+
+
+def bowl(scale=1.0, shift=0.0, first=1.0, second=3.0):
+    return Landscape((AXIS, AXIS), shift + scale * np.add.outer(first * AXIS**2, second * AXIS**2))
+
+
+DRAWINGS = {"contours.png": plot_contours, "surfaces.png": plot_surfaces, "surfaces.html": write_interactive}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_on_a_full_disk_the_old_figure_stays(name, on_a_full_disk):
+    on_a_full_disk(lambda path: DRAWINGS[name](landscape_info({"a": bowl()}), path), name)
+
+
+def test_landscape_numbers():
+    (info,) = landscape_info({"a": bowl(shift=2.0)}, "g")
+    assert (info.title, info.group, info.axis, info.centre, info.lowest, info.highest) == (
+        "a",
+        "g",
+        [-1, -0.5, 0, 0.5, 1],
+        2,
+        2,
+        6,
+    )
+    assert info.share_near == pytest.approx(1 / 25)
+    assert info.loss[0][2] == 3  # the first direction, at -1
+    assert info.loss[2][0] == 5  # the second one
+    lost = bowl()
+    lost.loss[0, 0], lost.loss[4, 4] = np.nan, np.inf
+    (info,) = landscape_info({"a": lost})
+    assert (info.lowest, info.highest) == (0, 4)
+    with pytest.raises(bsam.BsamError, match="landscape of flat has 1 dimension"):
+        landscape_info({"flat": Landscape((AXIS,), AXIS)})
+
+
+def test_contours_of_a_group_share_levels_and_the_first_direction_is_horizontal(tmp_path, drawn):
+    infos = [
+        *landscape_info({"steep": bowl(10), "flat": bowl(1, first=1, second=0.5)}, "one"),
+        *landscape_info({"other": bowl(100)}, "two"),
+    ]
+    plot_contours(infos, tmp_path / "contours.png")
+    assert (tmp_path / "contours.png").stat().st_size > 10_000
+    steep, flat, other = (
+        next(ax for ax in drawn[0].axes if ax.get_title().startswith(title)) for title in ("steep", "flat", "other")
+    )
+    levels = [ax.collections[0].levels.tolist() for ax in (steep, flat, other)]
+    assert levels[0] == levels[1]
+    assert (levels[0][0], levels[0][-1]) == (0, 3)  # twice as high as the flat one goes; the steep one is cut off there
+    assert levels[2][-1] == 400
+    assert np.diff(levels[0])[0] < np.diff(levels[0])[-1]
+    assert [ax.collections[0].extend for ax in (steep, flat, other)] == ["max", "max", "neither"]
+    width, height = np.ptp(np.concatenate(flat.collections[1].get_paths()[4].to_polygons(closed_only=False)), axis=0)
+    assert width < height  # it is steeper along the first direction, whose axis is the horizontal one
+    assert steep.get_ylabel().startswith("one")
+    assert other.get_ylabel().startswith("two")
+
+
+def test_surfaces_of_a_group_share_their_scale_and_are_cut_at_its_top(tmp_path, drawn, monkeypatch):
+    surfaces, genuine = [], Axes3D.plot_surface
+    monkeypatch.setattr(
+        Axes3D, "plot_surface", lambda ax, *xyz, **options: surfaces.append(xyz) or genuine(ax, *xyz, **options)
+    )
+    infos = [*landscape_info({"steep": bowl(10), "flat": bowl(1)}, "one"), *landscape_info({"other": bowl(100)}, "two")]
+    plot_surfaces(infos, tmp_path / "surfaces.png")
+    assert (tmp_path / "surfaces.png").stat().st_size > 10_000
+    steep, flat, other = drawn[0].axes
+    assert steep.get_zlim() == flat.get_zlim()
+    assert flat.get_zlim()[1] == pytest.approx(8, rel=0.1)
+    assert other.get_zlim()[1] == pytest.approx(400, rel=0.1)
+    (_, _, cut), (x, y, z), _ = surfaces
+    assert cut.max() == 8
+    assert z == pytest.approx(x**2 + 3 * y**2)
+
+
+def traces(path):
+    """Data and layout of a plotly page."""
+    text = path.read_text()
+    start = text.index("[", text.rindex("Plotly.newPlot("))
+    data, end = json.JSONDecoder().raw_decode(text[start:])
+    layout, _ = json.JSONDecoder().raw_decode(text[text.index("{", start + end) :])
+    return data, layout
+
+
+def test_the_interactive_page_shows_one_at_first_on_a_scale_for_all_and_needs_no_internet(tmp_path):
+    infos = [
+        *landscape_info({"steep": bowl(10, first=1, second=3), "flat": bowl(1)}, "one"),
+        *landscape_info({"other": bowl(100)}, "two"),
+    ]
+    write_interactive(infos, tmp_path / "surfaces.html")
+    text = (tmp_path / "surfaces.html").read_text()
+    assert len(text) > 1_000_000  # plotly.js is in it
+    assert not re.search(r"<script[^>]+src=", text)
+    data, layout = traces(tmp_path / "surfaces.html")
+    assert [trace["name"].split(":")[0] for trace in data] == ["steep", "flat", "other"]
+    assert [trace.get("visible", True) for trace in data] == [True, "legendonly", True]
+    assert [(trace["scene"], trace["coloraxis"]) for trace in data] == [("scene", "coloraxis")] * 2 + [
+        ("scene2", "coloraxis2")
+    ]
+    assert layout["scene"]["zaxis"]["range"] == [0, 8] == [layout["coloraxis"]["cmin"], layout["coloraxis"]["cmax"]]
+    assert layout["scene2"]["zaxis"]["range"] == [0, 400]
+    assert layout["scene"]["domain"]["y"][0] == layout["scene2"]["domain"]["y"][1] == 0.5
+    assert [place for place, _ in layout["coloraxis"]["colorscale"]][1] < 1 / 9  # most colours for the bottom
+
+
+def test_rows_of_the_interactive_surface_go_along_the_second_direction(tmp_path, monkeypatch):
+    import plotly.graph_objects as go
+
+    made = []
+    monkeypatch.setattr(go.Figure, "to_html", lambda page, **options: made.append(page) or "")
+    write_interactive(landscape_info({"a": bowl(first=1, second=3)}), tmp_path / "surfaces.html")
+    (surface,) = made[0].data
+    assert surface.z[0][2] == 3  # at -1 along the second direction
+    assert surface.z[2][0] == 1
+
+
+@pytest.mark.parametrize("loss", [np.full((5, 5), np.nan), np.full((5, 5), 3.0)])
+def test_a_landscape_without_heights_is_drawn(loss, tmp_path):
+    infos = landscape_info({"a": Landscape((AXIS, AXIS), loss)})
+    for draw, name in ((plot_contours, "c.png"), (plot_surfaces, "s.png"), (write_interactive, "s.html")):
+        draw(infos, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5_000
+
+
+def test_landscapes_of_a_recipe_are_of_the_first_seed_in_a_group_for_each_section(out):
+    recipe, states = out("demo")
+    infos = recipe_landscapes_info(recipe, states)
+    cells = [recipe.cell(run) for run in RECIPES["demo"].runs()]
+    assert [(info.group, info.title) for info in infos] == [(cell.section, cell.row) for cell in cells]
+    sam = states[1].epochs[-1]["sharpness"]["loss"]
+    assert (infos[1].axis, infos[1].loss[1]) == ([-1, 0, 1], pytest.approx([sam + 1, sam, sam + 1]))
+    assert infos[1].centre == pytest.approx(sam)

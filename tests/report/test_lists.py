@@ -1,0 +1,27 @@
+import pytest
+
+from bsam.methods import METHODS
+from bsam.report.lists import LISTS, list_table, methods_info
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("width", [20, 100, 120, 160, 400])
+def test_a_list_fits_and_loses_no_word(name, width):
+    lines = list_table(name, width).splitlines()
+    assert max(map(len, lines)) <= min(max(width, 100), 160)
+    starts = [lines[0].index(title) for title in LISTS[name].header]
+    ends = [start - 2 for start in starts[1:]] + [None]
+    columns = list(zip(starts, ends, strict=True))
+    cells = [[line[start:end].strip() for start, end in columns] for line in lines[2:]]
+    rows = []
+    for line in cells:
+        if line[0]:
+            rows.append(line)
+        else:
+            rows[-1] = [f"{so_far} {more}".strip() for so_far, more in zip(rows[-1], line, strict=True)]
+    assert [tuple(text.replace("- ", "-") for text in row) for row in rows] == LISTS[name].rows()
+
+
+def test_the_list_of_methods_has_them_all():
+    assert [row[0] for row in methods_info()] == list(METHODS)
+    assert [float(row[3]) for row in methods_info()] == [method.passes for method in METHODS.values()]

@@ -1,0 +1,77 @@
+import io
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import bsam
+from bsam.core.extras import need
+from bsam.recipes import RECIPES
+from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
+from bsam.training.run_dir import RunState
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")]
+)
+def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
+    need(module, extra)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
+        need(module, extra)
+
+
+def shown(*printed):
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        for each in printed:
+            console.print(each)
+    return capture.get()
+
+
+def test_the_plan():
+    recipe = RECIPES["training-curves"]
+    runs = recipe.runs("smoke")
+    states = [
+        RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
+        RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
+        *(RunState(run, Path("c")) for run in runs[2:]),
+    ]
+    plan = plan_info(states)
+    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
+    first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
+    assert [seconds for _, _, seconds in plan] == pytest.approx(
+        [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
+    )
+    text = shown(plan_table(recipe, states), totals(states))
+    assert "5 runs: 1 over, 1 begun, 3 missing. Time left: about 52 s." in text
+    assert all(name_of(run) in text for run in runs)
+    assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
+
+
+def test_what_is_told_while_runs_are_run():
+    run = RECIPES["training-curves"].runs("smoke")[2]
+    console = Console(width=120, no_color=True, force_terminal=False)
+    with console.capture() as capture, run_bars(console, 5) as callbacks:
+        callbacks.begins(RunState(run, Path("a")), 2, (90.0, 0))
+        callbacks.epoch(1, 3)
+        callbacks.ends(RunState(run, Path("a"), diverged="the training loss is nan in epoch 2"), 3)
+        callbacks.tell("Something else.")
+    text = capture.get()
+    assert f"{name_of(run)}. Left: about 90 s" in text
+    assert "the training loss is nan in epoch 2" in text
+    assert "Something else." in text
+    assert "3/5" in text
+
+
+def test_bars_reach_and_start_again():
+    out = io.StringIO()
+    with progress(Console(file=out, width=100), {"models": 2, "trace": 1}) as bars:
+        bars.reach("trace", 3, 9)
+        bars.reach("trace", 9, 9)
+        bars.reach("models", 1, 2)
+        bars.reach("trace", 2, 8)
+    assert "1/2" in out.getvalue()
+    assert "2/8" in out.getvalue()

@@ -1,0 +1,72 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from bsam.recipes import RECIPES
+from bsam.recipes.runner import state_of
+from bsam.report.results import FIGURES, origin_info, runs_info, write_results
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_recipe_writes(name, out, tmp_path):
+    recipe, states = out(name)
+    assert all(state.finished for state in states)
+    written = write_results(tmp_path, recipe, recipe.scales[0], states, states[:1])
+    figures = [f"{figure}.png" for figure in recipe.figures]
+    assert [path.name for path in written] == ["table.md", "results.json", *figures]
+    assert all(path.read_bytes().startswith(PNG) for path in written[2:])
+    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert (results["recipe"], results["scale"], results["seeds"]) == (name, recipe.scales[0], [0, 1])
+    assert len(results["runs"]) == len(states)
+    for state, run in zip(states, results["runs"], strict=True):
+        assert run["settings"] == json.loads(json.dumps(state.run.settings()))
+        assert run["last"] == state.epochs[-1]
+        assert run["state"] == "done"
+        assert run["training_seconds"] == sum(metrics["seconds"] for metrics in state.epochs)
+        assert (run["top_eigenvalue"] is not None) == state.run.curvature
+        assert run["machines"][0]["device"] == "cpu"
+    assert results["tuning"] == results["runs"][:1]
+    assert sum(cell["n"] for cell in results["table"]) == len(states)
+    assert "Run on cpu, torch 2, bsam 1, 2026-11-10 to 2026-11-11." in (tmp_path / "table.md").read_text()
+
+
+def test_details_are_in_the_results(out, tmp_path):
+    recipe, states = out("demo", seeds=1)
+    write_results(tmp_path, recipe, "demo", states)
+    cells = json.loads((tmp_path / "results.json").read_text())["table"]
+    assert (
+        cells[0].items()
+        >= {"row": "SGD", "loss": 0.0, "max_sharpness": 1.0, "top_eigenvalue": 10.0, "time": 1.0}.items()
+    )
+
+
+def test_nothing_finished_is_a_table_of_dashes_and_no_figure(tmp_path):
+    recipe = RECIPES["training-curves"]
+    states = [state_of(run, tmp_path) for run in recipe.runs("smoke")]
+    assert [path.name for path in write_results(tmp_path, recipe, "smoke", states)] == ["table.md", "results.json"]
+    assert "5 runs are not finished." in (tmp_path / "table.md").read_text()
+    assert origin_info(runs_info(states)) == []
+
+
+@pytest.mark.parametrize("name", ["gradient-conflict", "training-curves", "label-noise", "demo"])
+def test_figures_leave_out_what_is_not_finished(name, out, tmp_path):
+    (tmp_path / name).mkdir()
+    recipe, states = out(name)
+    states[0] = replace(states[0], finished=False, diverged="the training loss is nan")
+    assert len(write_results(tmp_path / name, recipe, recipe.scales[0], states)) == 2 + len(recipe.figures)
+
+
+def test_without_a_finished_run_of_the_first_seed_there_is_no_landscape(out, tmp_path):
+    recipe, states = out("demo")
+    states = [replace(state, finished=state.run.seed == 1) for state in states]
+    written = write_results(tmp_path, recipe, "demo", states)
+    assert [path.name for path in written[2:]] == ["accuracy_and_sharpness.png"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_on_a_full_disk_the_old_figure_stays(name, out, on_a_full_disk):
+    recipe, states = out(next(recipe.name for recipe in RECIPES.values() if name in recipe.figures), seeds=1)
+    on_a_full_disk(lambda path: FIGURES[name](recipe, states, path), f"{name}.png")

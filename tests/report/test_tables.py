@@ -1,0 +1,130 @@
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bsam.recipes import RECIPES
+from bsam.recipes.demo import demo_recipe
+from bsam.recipes.paper import Published
+from bsam.recipes.variants import variants
+from bsam.report.tables import (
+    Spread,
+    caption,
+    markdown,
+    notes_info,
+    ours_text,
+    rich_tables,
+    sections_info,
+    settings_section,
+    table_info,
+)
+from bsam.training.config import Run
+from bsam.training.run_dir import RunState
+
+RUN = Run("sgd", epochs=200)
+
+
+def test_the_table_by_hand(finished_run):
+    recipe = RECIPES["classification"]
+    cells = table_info(recipe, [finished_run(run) for run in recipe.runs("paper", seeds=3)])
+    assert len(cells) == 114
+    values = [90.0, 91.0, 92.0]
+    for each in cells:
+        assert each.ours.mean == pytest.approx(statistics.fmean(values))
+        assert each.ours.std == pytest.approx(statistics.stdev(values)) == pytest.approx(1.0)
+        assert (each.ours.n, each.diverged, each.missing, each.details) == (3, 0, 0, {})
+    by_cell = {(each.cell.section, each.cell.row, each.cell.column): each for each in cells}
+    for row in ("BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"):
+        assert by_cell["ResNet-18", row, "CIFAR-10"].paper == Published(96.82, 0.12)
+    assert by_cell["PyramidNet-110", "ASAM", "CIFAR-100"].paper == Published(
+        86.47, 0.09, "taken by the paper from Li et al., CVPR 2024, after 300 epochs"
+    )
+    assert by_cell["WideResNet-28-10", "MSAM", "CIFAR-10"].paper is None
+    section = sections_info(recipe, cells)[0]
+    assert (section.title, section.header) == ("ResNet-18", ("method", "CIFAR-10", "paper", "CIFAR-100", "paper"))
+    rows = {row[0]: row[1:] for row in section.rows}
+    assert len(rows) == 19
+    assert rows["SAM"] == ("91.00 ± 1.00 (3)", "96.74 ± 0.05", "91.00 ± 1.00 (3)", "81.08 ± 0.27")
+    assert rows["ASAM"][1] == "96.63 ± 0.15ᵃ"
+    assert rows["MSAM"] == ("91.00 ± 1.00 (3)", "-", "91.00 ± 1.00 (3)", "-")
+    assert len(notes_info(cells)) == 4
+    assert settings_section(recipe, [finished_run(RUN)]) == []
+
+
+def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said(finished_run):
+    recipe = RECIPES["training-curves"]
+    runs = recipe.runs("paper", seeds=2)
+    states = [finished_run(run) for run in runs]
+    nan = "the training loss is nan"
+    states[1] = RunState(runs[1], Path("out/sam"), diverged=nan)  # SAM, seed 0
+    states[0] = RunState(runs[0], Path("out/sgd"))  # SGD, neither seed
+    states[5] = RunState(runs[5], Path("out/sgd"), states[5].epochs[:7])
+    states[2], states[7] = (replace(states[i], finished=False, diverged=nan) for i in (2, 7))  # BSAM, both
+    states[3] = replace(states[3], diverged=nan)  # and finished after all: it counts once
+    cells = table_info(recipe, states)
+    whole = "90.50 ± 0.71 (2)"
+    assert [ours_text(each) for each in cells] == ["-", "91.00 (1), 1 diverged", "diverged", whole, whole]
+    assert cells[1].ours == Spread(91.0, None, 1)
+    assert [(each.diverged, each.missing) for each in cells] == [(0, 2), (1, 0), (2, 0), (0, 0), (0, 0)]
+    assert caption(recipe, cells, RUN)[-1] == "2 runs are not finished."
+    assert caption(recipe, cells, RUN)[-2].startswith("diverged: ")
+
+
+def test_without_published_numbers_there_is_no_column_for_them(finished_run):
+    recipe = RECIPES["gradient-conflict"]
+    cells = table_info(recipe, [finished_run(run) for run in recipe.runs("paper")])
+    section = sections_info(recipe, cells)[1]
+    assert section.header == ("rho_min", "CIFAR-100")
+    assert section.rows == (("0.1, fixed", "90.00 (1)"), ("0.1 to 0.05", "90.00 (1)"), ("0.1 to 0", "90.00 (1)"))
+    assert not any(line.startswith("paper") for line in caption(recipe, cells, RUN))
+
+
+def test_markdown_and_terminal_say_the_same(finished_run, shown):
+    recipe = RECIPES["label-noise"]
+    sections = sections_info(recipe, table_info(recipe, [finished_run(run) for run in recipe.runs("paper", seeds=2)]))
+    text = markdown(recipe.title, sections, ["Run on a machine."])
+    ours = [f"{mean} ± 0.71 (2) | {paper}" for mean, paper in ((88.5, 85.94), (86.5, 70.25), (84.5, "48.50"))]
+    assert f"| SGD | {' | '.join(ours)} |".replace(".5 ±", ".50 ±") in text
+    assert text.endswith("Run on a machine.  \n")
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    terminal = shown(*rich_tables(sections))
+    for section in sections:
+        assert section.title in terminal
+        for row in section.rows:
+            assert all(cell in terminal for cell in row)
+    assert "…" not in shown(*rich_tables(sections), width=80)  # numbers are wrapped, never cut
+
+
+@pytest.mark.parametrize("methods", [("sgd", "sam", "bsam", "bsam-2"), variants()])
+def test_details_are_means_over_the_seeds_and_time_is_against_sgd_of_the_same_seed(methods, finished_run, shown):
+    recipe = demo_recipe(methods)
+    cells = table_info(recipe, [finished_run(run) for run in recipe.runs(seeds=3)])
+    own = next(each for each in cells if (each.cell.section, each.cell.row) == ("Clean labels", "BSAM (2 passes)"))
+    base = list(variants()).index("bsam-2") / 10 + 0.001
+    assert own.details["loss"] == pytest.approx(base)
+    assert own.details["bilateral"] == pytest.approx(2 * base + 3)
+    assert own.details["time"] == list(variants()).index("bsam-2") + 1
+    assert own.details["top_eigenvalue"] is None  # there is no file
+    sections = sections_info(recipe, cells)
+    assert [section.title for section in sections] == ["Clean labels", "40% of the training labels flipped"]
+    numbers = ["91.00 ± 1.00 (3)", f"{base:.3f}", *(f"{x:.4f}" for x in (base + 1, base + 2, 2 * base + 3))]
+    rows = {row[0]: row[1:] for row in sections[0].rows}
+    assert rows["BSAM (2 passes)"] == (*numbers, "-", f"{list(variants()).index('bsam-2') + 1:.2f}")
+    assert "…" not in shown(*rich_tables(sections), width=80)
+
+
+def test_without_sgd_there_is_no_relative_time(finished_run):
+    recipe = demo_recipe(["sam", "saf"])
+    cells = table_info(recipe, [finished_run(run) for run in recipe.runs()])
+    assert {each.details["time"] for each in cells} == {None}
+    assert {row[-1] for section in sections_info(recipe, cells) for row in section.rows} == {"-"}
+
+
+def test_the_settings_that_tuning_chose_are_a_section(finished_run):
+    recipe = demo_recipe(["sgd", "bsam"])
+    runs = [replace(run, **recipe.tuning.settings(run)[-1]) for run in recipe.runs()]
+    (section,) = settings_section(recipe, [finished_run(run) for run in runs])
+    assert section.header == ("method", "Clean labels", "40% of the training labels flipped")
+    assert section.rows[0] == ("SGD", *["weight_decay 0.05, lr 0.6"] * 2)
+    assert section.rows[1][1] == "weight_decay 0.05, lr 0.1, rho_max 0.1, rho_min 0.1"
