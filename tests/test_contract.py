@@ -225,6 +225,7 @@ def test_passes_are_as_stated(problem, method):
         total += sum(n > 0 for n in forwards)
     if method in ("aesam", "aesam-reuse", "rst", "g-rst"):
         assert 22 <= total <= 38  # both kinds of steps occur; the share is tested with bernoulli
+        assert METHODS.get(method, METHODS["rst"]).passes == 1.5
     elif method in METHODS:
         assert total == round(20 * METHODS[method].passes)
 

@@ -1,5 +1,6 @@
 import copy
 import re
+import warnings
 from functools import partial
 
 import pytest
@@ -152,6 +153,24 @@ class Function(nn.Linear):
 
     def forward(self, x):
         return super().forward(x) + self.function(self.weight) * torch.arange(4, dtype=torch.float64)
+
+
+class Attention(nn.Linear):
+    """Attention between the two halves of a sample; torch's fused kernels have no second derivative."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(2, 6, dtype=torch.float64)
+
+    def forward(self, x):
+        q, k, v = super().forward(x.unflatten(1, (2, 2))).chunk(3, dim=-1)
+        return F.scaled_dot_product_attention(q, k, v).flatten(1)
+
+
+@WAYS
+def test_attention_has_a_hessian(data, way):
+    assert errors(Attention(), data, way)[0] < 1e-6
+    assert not any(f[0] == "ignore" and f[2] is DeprecationWarning for f in warnings.filters)  # as while recording
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, "cayley"])

@@ -73,6 +73,5 @@ class Krylov:
         for columns in self.V.split(CHUNK, dim=1):
             columns[:k] = rotation @ columns[:n]
         self.V[k] = self.V[n]
-        self.T.zero_()
         self.T[:k, :k] = torch.diag(theta)
         self.steps = k
