@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from bsam.data import cifar
-from bsam.data.cifar import CIFAR10, CIFAR100, Batch
+from bsam.data.cifar import CIFAR10, CIFAR100, CifarFile
 
 SMALL10 = replace(
     CIFAR10,
     train=tuple(replace(batch, records=20, sha256=None) for batch in CIFAR10.train),
     test=replace(CIFAR10.test, records=30, sha256=None),
 )
-SMALL100 = replace(CIFAR100, train=(Batch("train", 200),), test=Batch("test", 100))
+SMALL100 = replace(CIFAR100, train=(CifarFile("train", 200),), test=CifarFile("test", 100))
 
 
 @pytest.fixture
