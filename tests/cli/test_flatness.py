@@ -223,7 +223,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
     Path("net.pt").touch()
     clean = runs / "clean"
     for arguments, words in {
-        (clean, "empty"): "empty is no folder of a run of bsam train: it has no config.json",
+        (clean, "empty"): "empty is not a run directory of bsam train: it has no config.json",
         ("other",): "other is not a run directory",
         (clean, "begun"): "the run in begun is not finished (1 of 3 epochs are)",
         ("damaged",): "damaged/model.safetensors is damaged",
@@ -231,7 +231,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
         (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
         (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
         (clean, "--loader", "math:sqrt"): "a run needs no loader",
-        ("net.pt",): "name what loads it with --loader MODULE:FUNCTION, or give the folder of a run",
+        ("net.pt",): "name the function that loads it with --loader MODULE:FUNCTION, or give a run directory",
         ("net.pt", "--loader", "math:sqrt", "--images", "10"): "leave --images and --data-dir out",
         (clean, "--images", "0"): "images must be a whole number of at least 1",
     }.items():
