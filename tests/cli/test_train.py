@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 import bsam
 from bsam import cli
@@ -34,10 +35,10 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     assert cli.main(command) == 0
     out, error = capsys.readouterr()
     assert error == ""
-    first, where, *epochs, last, top, written = out.splitlines()
+    first, machine, where, *epochs, last, top, written = out.splitlines()
     network, data = "DigitsNet (9,978 parameters)", "640 samples of Digits, 25% of the labels flipped"
-    assert first.startswith(f"BSAM (rho_max=0.02) with SGD: {network} on {data}, 3 epochs of 10 steps, batch 64; CPU")
-    assert first.endswith("fp32, steps plain.")
+    assert first == f"BSAM (rho_max=0.02) with SGD: {network} on {data}, 3 epochs of 10 steps, batch 64."
+    assert machine == f"CPU, {torch.get_num_threads()} thread(s), fp32, steps plain."
     assert where == f"Into {folder}."
     metrics = RunDir(folder).metrics()
     assert len(epochs) == len(metrics) == 3

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 class Need(Enum):
     """What a method needs beyond a closure that returns the mean loss."""
 
-    PER_SAMPLE_LOSSES = "closure(indices) returning per-sample losses"
+    PER_SAMPLE_LOSSES = "per-sample losses by index"
     MOMENTUM = "a base with momentum"
     TOTAL_STEPS = "total_steps"
     SAMPLE_IDS = "sample ids"

@@ -51,7 +51,7 @@ class ESAM(SharpnessAware):
     """
 
     title, reference = "ESAM", "Du et al., ICLR 2022"
-    purpose = "SAM made cheaper: fewer gradients in the first pass, fewer samples in the second."
+    purpose = "SAM with fewer gradients in its first pass and fewer samples in its second."
     needs = (Need.PER_SAMPLE_LOSSES,)
     capturable = False
     sam_radii = ("rho",)

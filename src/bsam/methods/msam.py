@@ -45,7 +45,7 @@ class MSAM(SharpnessAware):
     """
 
     title, reference = "MSAM", "Becker et al., 2024"
-    purpose = "A perturbation along the momentum, without a second pass; its radius wants tuning."
+    purpose = "Perturbs along the momentum, without a second pass; tune its radius."
     passes: float = 1
     memory = "1"
     needs = (Need.MOMENTUM,)

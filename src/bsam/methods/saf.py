@@ -53,7 +53,7 @@ class SAF(Distillation):
     """
 
     title, reference = "SAF", "Du et al., NeurIPS 2022"
-    purpose = "Flatness from the losses of earlier epochs, at the price of a table of logits."
+    purpose = "Keeps logits near those of earlier epochs, which a table holds."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")

@@ -45,7 +45,7 @@ class ConsoleLogger:
 
 
 def plan(trainer: Trainer) -> str:
-    """Return method, network, data, steps and machine, in a sentence."""
+    """Return method, network, data and steps in one line, machine and precision in the next."""
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network = MODELS[run.model].title if run.model in MODELS else run.model
@@ -55,8 +55,8 @@ def plan(trainer: Trainer) -> str:
     compiled = ", compiled" if trainer.compiled else ""
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}"
-        f"{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}; {machine(trainer.context)}, "
-        f"{run.precision}{compiled}, steps {steps}."
+        f"{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
+        f"{machine(trainer.context)}, {run.precision}{compiled}, steps {steps}."
     )
 
 
