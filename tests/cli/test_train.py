@@ -100,7 +100,7 @@ def test_a_terminated_run_goes_on_and_the_handler_is_as_it_was(tmp_path, capsys,
     assert capsys.readouterr().err == f"bsam: terminated. {kept}\n"
     assert cli.main([*SHORT, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"Into {out}. Going on after epoch 2."
+    assert lines[2] == f"Into {out}. Going on after epoch 2."
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 3/3"]
 
 

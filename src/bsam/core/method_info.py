@@ -16,7 +16,7 @@ class Need(Enum):
     SAMPLE_IDS = "sample ids"
     INPUTS = "the inputs"
     EPOCHS = "set_epoch"
-    FORWARD_PASS = "a forward pass more"
+    FORWARD_PASS = "an extra forward"
 
 
 class MethodInfo:

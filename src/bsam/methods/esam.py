@@ -51,7 +51,7 @@ class ESAM(SharpnessAware):
     """
 
     title, reference = "ESAM", "Du et al., ICLR 2022"
-    purpose = "SAM with fewer gradients in its first pass and fewer samples in its second."
+    purpose = "SAM with fewer gradients, then on fewer samples."
     needs = (Need.PER_SAMPLE_LOSSES,)
     capturable = False
     sam_radii = ("rho",)

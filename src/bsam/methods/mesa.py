@@ -51,7 +51,7 @@ class MESA(Distillation):
     """
 
     title, reference = "MESA", "Du et al., NeurIPS 2022"
-    purpose = "SAF without the table: near the logits of an averaged model."
+    purpose = "SAF without the table: an averaged model's logits."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")
