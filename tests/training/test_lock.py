@@ -88,10 +88,3 @@ def test_a_refused_run_leaves_no_lock_in_the_way(tmp_path, capsys):
     assert "batch must be at most" in capsys.readouterr().err
     assert not any(out.iterdir())
     refuse_other_files(out)
-
-
-def test_two_demos_do_not_share_a_folder(tmp_path, capsys):
-    with locked(tmp_path, "training"):
-        assert cli.main(["demo", "--out", str(tmp_path), "--epochs", "1", "--seeds", "1"]) == 2
-    assert f"{tmp_path}: another process is training there" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
