@@ -299,7 +299,7 @@ def test_yielded_micro_batches_equal_the_full_batch(plain, method, sizes, reduct
             yield nn.functional.cross_entropy(plain.model(plain.x[part]), plain.y[part], reduction=reduction)
 
     if chooses(method) and reduction == "mean":
-        with pytest.raises(bsam.BsamError, match="let it return one loss per sample"):
+        with pytest.raises(bsam.BsamError, match="return one loss per selected sample"):
             ours.step(micro_batches)
         return
     for _ in range(5):
@@ -319,7 +319,7 @@ def test_per_sample_losses_are_averaged(problem, method):
 @pytest.mark.parametrize("method", CHOOSING)
 def test_the_mean_is_refused_where_samples_are_chosen(problem, method):
     optimizer, before = build(method, problem), problem.weights()
-    with pytest.raises(bsam.BsamError, match="let it return one loss per sample"):
+    with pytest.raises(bsam.BsamError, match="return one loss per selected sample"):
         optimizer.step(lambda indices=slice(None): problem.losses(indices).mean())
     assert same(before, problem.weights())
 
@@ -350,7 +350,9 @@ def test_a_closure_that_runs_backward_itself_is_refused_where_it_cannot_work(pro
         return losses
 
     expected = (
-        "leave backward to it" if chooses(method) else "must not run backward itself: give the loss with its graph"
+        "do not call backward in the closure"
+        if chooses(method)
+        else r"must not run backward itself: return \(or yield\) the loss without calling backward"
     )
     with pytest.raises(bsam.BsamError, match=expected):
         optimizer.step(closure)

@@ -1,4 +1,4 @@
-"""Random decisions that depend on the seed and the step alone."""
+"""Random decisions that depend only on the seed and the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss, or a part of one, that a pass did not compute anew."""
+"""A loss, or a part of one, that was not computed from scratch in a pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_loss_from_outside_the_closure_is_refused():
             lambda loss: ((layer(x) ** 2).mean(), loss)[1],
         ):
             loss = (layer(x) ** 2).mean()
-            with pytest.raises(bsam.BsamError, match="computed outside this pass"):
+            with pytest.raises(bsam.BsamError, match="computed before this pass"):
                 optimizer.step(lambda: closure(loss))
             assert same(before, detached(layer.parameters()))
         optimizer.step(lambda: (layer(x) ** 2).mean())
@@ -59,7 +59,7 @@ def test_a_part_from_outside_the_closure_is_refused(plain):
         lambda: F.cross_entropy(plain.model(plain.x), plain.y) + penalty,
     ):
         features, penalty = plain.model[:2](plain.x), sum(p.sum() for p in plain.model.parameters())
-        with pytest.raises(bsam.BsamError, match="computed outside this pass, in part or as a whole"):
+        with pytest.raises(bsam.BsamError, match="the loss, or a part of it, was computed before this pass"):
             optimizer.step(closure)
         optimizer.zero_grad()
     other = plain.clone()
@@ -78,7 +78,7 @@ def test_a_part_from_outside_is_noticed_in_a_later_step_too(plain):
         loss.backward(retain_graph=True)
         return loss
 
-    with pytest.raises(bsam.BsamError, match="computed outside this pass"):
+    with pytest.raises(bsam.BsamError, match="computed before this pass"):
         optimizer.step(retained)
 
 
@@ -93,7 +93,7 @@ def test_a_weight_that_is_cached_between_the_passes_is_refused():
     layer, x = nn.Linear(3, 3).double(), torch.randn(8, 3, dtype=torch.float64)
     parametrize.register_parametrization(layer, "weight", Symmetric())
     optimizer = bsam.SAM(sgd(layer.parameters()), layer, rho=0.5)
-    with parametrize.cached(), pytest.raises(bsam.BsamError, match="computed outside this pass"):
+    with parametrize.cached(), pytest.raises(bsam.BsamError, match="computed before this pass"):
         optimizer.step(lambda: layer(x).square().mean())
     optimizer.step(lambda: layer(x).square().mean())
 
@@ -103,7 +103,7 @@ def test_a_loss_from_outside_is_refused_by_a_method_of_one_pass():
     optimizer = bsam.MSAM(sgd(layer.parameters()), layer, rho=0.5)
     optimizer.step(lambda: (layer(x) ** 2).mean())
     loss = (layer(x) ** 2).mean()
-    with pytest.raises(bsam.BsamError, match="computed outside this pass"):
+    with pytest.raises(bsam.BsamError, match="computed before this pass"):
         optimizer.step(lambda: loss)
 
 

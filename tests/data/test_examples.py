@@ -30,16 +30,16 @@ def test_some_have_as_many_of_each_class_in_any_order(order):
     for n in range(1, 61):
         some = examples.some(n)
         counts = some.y.bincount(minlength=5)
-        places = some.x.flatten().long()
+        indices = some.x.flatten().long()
         assert len(some) == n
-        assert torch.equal(examples.places(n), places)
-        assert fewer < set(places.tolist())
-        fewer = set(places.tolist())
+        assert torch.equal(examples.balanced_indices(n), indices)
+        assert fewer < set(indices.tolist())
+        fewer = set(indices.tolist())
         assert counts.max() - counts.min() <= 1
-        assert (places.diff() > 0).all()  # in their order, none twice
-        assert torch.equal(examples.y[places], some.y)
+        assert (indices.diff() > 0).all()  # in their order, none twice
+        assert torch.equal(examples.y[indices], some.y)
         for label in range(5):  # of each class the first ones
-            assert torch.equal(places[some.y == label], (examples.y == label).nonzero().flatten()[: counts[label]])
+            assert torch.equal(indices[some.y == label], (examples.y == label).nonzero().flatten()[: counts[label]])
     assert torch.equal(examples.some(60).x, examples.x)
 
 

@@ -15,7 +15,7 @@ from bsam.flatness.dataset_loss import DatasetLoss
 
 refused = partial(pytest.raises, bsam.BsamError)
 OTHER = {
-    mode: rf"data gives other {what} in each pass: take shuffle=False, drop_last=False and no random augmentation"
+    mode: rf"data gave different {what} in two passes: use shuffle=False, drop_last=False and no random augmentation"
     for mode, what in (("eval", "samples"), ("train", "batches"))
 }
 MODES = pytest.mark.parametrize("mode", ["eval", "train"])
@@ -199,7 +199,7 @@ def test_a_pass_that_was_not_finished_is_not_compared(model, data):
     for unfinished in (L.weighted_batches(), L.weighted_batches()):
         next(unfinished)
         unfinished.close()
-    assert L.samples is None
+    assert L.num_samples is None
     with L.measuring():
         assert L.value() == L.value()
 

@@ -55,9 +55,7 @@ def value(*arguments, autocast=False, **options):
 def test_losses_that_are_not_means_over_samples_are_refused_where_it_matters(
     model, samples, data, unchanged, loss_fn, measure, micro_batch
 ):
-    match = (
-        r"loss_fn is not a mean over samples.*class weights\? ignore_index\?.*take a mean, or one batch, or give batch"
-    )
+    match = r"loss_fn is not a mean over samples.*class weights\? ignore_index\?.*use a mean, pass one batch, or pass b"
     with unchanged(model), refused(match=match):
         MEASURES[measure](model, NOT_MEANS[loss_fn], data, micro_batch=micro_batch)
     MEASURES[measure](model, NOT_MEANS[loss_fn], [samples], micro_batch=10)  # one batch
@@ -103,7 +101,7 @@ def test_batches_that_cannot_be_joined_are_halved():
 
 def test_a_micro_batch_of_ignored_labels_alone_is_refused(model, samples):
     data, loss_fn = [(samples[0][:5], torch.tensor([1, 1, 0, 2, 0]))], nn.CrossEntropyLoss(ignore_index=1)
-    with refused(match=r"and nan on average over two parts"):
+    with refused(match=r"over two parts of them is nan"):
         sharpness(model, loss_fn, data, micro_batch=2)
     found = sharpness(model, loss_fn, data, micro_batch=2, batch_weight=lambda x, y: (y != 1).sum())
     assert found.loss == pytest.approx(whole(model, data[0], loss_fn), rel=1e-6)
@@ -243,12 +241,12 @@ def test_batches_without_a_sample_are_skipped(model, samples, data):
     [
         (lambda out, y: F.cross_entropy(out, y, reduction="none"), r"a 0-dim tensor; it gave the shape \(7,\)"),
         (lambda out, y: 1.0, "mean loss of a batch, a 0-dim tensor; it gave the type float"),
-        (lambda out, y: out.mean() * 1j, "loss_fn returned a complex number"),
+        (lambda out, y: out.mean() * 1j, "loss_fn must return a real number, got a complex one"),
         (
             lambda out, y: F.cross_entropy(out, y).detach(),
-            r"reaches no trainable parameter of the model.*Was it detached",
+            r"does not depend on any trainable parameter of the model.*Was it detached",
         ),
-        (lambda out, y: torch.zeros((), requires_grad=True) * 1, "reaches no trainable parameter"),
+        (lambda out, y: torch.zeros((), requires_grad=True) * 1, "does not depend on any trainable parameter"),
     ],
 )
 def test_what_a_loss_must_not_return(model, data, measure, loss_fn, message):
@@ -291,7 +289,7 @@ def test_parameters_that_change_after_construction_are_refused(model, data):
     H.times(v)
     model.bias.requires_grad_(False)
     with refused(
-        match=r"parameters were frozen after this was built for them: 0.bias\. Build it anew, or unfreeze them"
+        match=r"parameters were frozen after this object was created: 0.bias\. Unfreeze them, or create it again"
     ):
         H.times(v)
     net.requires_grad_(False)
@@ -300,7 +298,7 @@ def test_parameters_that_change_after_construction_are_refused(model, data):
     net.requires_grad_(True)
     H.times(v)
     net[0] = nn.Linear(6, 3)
-    with refused(match=r"other trainable parameters.*a layer was replaced.*build it anew"):
+    with refused(match=r"trainable parameters of the model changed.*a layer was replaced.*create it again"):
         H.times(v)
     net[0] = model
     H.times(v)

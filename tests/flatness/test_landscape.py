@@ -309,7 +309,7 @@ def test_filters_need_a_weight_that_has_some():
     model, data = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), [(torch.randn(6, 4), torch.randint(0, 3, (6,)))]
     model[0].weight.requires_grad_(False)
     with refused(
-        match=r'moves weights of two or more dimensions alone.*take directions="hessian", or a list of vectors'
+        match=r'moves only weights of two or more dimensions.*take directions="hessian", or a list of vectors'
     ):
         landscape(model, F.cross_entropy, data, points=3)
     assert np.ptp(landscape(model, F.cross_entropy, data, points=3, directions="hessian").loss) > 0

@@ -181,7 +181,7 @@ def test_every_so_many_steps(problem):
 def test_no_gradient_is_kept_in_steps_that_are_not_measured(problem):
     optimizer, watched = built("sam", problem), []
     direction = optimizer.direction
-    optimizer.direction = lambda L: (direction(L), watched.append((L.recording, len(L.evaluations))))[0]
+    optimizer.direction = lambda L: (direction(L), watched.append((L.keep_evaluations, len(L.evaluations))))[0]
     Probe(every=2).attach(optimizer)
     for _ in range(4):
         optimizer.step(problem.loss)

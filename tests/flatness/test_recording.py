@@ -223,7 +223,7 @@ def test_what_the_memory_does_not_hold_is_computed_plainly_and_not_held(large, h
         assert {number for number, reference in handed if reference() is not None} <= set(range(held))
         assert recording.recorded == held
         assert recording.note.startswith(f"{3 - held} of 3 batches computed without a recording: the memory of max_byt")
-        assert recording.note.endswith(f"={per_sample * (6 * held + 2)} is used up")
+        assert recording.note.endswith(f"={per_sample * (6 * held + 2)} is not enough for all batches")
 
 
 def test_data_is_iterated_only_for_what_was_not_recorded(large):
@@ -258,7 +258,7 @@ def test_a_loader_that_shuffles_is_right_recorded_or_not(large):
         assert recording.recorded == 1
         assert max(apart(product(H), expected) for _ in range(2)) < 1e-12
         assert recording.recorded == 0
-        assert "other batches in each pass: take shuffle=False" in recording.note
+        assert "different batches in two passes: use shuffle=False" in recording.note
 
 
 class Net(nn.Module):
@@ -288,7 +288,7 @@ COUNTS = {
     "tolist": lambda x: sum(value > 0 for value in x.tolist()) + 1,
     "numpy": lambda x: int((x.numpy() > 0).sum()) + 1,
 }
-READS = "the network or the loss reads numbers or sizes from the data|RuntimeError: |differs from the plain one"
+READS = "uses Python values computed from the data|RuntimeError: |differs from the product computed without"
 NETS = {
     "branches": (lambda net, x: net.inner(x) if x.sum() > 0 else net.inner(x) ** 2, "RuntimeError: "),
     "random numbers": (lambda net, x: net.inner(F.dropout(x, 0.3, training=True)), READS),
@@ -354,7 +354,7 @@ def test_a_recorded_product_that_is_wrong_is_not_used(large, monkeypatch, record
 
     monkeypatch.setattr(Recorder, "linearized", wrong)
     H = HessianOperator(model, F.cross_entropy, data)
-    reason = "a recorded product differs from the plain one"
+    reason = "a recorded product differs from the product computed without a recording"
     assert check_same(H).note == f"3 of 3 batches computed without a recording: {reason}"
     assert recordings == [True, False]
 

@@ -443,7 +443,7 @@ def test_closures_that_cannot_choose_are_refused_with_a_hint(problem, name):
             problem.losses()
         ),
         r"takes no argument: let it take": lambda *, indices=slice(None): problem.losses(indices),
-        r"let it return one loss per sample \(reduction='none'\)": lambda indices=slice(None): problem.losses(
+        r"return one loss per selected sample \(reduction='none'\)": lambda indices=slice(None): problem.losses(
             indices
         ).mean(),
     }

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import bsam
-from bsam.core.extras import need
+from bsam.core.extras import require_package
 from bsam.recipes import RECIPES
 from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
 from bsam.training.run_dir import RunState
@@ -17,10 +17,10 @@ from bsam.training.run_dir import RunState
     ("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")]
 )
 def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
-    need(module, extra)
+    require_package(module, extra)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
-        need(module, extra)
+        require_package(module, extra)
 
 
 def shown(*printed):

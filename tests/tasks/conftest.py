@@ -31,6 +31,6 @@ def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for batch in (*kind.train, kind.test):
             labels = random.permutation(np.arange(batch.records) % kind.classes).astype(np.uint8)
             columns = [labels[:, None], random.integers(0, 256, (batch.records, 3072), np.uint8)]
-            head = [np.full_like(labels[:, None], 3)] if kind.coarse else []
+            head = [np.full_like(labels[:, None], 3)] if kind.num_coarse_classes else []
             (folder / kind.binary / f"{batch.name}.bin").write_bytes(np.concatenate([*head, *columns], 1).tobytes())
     return folder

@@ -1,4 +1,4 @@
-"""Random decisions that depend on the seed and the step alone: the same on every rank and after a resume."""
+"""Random decisions that depend only on the seed and the step: the same on every rank and after a resume."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def check_base(base: object) -> None:
         raise BsamTypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
     if isinstance(base, LBFGS):
         raise BsamValueError(
-            "base must take its step from p.grad alone, and LBFGS calls the closure several times: use SGD, AdamW or "
+            "base must take its step from p.grad only, and LBFGS calls the closure several times: use SGD, AdamW or "
             "another optimizer"
         )
     if any("steps_taken" in group for group in base.param_groups):

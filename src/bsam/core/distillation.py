@@ -18,7 +18,7 @@ class Distillation(MethodInfo, nn.Module):
     r"""Cross-entropy, and from ``start_epoch`` on
     :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
 
-    A method implements :meth:`past_logits`. In eval mode the loss is the cross-entropy alone.
+    A method implements :meth:`past_logits`. In eval mode the loss is only the cross-entropy.
     """
 
     passes = 1

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from .errors import BsamRuntimeError
 
 
-def need(module: str, extra: str) -> None:
+def require_package(module: str, extra: str) -> None:
     """Raise an error that names the extra to install if ``module`` is not installed."""
     if find_spec(module) is None:
         raise BsamRuntimeError(f"this needs {module}, which is not installed: pip install 'bsam[{extra}]'")

@@ -1,4 +1,4 @@
-"""Detecting a loss, or a part of one, that a pass did not compute anew."""
+"""Detecting a loss, or a part of one, that was not computed from scratch in this pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 from .errors import BsamRuntimeError
 
 _OUTSIDE = (
-    "the closure returned a loss that was computed outside this pass, in part or as a whole, and so not at the "
-    "perturbed weights. Every pass must compute the whole loss anew: move the forward pass into the closure, or detach "
-    "parts of it"
+    "the loss, or a part of it, was computed before this pass and so not at the perturbed weights. Compute the whole "
+    "loss inside the closure, or detach the parts that are meant to stay constant"
 )
 
 
@@ -22,7 +21,7 @@ class GraphCheck:
 
     Args:
         params: the parameters of the optimizer.
-        whole: whether to compare all nodes of the graphs, or the roots alone.
+        whole: whether to compare all nodes of the graphs, or only the roots.
     """
 
     def __init__(self, params: Sequence[Tensor], whole: bool) -> None:
@@ -38,7 +37,8 @@ class GraphCheck:
     def check(self, loss: Tensor, moved: bool) -> None:
         """Raise if the loss of perturbed weights depends on parameters through nodes of another pass.
 
-        In the first pass of a step the sequence number of the root, which counts nodes by thread, tells its age.
+        In the first pass there is no earlier graph to compare with: a root whose autograd sequence number is smaller
+        than at :meth:`begin_pass` was created before the pass.
         """
         root: Any = loss.grad_fn
         if root is None:

@@ -33,15 +33,14 @@ class MethodInfo:
     needs: ClassVar[tuple[Need, ...]] = ()
     capturable: ClassVar[bool] = True
 
-    # In a training: arguments that the training sets, arguments that count samples of the whole batch (each process
-    # gets its share), and why the method cannot be trained in several processes (empty if it can).
-    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")
-    counts_of_batch: ClassVar[tuple[str, ...]] = ()
-    single_process: ClassVar[str] = ""
+    # Used in training.
+    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that the training sets
+    counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the whole batch, over processes
+    single_process: ClassVar[str] = ""  # why the method cannot be trained in several processes; empty if it can
 
-    # In the recipes: arguments that are set to SAM's radius for the data set, settings for some data sets, the choices
-    # for tuning in the demo, and the variants that tables list (name: title and arguments; empty: the method alone).
-    sam_radii: ClassVar[tuple[str, ...]] = ()
-    data_settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    tuning: ClassVar[tuple[Mapping[str, Any], ...]] = ({"rho": 0.03}, {"rho": 0.1})
+    # Used in the recipes.
+    sam_radii: ClassVar[tuple[str, ...]] = ()  # arguments that are set to SAM's radius for the data set
+    data_settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # arguments for some data sets, by data set
+    tuning: ClassVar[tuple[Mapping[str, Any], ...]] = ({"rho": 0.03}, {"rho": 0.1})  # arguments to try in the demo
+    # the variants that tables list, name: (title, arguments); if empty, they list only the method itself
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}

@@ -41,10 +41,10 @@ class MethodState:
             else value
         )
 
-    def stage(self, reached: Sequence[Tensor]) -> None:
-        """Make the values of a successful backward pending, for the parameters that it reached."""
+    def stage(self, with_grad: Sequence[Tensor]) -> None:
+        """Make the values of a successful backward pending, for the parameters that got a gradient."""
         for name, value in self._current.items():
-            self.pending[name] = {p: value[p] for p in reached} if isinstance(value, dict) else value
+            self.pending[name] = {p: value[p] for p in with_grad} if isinstance(value, dict) else value
 
     def discard(self) -> None:
         """Drop pending values."""

@@ -42,7 +42,7 @@ class Objective:
             loss per micro-batch. Methods that choose samples also call it with their indices.
         weights: the parameters, refreshed for this step.
         modules: those that the closure runs: where batch norm is found.
-        ranks: the data-parallel side of the model.
+        ranks: averages gradients over ranks.
         rng: the random generators.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
         compare_graphs: whether to compare the whole graphs of the passes, to find parts of the loss that were computed
@@ -61,9 +61,9 @@ class Objective:
         compare_graphs: bool = False,
     ) -> None:
         self.loss: Tensor | None = None  # of the first evaluation
-        self.reached = [False] * len(weights.params)  # parameters that some pass gave a gradient
+        self.has_grad = [False] * len(weights.params)  # parameters that some pass gave a gradient
         self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
-        self.recording, self.evaluations = False, list[Evaluation]()  # recorded on demand: this keeps gradients alive
+        self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # on demand: this keeps gradients alive
         self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
         self._graph_check = GraphCheck(weights.params, whole=compare_graphs)
         ranks.begin(weights.sharded, weights.params)
@@ -72,7 +72,7 @@ class Objective:
         if self._scaler is not None:
             one = torch.ones((), dtype=weights.layout.scalar_dtype, device=weights.params[0].device)
             self.scale = self._scaler.scale(one)
-        self._samples: Tensor | None = None  # losses of the latest evaluation, where the closure gives one per sample
+        self._sample_losses: Tensor | None = None  # of the latest evaluation, if the closure returns one per sample
         self._latest: Term | None = None  # the gradient of the previous pass
         self._buffered = 0  # gradients that were moved to buffers
 
@@ -84,10 +84,14 @@ class Objective:
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
-        """Return a context for evaluations that are not the method's: they leave :attr:`reached` as it is."""
-        reached, self._latest = self.reached, None
-        yield
-        self.reached = reached
+        """Return a context for evaluations of observers, after the method's own: they do not change :attr:`has_grad`,
+        so that they add no parameter to the step, nor do they move the gradients of the method's passes to buffers.
+        """
+        has_grad, self._latest = self.has_grad, None
+        try:
+            yield
+        finally:
+            self.has_grad = has_grad
 
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """Return the mean loss at ``w + at``, without gradients."""
@@ -97,27 +101,27 @@ class Objective:
             except RuntimeError as error:
                 if "does not require grad" in str(error):
                     raise BsamRuntimeError(
-                        "this method evaluates the losses without gradients first: the closure must return them and "
-                        "leave backward to it"
+                        "this method first evaluates the closure under torch.no_grad: return the losses and do not "
+                        "call backward in the closure"
                     ) from error
                 raise
-        return self._first(loss)
+        return self._remember_first_loss(loss)
 
     def losses(self, at: Vector | None = None) -> Tensor:
         """Return one loss per sample at ``w + at``, without gradients."""
         self.value(at)
-        return self.samples
+        return self.sample_losses
 
     @property
-    def samples(self) -> Tensor:
+    def sample_losses(self) -> Tensor:
         """The losses of the latest evaluation, one per sample."""
-        if self._samples is None:
+        if self._sample_losses is None:
             raise BsamRuntimeError(
-                "this method chooses samples by their losses, and the closure gave their mean: let it return one loss "
-                "per sample (reduction='none') of the samples that it is asked for, as in `def "
-                "closure(indices=slice(None)): return cross_entropy(model(x[indices]), y[indices], ...)`"
+                "this method selects samples by their losses, but the closure returned the mean: return one loss per "
+                "selected sample (reduction='none'), as in `def closure(indices=slice(None)): return "
+                "cross_entropy(model(x[indices]), y[indices], ...)`"
             )
-        return self._samples
+        return self._sample_losses
 
     def grad(
         self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
@@ -138,27 +142,27 @@ class Objective:
         if wrt is not None and not any(wrt):
             return self.value(at, subset=subset), self._take_gradient()
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
-        alone = wrt is not None or self._ranks.inside
+        without_reducer = wrt is not None or self._ranks.inside_ddp_forward
         backward = partial(self._backward, inputs=None if self._weights.sharded else inputs)
-        with self._evaluation(at, alone=alone), torch.enable_grad():
+        with self._evaluation(at, without_reducer=without_reducer), torch.enable_grad():
             loss, batches = self._mean_loss(subset, backward)
-        gradient = self._take_gradient(wrt, alone=alone) * (1.0 / batches)
-        if self.recording and subset is None and wrt is None:
+        gradient = self._take_gradient(wrt, without_reducer=without_reducer) * (1.0 / batches)
+        if self.keep_evaluations and subset is None and wrt is None:
             self.evaluations.append(Evaluation(at, loss, gradient))
-        return self._first(loss), gradient
+        return self._remember_first_loss(loss), gradient
 
-    def curvature(self, v: Vector, at: Vector | None = None) -> Vector:
+    def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the product of the Hessian at ``w + at`` with ``v``, by differentiating the gradient."""
         if self._weights.sharded:
-            raise BsamRuntimeError("a Hessian-vector product needs a second derivative, which FSDP does not give")
+            raise BsamRuntimeError("a Hessian-vector product needs second derivatives, which FSDP does not support")
         backward = partial(self._second_backward, along=v.tensors(self._weights.params))
-        with self._evaluation(at, alone=True), torch.enable_grad():
-            loss, batches = self._mean_loss(None, backward, own_allowed=False)
-        self._first(loss)
-        return self._take_gradient(alone=True) * (1.0 / batches)
+        with self._evaluation(at, without_reducer=True), torch.enable_grad():
+            loss, batches = self._mean_loss(None, backward, closure_may_run_backward=False)
+        self._remember_first_loss(loss)
+        return self._take_gradient(without_reducer=True) * (1.0 / batches)
 
     @contextlib.contextmanager
-    def _evaluation(self, at: Vector | None, *, alone: bool = False) -> Iterator[None]:
+    def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
         if at is None:
             self._weights.restore()
         else:
@@ -169,7 +173,7 @@ class Objective:
         else:
             self._modules.freeze_statistics()
         self._rng.begin_pass(self._weights.layout.devices)
-        with self._ranks.no_sync(alone, self._weights.params):
+        with self._ranks.pass_context(without_reducer, self._weights.params):
             yield
         self._rng.end_pass()
 
@@ -179,19 +183,23 @@ class Objective:
             self._latest.move_to(self._weights.gradient_buffer(self._buffered))
             self._latest, self._buffered = None, self._buffered + 1
 
-    def _first(self, loss: Tensor) -> Tensor:
+    def _remember_first_loss(self, loss: Tensor) -> Tensor:
         self.loss = loss if self.loss is None else self.loss
         return loss
 
     def _mean_loss(
-        self, subset: Tensor | None, backward: Callable[[Tensor], None] | None = None, *, own_allowed: bool = True
+        self,
+        subset: Tensor | None,
+        backward: Callable[[Tensor], None] | None = None,
+        *,
+        closure_may_run_backward: bool = True,
     ) -> tuple[Tensor, float]:
         """Run the closure. Return the mean loss and the number of micro-batches, in units of the first one's size."""
         self._graph_check.begin_pass()
         answer = call(self._closure, subset)
         yields = isinstance(answer, Iterator)
         total, batches, size, dim = torch.zeros(()), 0.0, 0, None
-        samples: list[Tensor] = []
+        all_losses: list[Tensor] = []
         context = contextlib.closing if isinstance(answer, Generator) else contextlib.nullcontext
         with context(answer):  # an error must not leave a generator suspended
             for item in answer if yields else (answer,):
@@ -202,30 +210,30 @@ class Objective:
                     continue  # a micro-batch of which no sample was chosen
                 if dim not in (None, losses.dim()):
                     raise BsamRuntimeError(
-                        "the closure yielded mean losses and per-sample losses in turn, and their weights are "
-                        "unknown: yield one kind"
+                        "the closure yielded both mean losses (0-dim) and per-sample losses (1-D), which cannot be "
+                        "weighted: yield one of the two"
                     )
                 if losses.numel() == 0:
-                    raise BsamRuntimeError("the closure returned no loss at all, an empty tensor: is the batch empty?")
+                    raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
                 if torch.is_grad_enabled():
                     self._graph_check.check(losses, self._weights.moved)
                 dim, size = losses.dim(), size or losses.numel()
                 share = losses.numel() / size
-                samples.append(losses.detach())
+                all_losses.append(losses.detach())
                 mean = losses if dim == 0 else losses.mean()
                 if backward is not None and (
-                    batches > 0 or not self._closure_ran_backward(allowed=own_allowed and not yields)
+                    batches > 0 or not self._closure_ran_backward(allowed=closure_may_run_backward and not yields)
                 ):
                     backward(mean if share == 1 else mean * share)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
         if batches == 0:
             raise BsamRuntimeError("the closure yielded no loss: yield one loss per micro-batch")
-        self._samples = None if dim == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
-        if subset is not None and len(self.samples) != len(subset):
+        self._sample_losses = None if dim == 0 else all_losses[0] if len(all_losses) == 1 else torch.cat(all_losses)
+        if subset is not None and len(self.sample_losses) != len(subset):
             raise BsamRuntimeError(
-                f"the closure was asked for {len(subset)} samples and returned {len(self.samples)} losses: it must "
-                "use the indices it is called with"
+                f"the closure was asked for {len(subset)} samples and returned {len(self.sample_losses)} losses: it "
+                "must use the indices it is called with"
             )
         return (total if batches == 1 else total / batches), batches
 
@@ -234,15 +242,15 @@ class Objective:
         if ran and not allowed:
             raise BsamRuntimeError(
                 "a closure that yields micro-batches, or whose loss is differentiated twice, must not run backward "
-                "itself: give the loss with its graph"
+                "itself: return (or yield) the loss without calling backward"
             )
         return ran
 
     def _backward(self, loss: Tensor, inputs: list[Tensor] | None) -> None:
         if not loss.requires_grad:
             raise BsamRuntimeError(
-                "the closure returned a loss without a graph: no parameter of the optimizer is behind it. "
-                "Was it detached, computed under torch.no_grad, or is every parameter frozen?"
+                "the closure returned a loss that does not require grad: it does not depend on any parameter of the "
+                "optimizer. Was it detached, computed under torch.no_grad, or is every parameter frozen?"
             )
         (loss if self._scaler is None else self._scaler.scale(loss)).backward(inputs=inputs)
 
@@ -254,18 +262,18 @@ class Objective:
         if curved:
             torch.autograd.backward([g for g, _ in curved], [v for _, v in curved], inputs=params)
 
-    def _take_gradient(self, wrt: Sequence[bool] | None = None, *, alone: bool = False) -> Vector:
+    def _take_gradient(self, wrt: Sequence[bool] | None = None, *, without_reducer: bool = False) -> Vector:
         """Take ``p.grad`` over, without a copy, and leave None."""
         params = self._weights.params
-        found = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
+        grads = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
         for p in params:
             p.grad = None
-        self.reached = [was or g is not None for was, g in zip(self.reached, found, strict=True)]
+        self.has_grad = [had or g is not None for had, g in zip(self.has_grad, grads, strict=True)]
         copy = self._ranks.reuses_gradient_memory(params[0].device)
-        tensors = (_own_memory(g, p, copy) for g, p in zip(found, params, strict=True))
+        tensors = (_own_memory(g, p, copy) for g, p in zip(grads, params, strict=True))
         gradient = Vector(tensors, self._weights.layout, scratch=True)
         (self._latest,) = gradient.terms
-        if alone:
+        if without_reducer:
             self._ranks.average_pass([t for bucket in self._latest.buckets for t in bucket])
         if self._scaler is not None:
             self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # NaN where the gradient is not finite
@@ -281,7 +289,7 @@ def _own_memory(g: Tensor | None, p: Tensor, copy: bool) -> Tensor:
         return torch.zeros_like(p, requires_grad=False)
     if g.layout != torch.strided:
         raise BsamRuntimeError(
-            "a parameter got a sparse gradient, which no sharpness-aware method can add up: build its nn.Embedding "
+            "a parameter got a sparse gradient, which sharpness-aware methods do not support: build its nn.Embedding "
             "with sparse=False"
         )
     if copy or g._is_view() or g.is_conj() or g.is_neg() or g.stride() != p.stride():

@@ -55,9 +55,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
         same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU
             and on CUDA devices; after the step these are where one pass would have left them. False lets each pass draw
-            anew. Numbers from Python's ``random``, from NumPy and from the closure's own generators are drawn anew in
-            each pass either way. Passes of a step that is captured in a CUDA graph share their draws if
-            :meth:`generators` were registered with the graph, and else draw anew.
+            its own. Numbers from Python's ``random``, from NumPy and from the closure's own generators are drawn again
+            in each pass either way. Passes of a step that is captured in a CUDA graph share their draws if
+            :meth:`generators` were registered with the graph, and otherwise each pass draws its own.
     """
 
     model: nn.Module | None
@@ -150,7 +150,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """Add this method's direction to ``p.grad``, where ``loss.backward()`` would add the gradient.
 
         If the closure raises, the weights, the batch-norm flags and ``p.grad`` are as they were before the call. Every
-        pass must compute the loss anew: one that was computed outside the closure is an error.
+        pass must compute the loss from scratch: one that was computed outside the closure is an error.
 
         Args:
             closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or
@@ -196,26 +196,27 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             for p in params:
                 p.grad = None
             observers = [observer for observer in self.observers if observer.due(self.t)]
-            L.recording = bool(observers)
+            L.keep_evaluations = bool(observers)
             d = self.direction(L) * L.scale
             with L.extra_evaluations():
                 for observer in observers:
                     observer.observe(self, L)
             L.close()
-            if not any(L.reached):
+            if not any(L.has_grad):
                 raise BsamRuntimeError(
-                    "the loss reaches no parameter of base: does the closure call the model that base was built on?"
+                    "the loss does not depend on any parameter of base: does the closure call the model that base was "
+                    "built on?"
                 )
             offset = self._step_state.offset
             if offset is not None:
                 offset = Vector(offset.tensors(), self._weights.layout)  # before d overwrites what it is made of
-            self._fill(d, held, L.reached)
+            self._fill(d, held, L.has_grad)
             if offset is not None:
                 self._step_state.offsets.append(offset)
-                self._step_state.local_offsets |= self._ranks.ddp is not None and not self._ranks.reduces
-            self._method_state.stage([p for p, was in zip(params, L.reached, strict=True) if was])
+                self._step_state.local_offsets |= self._ranks.ddp is not None and not self._ranks.reduces_each_pass
+            self._method_state.stage([p for p, has_grad in zip(params, L.has_grad, strict=True) if has_grad])
             self._step_state.phase = "ready"
-            self._ranks.warn_if_alone()
+            self._ranks.warn_if_not_wrapped()
         except BaseException:
             self._step_state.phase = "failed"
             try:
@@ -227,16 +228,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             raise
         return L.loss  # type: ignore[return-value]
 
-    def _fill(self, d: Vector, held: list[Tensor | None], reached: list[bool]) -> None:
+    def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
         params, buckets = self._weights.params, d.materialize_()
-        reached, entries = self._ranks.reached_on_any_rank(reached), self._weights.layout.join(buckets)
+        has_grad, entries = self._ranks.has_grad_on_any_rank(has_grad), self._weights.layout.join(buckets)
         both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
         self._ranks.sync([h for _, h in both], entries)
         if both:
             torch._foreach_add_([t for t, _ in both], [h for _, h in both])
-        for p, t, h, was_reached in zip(params, self._weights.layout.join(buckets, params), held, reached, strict=True):
-            if was_reached or h is not None:
+        for p, t, h, has in zip(params, self._weights.layout.join(buckets, params), held, has_grad, strict=True):
+            if has or h is not None:
                 p.grad = t
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
@@ -304,7 +305,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """Return generators that let the later passes of a captured step repeat the draws of the first.
 
         Call after a few steps, so that the number of passes is known, and register them before the capture. In a graph
-        without them each pass draws anew. There are none with ``same_draws=False``, nor on a CPU. :meth:`count_step`
+        without them each pass draws its own. There are none with ``same_draws=False``, nor on a CPU. :meth:`count_step`
         keeps those of the latest call in line with the default generators.
 
         Example::

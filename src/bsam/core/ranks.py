@@ -1,4 +1,4 @@
-"""Data parallelism: where gradients are averaged, and which memory they use."""
+"""Data parallelism: find the DDP wrapper and average gradients over ranks."""
 
 from __future__ import annotations
 
@@ -18,97 +18,101 @@ from .errors import BsamRuntimeError
 
 
 class Ranks:
-    """The data-parallel side of a model.
+    """Averages gradients, losses and directions over the ranks of DDP, and finds the DDP wrapper of the model.
 
     DDP and FSDP average the gradients of every pass, so that each rank perturbs along the gradient of the whole batch.
     With ``m_sharpness`` each rank perturbs along its own gradient instead, and only the direction is averaged.
 
-    Frameworks wrap the model after the optimizer was built on it. A DDP wrapper that is not in ``model`` is found when
-    the closure calls it, or runs inside its forward, as Lightning's ``training_step`` does: there DDP's reducer does
-    not see the passes, so that gradients are averaged here.
+    The wrapper may be created after the optimizer. It is then found when the closure calls it, or when ``backward``
+    runs inside its forward (Lightning's ``training_step``). In the second case DDP's reducer does not see the passes,
+    so this class averages their gradients.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
         self.m_sharpness = m_sharpness
-        self.needs_sync = False  # p.grad holds directions of this rank alone, from calls under the user's no_sync
-        self.inside = False  # whether this backward runs inside the wrapper's forward
-        self._given = find_ddp(model)
-        self._found: weakref.ref[Any] | None = None  # weakly: a model may be wrapped again
+        self.needs_sync = False  # p.grad holds directions of only this rank, from calls under the user's no_sync
+        self.inside_ddp_forward = False  # whether this backward runs inside the wrapper's forward
+        self._ddp_from_model = find_ddp(model)
+        self._ddp_from_closure: weakref.ref[Any] | None = None  # weakly: a model may be wrapped again
         self._may_be_wrapped = self._warned = False
         if m_sharpness and self.ddp is None:
             raise BsamRuntimeError(
-                "m_sharpness=True needs model to be the DistributedDataParallel wrapper, or to contain it: "
-                "without one there are no ranks that could perturb on their own"
+                "m_sharpness=True perturbs each rank separately, so model must be a DistributedDataParallel wrapper or "
+                "contain one"
             )
 
     @property
     def ddp(self) -> Any:
         """The DDP wrapper, as far as it is known."""
-        return self._given if self._given is not None or self._found is None else self._found()
+        if self._ddp_from_model is not None or self._ddp_from_closure is None:
+            return self._ddp_from_model
+        return self._ddp_from_closure()
 
     def begin(self, sharded: bool, params: Sequence[Tensor]) -> None:
         """Begin a backward: find out whether it runs inside a DDP wrapper, or may call one that is not known yet."""
         several = several_ranks() and not sharded
         active = nn.parallel.DistributedDataParallel._get_active_ddp_module() if several else None
-        self.inside = active is not None and find_ddp(active, set(params)) is not None
-        if self.inside and self._given is None:
-            self._found = weakref.ref(active)
+        self.inside_ddp_forward = active is not None and find_ddp(active, set(params)) is not None
+        if self.inside_ddp_forward and self._ddp_from_model is None:
+            self._ddp_from_closure = weakref.ref(active)
         self._may_be_wrapped = several and self.ddp is None
 
-    def warn_if_alone(self) -> None:
-        """Warn once if there are several ranks and no DDP wrapper was found: their weights would drift apart."""
+    def warn_if_not_wrapped(self) -> None:
+        """Warn once if there are several ranks and no DDP wrapper was found: their weights would diverge."""
         if self._may_be_wrapped and self.ddp is None and not self._warned:
             self._warned = True
             warnings.warn(
                 f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no "
-                "DistributedDataParallel or FSDP wrapper of the parameters, so that each rank steps by its own "
-                "gradients. If there is a wrapper, pass it as model",
+                "DistributedDataParallel or FSDP wrapper of the parameters, so gradients are not averaged and the "
+                "ranks' weights will diverge. If the model is wrapped, pass the wrapper as model",
                 stacklevel=3,
             )
 
-    def no_sync(self, alone: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a pass: without DDP's reducer with ``m_sharpness``, or where the pass runs ``alone``.
+    def pass_context(self, without_reducer: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a pass; with ``m_sharpness``, or ``without_reducer``, it turns DDP's reducer off.
 
         If no DDP wrapper is known and there may be one, the context finds the one that the closure calls.
         """
         if self.ddp is not None:
-            return self._without_reducer() if self.m_sharpness or alone else contextlib.nullcontext()
-        return self._find_ddp_in_closure(alone, params) if self._may_be_wrapped else contextlib.nullcontext()
+            return self._ddp_no_sync() if self.m_sharpness or without_reducer else contextlib.nullcontext()
+        return self._find_ddp_in_closure(without_reducer, params) if self._may_be_wrapped else contextlib.nullcontext()
 
-    def _without_reducer(self) -> contextlib.AbstractContextManager[Any]:
+    def _ddp_no_sync(self) -> contextlib.AbstractContextManager[Any]:
         if self.ddp.static_graph:
             raise BsamRuntimeError(
-                "this needs a pass without the reducer, which DistributedDataParallel(static_graph=True) cannot do: "
-                "build it without static_graph"
+                "this method runs passes under DistributedDataParallel.no_sync, which does not work with "
+                "static_graph=True: build the wrapper with static_graph=False"
             )
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
-    def _find_ddp_in_closure(self, alone: bool, params: Sequence[Tensor]) -> Iterator[None]:
+    def _find_ddp_in_closure(self, without_reducer: bool, params: Sequence[Tensor]) -> Iterator[None]:
         """Find the DDP wrapper of ``params`` when it is called, in time to turn its reducer off for this pass."""
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             # torch.compile warns of hooks that are called twice, which does no harm here
             warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
             ours = set(params)
 
-            def notice(module: nn.Module, args: Any) -> None:
+            def find_wrapper_hook(module: nn.Module, args: Any) -> None:
                 if self.ddp is not None or torch.compiler.is_compiling():
                     return
                 compiled = hasattr(module, "_orig_mod")  # no hook sees what is called inside
-                wrapper = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
-                found = find_ddp(module, ours) if wrapper else None
-                if found is not None:
-                    self._found = weakref.ref(found)
+                may_contain_ddp = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
+                ddp = find_ddp(module, ours) if may_contain_ddp else None
+                if ddp is not None:
+                    self._ddp_from_closure = weakref.ref(ddp)
                     handle.remove()
-                    if alone:
-                        stack.enter_context(self._without_reducer())
+                    if without_reducer:
+                        stack.enter_context(self._ddp_no_sync())
 
-            handle = nn.modules.module.register_module_forward_pre_hook(notice)
+            handle = nn.modules.module.register_module_forward_pre_hook(find_wrapper_hook)
             stack.callback(handle.remove)
             yield
 
     def mean(self, number: float) -> float:
-        """Return the mean over ranks under the user's ``no_sync``, where their numbers differ; else the number."""
+        """Return the mean of a number over ranks if the user is inside DDP's ``no_sync``; otherwise return it unchanged
+        (it is then equal on all ranks).
+        """
         if not self.under_no_sync:
             return number
         value = torch.tensor(
@@ -121,7 +125,7 @@ class Ranks:
         """Average losses as gradients are averaged: over ``mesh`` under FSDP, over DDP's ranks where it reduces."""
         if mesh is not None:
             groups, device = mesh.get_all_groups(), mesh.device_type
-        elif self.reduces:
+        elif self.reduces_each_pass:
             groups, device = [self.ddp.process_group], self.ddp.device
         else:
             return losses
@@ -132,7 +136,7 @@ class Ranks:
         return mean.tolist()
 
     @property
-    def reduces(self) -> bool:
+    def reduces_each_pass(self) -> bool:
         """Whether DDP averages the gradients of each pass: neither with ``m_sharpness`` nor under ``no_sync``."""
         return self.ddp is not None and not self.m_sharpness and self.ddp.require_backward_grad_sync
 
@@ -142,28 +146,31 @@ class Ranks:
         return self.ddp is not None and not self.m_sharpness and not self.ddp.require_backward_grad_sync
 
     def average_pass(self, gradient: list[Tensor]) -> None:
-        """Average the gradient of a pass that ran without DDP's reducer, where that would have."""
-        if self.reduces:
+        """Average a gradient that was computed without DDP's reducer, if the reducer would have averaged it."""
+        if self.reduces_each_pass:
             self.average_(gradient)
 
-    def reached_on_any_rank(self, reached: list[bool]) -> list[bool]:
+    def has_grad_on_any_rank(self, has_grad: list[bool]) -> list[bool]:
         """Return which parameters got a gradient on any rank. Where DDP reduces every pass, this is known already."""
         if self.ddp is None or not (self.m_sharpness and self.ddp.find_unused_parameters):
-            return reached
-        flags = torch.tensor(reached, dtype=torch.int32, device=self.ddp.device)
+            return has_grad
+        flags = torch.tensor(has_grad, dtype=torch.int32, device=self.ddp.device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
         return [bool(flag) for flag in flags.tolist()]
 
-    def sync(self, held: list[Tensor], direction: list[Tensor]) -> None:
-        """Average what differs between ranks: ``held`` of earlier calls under ``no_sync``, and with ``m_sharpness`` the
-        direction.
+    def sync(self, accumulated: list[Tensor], direction: list[Tensor]) -> None:
+        """Average what differs between ranks, in place; under the user's ``no_sync`` only note that a later call must.
+
+        Args:
+            accumulated: ``p.grad`` of earlier calls, which differs after calls under ``no_sync``.
+            direction: the direction of this call, which differs with ``m_sharpness``.
         """
         if self.ddp is None:
             return
         if not self.ddp.require_backward_grad_sync:  # the user's no_sync: a later call will average
             self.needs_sync = True
             return
-        self.average_((held if self.needs_sync else []) + (direction if self.m_sharpness else []))
+        self.average_((accumulated if self.needs_sync else []) + (direction if self.m_sharpness else []))
         self.needs_sync = False
 
     def average_(self, tensors: list[Tensor]) -> list[Tensor]:

@@ -25,7 +25,7 @@ class StepState:
     phase: str = "idle"  # idle, in_backward, ready, or failed: the last backward raised
     offset: Vector | None = None  # from w: where the current backward wants the step to start
     offsets: list[Vector] = field(default_factory=list)  # those of all backwards since the last step
-    local_offsets: bool = False  # whether some offsets were computed by this rank alone
+    local_offsets: bool = False  # whether some offsets were computed by only this rank
 
     def start(self, ranks: Ranks) -> Vector | None:
         """Return where the step starts, relative to w: the mean of the offsets, over ranks where they differ."""

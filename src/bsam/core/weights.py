@@ -29,7 +29,7 @@ class Weights:
         self._gradient_buffers: list[BucketedTensors] = []
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Read the parameter groups anew: parameters may be added, frozen, moved and cast between steps."""
+        """Read the parameter groups again: parameters may be added, frozen, moved and cast between steps."""
         owned = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in owned]
         signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]

@@ -108,15 +108,18 @@ class OptimizerWrapper(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned.
 
-        The state of a base optimizer alone is accepted: the method then starts anew, with its current settings. The
-        state of another method is loaded into base as far as it is base's, with a warning.
+        The state of only a base optimizer is accepted: the method then starts from scratch, with its current settings.
+        Of the state of another method only the base optimizer's part is loaded, with a warning.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         saved = next((group[METHOD] for group in state_dict["param_groups"] if METHOD in group), self.method())
         if saved != self.method():
-            anew = f"base gets its part, and {self.method()} starts anew with its current settings"
-            warnings.warn(f"this is the state of {saved}, loaded into {self.method()}: {anew}", stacklevel=2)
+            warnings.warn(
+                f"this is the state of {saved}, loaded into {self.method()}: only the base optimizer's state is "
+                f"loaded; {self.method()} starts with its current settings",
+                stacklevel=2,
+            )
             state_dict = base_state(state_dict, OWN)
         start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
         settings = [{**self.settings, **group, **start} for group in self.param_groups]

@@ -19,7 +19,7 @@ from .sources import Source
 
 SIDE, PIXELS = 32, 3 * 32 * 32
 _UNKNOWN = 255  # the coarse label of a file that was written without coarse labels
-_SPARE = 256  # bytes of a pickle per record for labels, file names and the rest
+_PICKLE_OVERHEAD = 256  # bytes of a pickle per record for labels, file names and the rest
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class CifarFile:
         records: number of images.
         sha256: of its records, each the class and the pixels, which are the binary file of CIFAR-10; None: not checked.
         md5: of the published pickle; None: not checked.
-        any_order: SHA-256 of the sorted SHA-256 of its records; None: not checked.
+        unordered_sha256: SHA-256 of the sorted SHA-256 of its records; None: not checked.
     """
 
     name: str
     records: int
     sha256: str | None = None
     md5: str | None = None
-    any_order: str | None = None
+    unordered_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Cifar:
         name: of the data set.
         title: its name in messages.
         classes: number of classes.
-        coarse: number of coarse classes, whose label precedes the class in a binary record; 0: there is none.
-        key: of the labels in a pickle.
+        num_coarse_classes: number of coarse classes, whose label precedes the class in a binary record; 0: none.
+        label_key: of the labels in a pickle.
         binary: directory of the binary files.
         python: directory of the pickles.
         train: the training files.
@@ -63,8 +63,8 @@ class Cifar:
     name: str
     title: str
     classes: int
-    coarse: int
-    key: str
+    num_coarse_classes: int
+    label_key: str
     binary: str
     python: str
     train: tuple[CifarFile, ...]
@@ -80,8 +80,8 @@ CIFAR10 = Cifar(
     "cifar10",
     "CIFAR-10",
     classes=10,
-    coarse=0,
-    key="labels",
+    num_coarse_classes=0,
+    label_key="labels",
     binary="cifar-10-batches-bin",
     python="cifar-10-batches-py",
     train=(
@@ -104,8 +104,8 @@ CIFAR100 = Cifar(
     "cifar100",
     "CIFAR-100",
     classes=100,
-    coarse=20,
-    key="fine_labels",
+    num_coarse_classes=20,
+    label_key="fine_labels",
     binary="cifar-100-binary",
     python="cifar-100-python",
     train=(
@@ -113,14 +113,14 @@ CIFAR100 = Cifar(
             "train",
             50_000,
             md5="16019d7e3df5f24257cddd939b257f8d",
-            any_order="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573",
+            unordered_sha256="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573",
         ),
     ),
     test=CifarFile(
         "test",
         10_000,
         md5="f0ef6b0ae62326f3e7ffdfab6717acfc",
-        any_order="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65",
+        unordered_sha256="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65",
     ),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
@@ -162,106 +162,112 @@ def cifar100(folder: str | Path) -> Dataset:
     return read_cifar(CIFAR100, folder)
 
 
-def read_cifar(kind: Cifar, folder: str | Path) -> Dataset:
+def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
     """Read CIFAR-10, CIFAR-100 or a data set in their layout; binary files are preferred to pickles."""
-    place, is_binary = _find(kind, Path(folder))
+    directory, is_binary = _find(layout, Path(folder))
     sets = []
-    for files in (kind.train, (kind.test,)):
-        records = np.concatenate([_read(kind, file, place, is_binary) for file in files])
+    for files in (layout.train, (layout.test,)):
+        records = np.concatenate([_read(layout, file, directory, is_binary) for file in files])
         y, x = records[:, 0].astype(np.int64), np.ascontiguousarray(records[:, 1:])
-        counts, share = np.bincount(y, minlength=kind.classes), len(y) // kind.classes
-        if (counts != share).any():
-            odd = int((counts != share).argmax())
+        counts, per_class = np.bincount(y, minlength=layout.classes), len(y) // layout.classes
+        if (counts != per_class).any():
+            odd = int((counts != per_class).argmax())
             raise BsamRuntimeError(
-                f"{place}: class {odd} has {counts[odd]} images in {', '.join(file.name for file in files)}; in "
-                f"{kind.title} it has {share}"
+                f"{directory}: class {odd} has {counts[odd]} images in {', '.join(file.name for file in files)}; in "
+                f"{layout.title} it has {per_class}"
             )
         sets.append(Examples(torch.from_numpy(x.reshape(-1, 3, SIDE, SIDE)), torch.from_numpy(y)))
-    return Dataset(kind.name, kind.classes, train=sets[0], validation=None, test=sets[1], mean=kind.mean, std=kind.std)
-
-
-def has_cifar(kind: Cifar, folder: Path) -> bool:
-    """Return whether all files of one layout are where :func:`read_cifar` looks for them; they are not read."""
-    return any(not missing for _, _, missing in _layouts(kind, folder))
-
-
-def _layouts(kind: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[str]]]:
-    """Yield the directories where files may be, whether these would be binary, and which of them are missing."""
-    for directory, suffix in ((kind.binary, ".bin"), (kind.python, "")):
-        names = [file.name + suffix for file in (*kind.train, kind.test)]
-        for place in (folder / directory, folder):
-            yield place, bool(suffix), [name for name in names if not (place / name).is_file()]
-
-
-def _find(kind: Cifar, folder: Path) -> tuple[Path, bool]:
-    """Return the directory of the files and whether they are binary."""
-    layouts = list(_layouts(kind, folder))
-    for place, is_binary, missing in layouts:
-        if not missing:
-            return place, is_binary
-    for place, _, missing in layouts:
-        if len(missing) <= len(kind.train):
-            raise BsamRuntimeError(
-                f"{place} has only some files of {kind.title}: {', '.join(missing)} missing; {_unpack_again(kind)}"
-            )
-    first = kind.train[0].name
-    raise BsamRuntimeError(
-        f"no {kind.title} in {folder}: it should hold {kind.binary}/{first}.bin and the other binary files or "
-        f"{kind.python}/{first} and the other pickles; --download gets it, or unpack {kind.source.url} there"
+    return Dataset(
+        layout.name, layout.classes, train=sets[0], validation=None, test=sets[1], mean=layout.mean, std=layout.std
     )
 
 
-def _unpack_again(kind: Cifar) -> str:
-    return f"unpack {kind.source.url} again, or --download it into another folder"
+def has_cifar(layout: Cifar, folder: Path) -> bool:
+    """Return whether all files of one layout are where :func:`read_cifar` looks for them; they are not read."""
+    return any(not missing for _, _, missing in _candidates(layout, folder))
 
 
-def _read(kind: Cifar, file: CifarFile, place: Path, is_binary: bool) -> NDArray[np.uint8]:
+def _candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[str]]]:
+    """Yield the directories where files may be, whether these would be binary, and which of them are missing."""
+    for name, suffix in ((layout.binary, ".bin"), (layout.python, "")):
+        files = [file.name + suffix for file in (*layout.train, layout.test)]
+        for directory in (folder / name, folder):
+            yield directory, bool(suffix), [file for file in files if not (directory / file).is_file()]
+
+
+def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
+    """Return the directory of the files and whether they are binary."""
+    candidates = list(_candidates(layout, folder))
+    for directory, is_binary, missing in candidates:
+        if not missing:
+            return directory, is_binary
+    for directory, _, missing in candidates:
+        if len(missing) <= len(layout.train):
+            raise BsamRuntimeError(
+                f"{layout.title} in {directory} is incomplete: {', '.join(missing)} missing; {_unpack_hint(layout)}"
+            )
+    first = layout.train[0].name
+    raise BsamRuntimeError(
+        f"no {layout.title} in {folder}: it should hold {layout.binary}/{first}.bin and the other binary files or "
+        f"{layout.python}/{first} and the other pickles; unpack {layout.source.url} there (the commands do this "
+        "with --download)"
+    )
+
+
+def _unpack_hint(layout: Cifar) -> str:
+    return f"unpack {layout.source.url} again, or get it into another folder (the commands do this with --download)"
+
+
+def _read(layout: Cifar, file: CifarFile, directory: Path, is_binary: bool) -> NDArray[np.uint8]:
     """Return the records of one file, each the class and the pixels, after comparing them with the published ones."""
-    path = place / (f"{file.name}.bin" if is_binary else file.name)
-    records = _read_binary(kind, file, path) if is_binary else _read_pickled(kind, file, path)
+    path = directory / (f"{file.name}.bin" if is_binary else file.name)
+    records = _read_binary(layout, file, path) if is_binary else _read_pickled(layout, file, path)
     if file.sha256 is not None:
-        _compare(records.tobytes(), "sha256", file.sha256, path, kind)
-    if file.any_order is not None:
+        _compare(records.tobytes(), "sha256", file.sha256, path, layout)
+    if file.unordered_sha256 is not None:
         digests = sorted(hashlib.sha256(record, usedforsecurity=False).digest() for record in records)
-        _compare(b"".join(digests), "sha256", file.any_order, path, kind, "some of its labels or pixels differ")
+        _compare(
+            b"".join(digests), "sha256", file.unordered_sha256, path, layout, "some of its labels or pixels differ"
+        )
     return records
 
 
-def _read_binary(kind: Cifar, file: CifarFile, path: Path) -> NDArray[np.uint8]:
-    header = 2 if kind.coarse else 1
+def _read_binary(layout: Cifar, file: CifarFile, path: Path) -> NDArray[np.uint8]:
+    header = 2 if layout.num_coarse_classes else 1
     length = header + PIXELS
     content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
     records = np.frombuffer(content, np.uint8).reshape(file.records, length)
-    if kind.coarse:
-        check_labels(records[:, 0].tolist(), {*range(kind.coarse), _UNKNOWN}, path, "coarse label")
-    check_labels(records[:, header - 1].tolist(), range(kind.classes), path)
+    if layout.num_coarse_classes:
+        check_labels(records[:, 0].tolist(), {*range(layout.num_coarse_classes), _UNKNOWN}, path, "coarse label")
+    check_labels(records[:, header - 1].tolist(), range(layout.classes), path)
     return np.ascontiguousarray(records[:, header - 1 :])
 
 
-def _read_pickled(kind: Cifar, file: CifarFile, path: Path) -> NDArray[np.uint8]:
-    limit = file.records * (2 * PIXELS + _SPARE)  # protocol 2 of Python 3 writes bytes as text, most of them in two
+def _read_pickled(layout: Cifar, file: CifarFile, path: Path) -> NDArray[np.uint8]:
+    # protocol 2 of Python 3 writes bytes as text, most of them in two
+    limit = file.records * (2 * PIXELS + _PICKLE_OVERHEAD)
     content = read_file(path, limit)
     if len(content) > limit:
         raise BsamRuntimeError(f"{path} has more than {limit:,} bytes: too long for {file.records:,} images")
     if file.md5 is not None:
-        _compare(content, "md5", file.md5, path, kind)
+        _compare(content, "md5", file.md5, path, layout)
     try:
-        found = read_pickle(content)
+        entries = read_pickle(content)
     except BsamError as error:
-        raise BsamRuntimeError(f"{path} is {error}; {_unpack_again(kind)}") from error
-    x, labels = found.get("data"), found.get(kind.key)
+        raise BsamRuntimeError(f"{path}: {error}; {_unpack_hint(layout)}") from error
+    x, labels = entries.get("data"), entries.get(layout.label_key)
     if not isinstance(x, np.ndarray) or x.shape != (file.records, PIXELS):
         shape = x.shape if isinstance(x, np.ndarray) else "no array"
         raise BsamRuntimeError(f"{path}: 'data' must be an array of {file.records} x {PIXELS} bytes, found {shape}")
     if not isinstance(labels, list) or len(labels) != file.records or any(type(label) is not int for label in labels):
-        raise BsamRuntimeError(f"{path}: {kind.key!r} must be a list of {file.records} integers")
-    check_labels(labels, range(kind.classes), path)
+        raise BsamRuntimeError(f"{path}: {layout.label_key!r} must be a list of {file.records} integers")
+    check_labels(labels, range(layout.classes), path)
     return np.concatenate([np.array(labels, np.uint8)[:, None], x], axis=1)
 
 
-def _compare(content: bytes, algorithm: str, expected: str, path: Path, kind: Cifar, difference: str = "") -> None:
+def _compare(content: bytes, algorithm: str, expected: str, path: Path, layout: Cifar, difference: str = "") -> None:
     if hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() != expected:
         raise BsamRuntimeError(
-            f"{path} is not the published file of {kind.title}: {difference or f'its {algorithm.upper()} differs'}; "
-            f"{_unpack_again(kind)}"
+            f"{path} is not the published file of {layout.title}: {difference or f'its {algorithm.upper()} differs'}; "
+            f"{_unpack_hint(layout)}"
         )

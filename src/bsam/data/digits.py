@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..core.extras import need
+from ..core.extras import require_package
 from .examples import Dataset, Examples
 
 TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; many to measure accuracies on
@@ -35,7 +35,7 @@ def digits(seed: int = 0) -> Digits:
         >>> data.train.x.shape
         torch.Size([640, 1, 8, 8])
     """
-    need("sklearn", "demo")
+    require_package("sklearn", "demo")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

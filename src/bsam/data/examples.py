@@ -32,11 +32,11 @@ class Examples:
         return replace(self, y=y)
 
     def some(self, n: int) -> Examples:
-        """Return ``n`` examples, those at :meth:`places`."""
-        chosen = self.places(n)
+        """Return ``n`` examples, those at :meth:`balanced_indices`."""
+        chosen = self.balanced_indices(n)
         return Examples(self.x[chosen], self.y[chosen])
 
-    def places(self, n: int) -> Tensor:
+    def balanced_indices(self, n: int) -> Tensor:
         """Return the sorted indices of ``n`` examples: the first of each class, then the second of each, and so on."""
         if not 1 <= n <= len(self):
             raise BsamValueError(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")

@@ -22,8 +22,8 @@ def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[
 
     Example:
         >>> labels = torch.arange(10)
-        >>> noisy, places = flip_labels(labels, 0.4, classes=10, seed=0)
-        >>> bool((noisy != labels).nonzero().flatten().equal(places)), len(places)
+        >>> noisy, flipped = flip_labels(labels, 0.4, classes=10, seed=0)
+        >>> bool((noisy != labels).nonzero().flatten().equal(flipped)), len(flipped)
         (True, 4)
     """
     if not 0 <= share <= 1:
@@ -31,8 +31,8 @@ def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[
     if classes < 2:
         raise BsamValueError(f"classes must be 2 or more, or there is no other class to flip to; got {classes!r}")
     generator = torch.Generator().manual_seed(seed)
-    places = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))].sort().values
-    shift = torch.randint(1, classes, (len(places),), generator=generator)  # never a multiple of classes
+    flipped = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))].sort().values
+    shift = torch.randint(1, classes, (len(flipped),), generator=generator)  # never a multiple of classes
     noisy = labels.clone()
-    noisy[places] = (labels[places] + shift.to(labels)) % classes
-    return noisy, places
+    noisy[flipped] = (labels[flipped] + shift.to(labels)) % classes
+    return noisy, flipped

@@ -22,7 +22,7 @@ def checksum(x: Any, y: Any, n: int) -> Tensor:
     Example:
         >>> x, y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
         >>> same = checksum(x[[2, 0, 1]], y[[2, 0, 1]], 3)
-        >>> agree(checksum(x, y, 3), same), agree(checksum(x, y[[1, 0, 2]], 3), same)
+        >>> same_samples(checksum(x, y, 3), same), same_samples(checksum(x, y[[1, 0, 2]], 3), same)
         (True, False)
     """
     r = _weighted_sums(x, n)
@@ -31,7 +31,7 @@ def checksum(x: Any, y: Any, n: int) -> Tensor:
     return torch.stack([rows, rows.abs()]).sum(2)
 
 
-def agree(a: Tensor, b: Tensor) -> bool:
+def same_samples(a: Tensor, b: Tensor) -> bool:
     """Return whether two checksums, or two stacks of them, are of the same samples."""
     return a.shape == b.shape and not bool(((a - b)[..., 0, :].abs() > TOLERANCE * b[..., 1, :]).any())
 

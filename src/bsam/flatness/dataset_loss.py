@@ -19,7 +19,7 @@ from ..core.vector import Vector
 from ..core.weights import Weights
 from .batches import Batches as Batches
 from .batches import halve, has_rows, join, num_samples, split, unpack
-from .checksum import agree, checksum
+from .checksum import checksum, same_samples
 from .preserve import preserved
 from .second_derivatives import check_graph
 
@@ -31,7 +31,13 @@ ROUNDING = 16.0  # in machine epsilons, relative to losses and outputs: how much
 
 
 class DatasetLoss:
-    """The mean of ``loss_fn(model(x), y)`` over all samples of ``data``; arguments as in ``HessianOperator``."""
+    """The mean of ``loss_fn(model(x), y)`` over all samples of ``data``.
+
+    Every method except :meth:`has_samples` must be called inside :meth:`measuring`.
+
+    Args:
+        model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`.
+    """
 
     def __init__(
         self,
@@ -69,9 +75,9 @@ class DatasetLoss:
         self.weights.refresh([{"params": list(model.parameters())}])
         if not self.weights.params:
             raise BsamValueError("model has no trainable parameter, so there is no gradient: are they all frozen?")
-        self.samples: int | None = None  # in the first pass
-        self.checked = batch_weight is not None  # whether loss_fn is known to be a mean over samples
-        self.foreign: list[Tensor] = []  # parameters that the loss must not depend on
+        self.num_samples: int | None = None  # in the first pass
+        self.mean_checked = batch_weight is not None  # whether loss_fn is known to be a mean over samples
+        self.forbidden_params: list[Tensor] = []  # parameters that the loss must not depend on
         self._first_pass: tuple[Tensor, bool] | None = None  # checksums, and whether later passes can be compared
 
     @contextlib.contextmanager
@@ -91,12 +97,12 @@ class DatasetLoss:
         frozen = [name for name, p in named if not p.requires_grad and id(p) in params]
         if frozen:
             raise BsamRuntimeError(
-                f"parameters were frozen after this was built for them: {', '.join(frozen)}. Build it anew, or "
-                "unfreeze them"
+                f"parameters were frozen after this object was created: {', '.join(frozen)}. Unfreeze them, or create "
+                "it again"
             )
         raise BsamRuntimeError(
-            "the model has other trainable parameters than when this was built (a layer was replaced, added or "
-            "unfrozen): build it anew"
+            "the trainable parameters of the model changed after this object was created (a layer was replaced, added "
+            "or unfrozen): create it again"
         )
 
     def weighted_batches(self) -> Iterator[WeightedBatch]:
@@ -115,17 +121,17 @@ class DatasetLoss:
                 total += weight
                 if weight > 0:
                     yield a, b, weight
-        if count == 0 and self.samples is None:
+        if count == 0 and self.num_samples is None:
             raise BsamValueError("data is empty: there is no loss to measure")
-        if self.samples not in (None, count):
+        if self.num_samples not in (None, count):
             raise BsamRuntimeError(
-                f"data gave {self.samples} samples in the first pass and {count or 'nothing'} in a later one: "
+                f"data gave {self.num_samples} samples in the first pass and {count or 'nothing'} in a later one: "
                 "pass a list or a DataLoader that gives the same each time"
             )
         if total == 0:
             raise BsamValueError("batch_weight is 0 for every batch: there is no loss to measure")
         self._compare_with_first_pass(torch.stack(sums).cpu(), same_shape=len(shapes) == 1)
-        self.samples = count
+        self.num_samples = count
 
     def _compare_with_first_pass(self, sums: Tensor, same_shape: bool) -> None:
         """Raise if a pass gave other batches (train mode) or other samples (eval mode) than the first one.
@@ -135,16 +141,17 @@ class DatasetLoss:
         sums, comparable = (sums, True) if self.mode == "train" else (sums.sum(0), same_shape)
         if self._first_pass is None:
             self._first_pass = sums, comparable
-        elif comparable and self._first_pass[1] and not agree(sums, self._first_pass[0]):
+        elif comparable and self._first_pass[1] and not same_samples(sums, self._first_pass[0]):
             raise BsamRuntimeError(
-                f"data gives other {'batches' if self.mode == 'train' else 'samples'} in each pass: take "
-                "shuffle=False, drop_last=False and no random augmentation. Or does the model write to its inputs?"
+                f"data gave different {'batches' if self.mode == 'train' else 'samples'} in two passes: use "
+                "shuffle=False, drop_last=False and no random augmentation, and check that the model does not modify "
+                "its inputs in place"
             )
 
     def has_samples(self, n: float) -> bool:
         """Return whether there are at least ``n`` samples."""
-        if self.samples is not None:
-            return self.samples >= n
+        if self.num_samples is not None:
+            return self.num_samples >= n
         with self.measuring():
             return any(count >= n for count in itertools.accumulate(num_samples(*unpack(batch)) for batch in self.data))
 
@@ -158,13 +165,13 @@ class DatasetLoss:
             raise BsamValueError(f"{expected} the shape {tuple(loss.shape)}")
         if loss.is_complex():
             raise BsamValueError(
-                "loss_fn returned a complex number, and a loss is real: take its real part or its modulus"
+                "loss_fn must return a real number, got a complex one: use its real part or its modulus"
             )
         return loss
 
     def losses(self, batches: Iterable[WeightedBatch] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], float]]:
         """Yield loss, (outputs, targets) and weight of each batch of ``batches``, or of a pass over the data."""
-        check, previous = batches is None and not self.checked, None
+        check, previous = batches is None and not self.mean_checked, None
         for x, y, weight in self.weighted_batches() if batches is None else batches:
             out = self.model(x)
             yield self.batch_loss(out, y), (out, y), weight
@@ -173,7 +180,7 @@ class DatasetLoss:
                 if previous is not None:
                     self._check_mean(previous, current)
                 previous = current
-        self.checked |= check
+        self.mean_checked |= check
 
     @torch.no_grad()
     def _check_mean(self, *batches: tuple[Any, Any, Any, int]) -> None:
@@ -209,24 +216,23 @@ class DatasetLoss:
             close = math.isclose(mean, float(together), abs_tol=allowed)
             if not close and not (math.isnan(mean) and math.isnan(float(together))):
                 raise BsamValueError(
-                    f"loss_fn is not a mean over samples: {n} samples have the loss {float(together):.6g}, and "
-                    f"{mean:.6g} on average over two parts (reduction='sum'? class weights? ignore_index?). The result "
-                    "would depend on the batches: take a mean, or one batch, or give batch_weight, such as "
-                    "lambda x, y: (y != -100).sum()"
+                    f"loss_fn is not a mean over samples: it gives {float(together):.6g} for {n} samples, but the mean "
+                    f"over two parts of them is {mean:.6g} (reduction='sum'? class weights? ignore_index?): use a "
+                    "mean, pass one batch, or pass batch_weight, such as lambda x, y: (y != -100).sum()"
                 )
 
     def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
         """Return the derivative of a batch's loss by each parameter, None for those it does not depend on."""
-        check_graph(loss, twice=create_graph, foreign=self.foreign)
-        found: tuple[Tensor | None, ...] = ()
+        check_graph(loss, twice=create_graph, forbidden=self.forbidden_params)
+        grads: tuple[Tensor | None, ...] = ()
         if loss.requires_grad:
-            found = torch.autograd.grad(loss, self.weights.params, create_graph=create_graph, allow_unused=True)
-        if all(g is None for g in found):
+            grads = torch.autograd.grad(loss, self.weights.params, create_graph=create_graph, allow_unused=True)
+        if all(g is None for g in grads):
             raise BsamRuntimeError(
-                "loss_fn(model(x), y) reaches no trainable parameter of the model: is it computed from the model's "
-                "outputs? Was it detached, or computed under torch.no_grad or torch.inference_mode?"
+                "loss_fn(model(x), y) does not depend on any trainable parameter of the model: is it computed from the "
+                "model's outputs? Was it detached, or computed under torch.no_grad or torch.inference_mode?"
             )
-        return found
+        return grads
 
     @torch.no_grad()
     def value(self, score: Callable[[Any, Any], Tensor] | None = None) -> tuple[float, float | None]:
@@ -235,8 +241,8 @@ class DatasetLoss:
         for loss, (out, y), weight in self.losses():
             losses.append((float(loss), weight))
             if score is not None:
-                found = score(out, y)
-                scored, scores = scored + float(found.sum()), scores + found.numel()
+                entries = score(out, y)
+                scored, scores = scored + float(entries.sum()), scores + entries.numel()
         return _mean(losses), scored / scores if score is not None else None
 
     @torch.enable_grad()

@@ -1,4 +1,4 @@
-"""The spectral density of a Hessian, from products alone."""
+"""The spectral density of a Hessian, from products only."""
 
 from __future__ import annotations
 

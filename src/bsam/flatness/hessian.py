@@ -79,7 +79,7 @@ class HessianOperator:
             loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn
             data = data if isinstance(data, Iterator) else CastBatches(data, dtype)
         self.loss = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
-        self.loss.foreign = original
+        self.loss.forbidden_params = original
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
         if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
@@ -140,7 +140,7 @@ class HessianOperator:
             try:
                 return self._mean(self._with_recording(v, recording))
             except DataChanged:
-                recording.drop("data comes in other batches in each pass: take shuffle=False")
+                recording.drop("data gave different batches in two passes: use shuffle=False")
             except torch.OutOfMemoryError:
                 recording.drop("out of memory")
         self._check_forward_mode()
@@ -186,10 +186,10 @@ class HessianOperator:
                 return
         if bool(expected.isfinite().all()):  # else the comparison says nothing
             self._compared = versions
-            if not self._agree(self._views(found), self._views(expected)):
+            if not self._products_close(self._views(found), self._views(expected)):
                 self.differentiation = "reverse"
 
-    def _agree(self, found: Product, expected: Product) -> bool:
+    def _products_close(self, found: Product, expected: Product) -> bool:
         """Return whether two products are equal up to rounding in each parameter: in float32 within 2e-3."""
         kind = self.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
@@ -229,11 +229,11 @@ class HessianOperator:
             if budget > 0 and (max_bytes is not None or self.loss.has_samples(MIN_WORK / self.size)):
                 v = self._views(self.random(torch.Generator().manual_seed(0)))
                 self._check_forward_mode()
-                if not self.loss.checked:
+                if not self.loss.mean_checked:
                     self._mean(self._batch_products(v))  # a pass over the data checks the loss
                 devices = [self.device] if self.device.type == "cuda" else []
                 with _full_precision(self.device), self._differentiating(), torch.random.fork_rng(devices):
-                    self._recording.record(self.loss, v, self._product_of, self._agree)
+                    self._recording.record(self.loss, v, self._product_of, self._products_close)
             yield self._recording
         finally:
             self._recording.free()

@@ -96,14 +96,14 @@ def landscape(
     losses, hits = np.empty((points,) * dims), np.empty((points,) * dims)
     report = progress or no_progress
     with L.measuring():
-        for done, place in enumerate(itertools.product(range(points), repeat=dims), start=1):
-            if all(i == points // 2 for i in place):
+        for done, index in enumerate(itertools.product(range(points), repeat=dims), start=1):
+            if all(i == points // 2 for i in index):
                 L.weights.restore()
             else:
-                steps = [float(axis[i]) * v for i, v in zip(place, basis, strict=True)]
+                steps = [float(axis[i]) * v for i, v in zip(index, basis, strict=True)]
                 L.weights.move(sum(steps[1:], steps[0]))
-            losses[place], hit = L.value(_correct if accuracy else None)
-            hits[place] = np.nan if hit is None else hit
+            losses[index], hit = L.value(_correct if accuracy else None)
+            hits[index] = np.nan if hit is None else hit
             report(done, points**dims)
     return Landscape((axis,) * dims, losses, hits if accuracy else None)
 
@@ -127,7 +127,7 @@ def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list
         raise BsamValueError(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
     if all(p.dim() < 2 for p in params):
         raise BsamValueError(
-            'directions="filter" moves weights of two or more dimensions alone, not biases and norm layers, and no '
+            'directions="filter" moves only weights of two or more dimensions, not biases and norm layers, and no '
             'trainable parameter of the model is one: take directions="hessian", or a list of vectors'
         )
     generator = seeded(seed)
@@ -149,7 +149,7 @@ def _correct(out: Any, y: Any) -> Tensor:
     if not tensors or out.dim() < 2 or out.shape[1] < 2 or y.shape != out.shape[:1] + out.shape[2:]:
         got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
         raise BsamValueError(
-            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each place in the "
+            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each position in the "
             f"others, (B, C) and (B,) or (B, C, H, W) and (B, H, W); got outputs and labels of {got}: leave accuracy "
             "out"
         )

@@ -18,7 +18,7 @@ from .dataset_loss import DatasetLoss
 from .hvp import Product
 
 BatchProduct: TypeAlias = Callable[[list[Tensor]], Product]
-Agree: TypeAlias = Callable[[Product, Product], bool]  # whether two products are equal up to rounding
+ProductsClose: TypeAlias = Callable[[Product, Product], bool]  # whether two products are equal up to rounding
 
 
 class CannotRecord(Exception):
@@ -35,14 +35,14 @@ class Recorder:
     s for four, comparisons included.
 
     Args:
-        loss: the network and its loss.
+        dataset_loss: the network and its loss.
     """
 
-    def __init__(self, loss: DatasetLoss) -> None:
-        self.loss, self.graphs = loss, dict[Any, tuple[fx.GraphModule, fx.GraphModule]]()
-        named = list(loss.model.named_parameters())
+    def __init__(self, dataset_loss: DatasetLoss) -> None:
+        self.dataset_loss, self.graphs = dataset_loss, dict[Any, tuple[fx.GraphModule, fx.GraphModule]]()
+        named = list(dataset_loss.model.named_parameters())
         self._names = [name for name, p in named if p.requires_grad]  # in the order of the vectors
-        self._others = {name: t.detach() for name, t in (*named, *loss.model.named_buffers())}
+        self._others = {name: t.detach() for name, t in (*named, *dataset_loss.model.named_buffers())}
         self._weights = [self._others.pop(name) for name in self._names]
 
     def shape(self, x: Any, y: Any) -> Any:
@@ -57,16 +57,16 @@ class Recorder:
         constant, linear = self.graphs[self.shape(x, y)]
         stored = constant(*tree_leaves(self._inputs(x, y)))
         own = self._storages((*self._weights, *self._others.values()))
-        sizes = {place: size for place, size in self._storages(stored).items() if place not in own}
+        sizes = {address: size for address, size in self._storages(stored).items() if address not in own}
         return lambda v: list(linear(*stored, *v)), sum(sizes.values())
 
-    def record(self, x: Any, y: Any, v: list[Tensor], agree: Agree, forward: bool) -> None:
+    def record(self, x: Any, y: Any, v: list[Tensor], products_close: ProductsClose, forward: bool) -> None:
         """Record the graphs for the shape of a batch, forward over reverse or reverse over reverse."""
 
         def product(weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> Any:
             def value(at: list[Tensor]) -> Tensor:
                 named = {**dict(zip(self._names, at, strict=True)), **others}
-                return self.loss.batch_loss(functional_call(self.loss.model, named, (x,)), y)
+                return self.dataset_loss.batch_loss(functional_call(self.dataset_loss.model, named, (x,)), y)
 
             return jvp(grad(value), (weights,), (v,))[1] if forward else vjp(grad(value), weights)[1](v)[0]
 
@@ -86,7 +86,7 @@ class Recorder:
         graph.graph.eliminate_dead_code()
         constant, linear = _partition(graph, len(v))
         stored = constant(*tree_leaves(inputs))
-        self.graphs[self.shape(x, y)] = constant, _in_place(linear, [*stored, *v], agree)
+        self.graphs[self.shape(x, y)] = constant, _in_place(linear, [*stored, *v], products_close)
 
     def _inputs(self, x: Any, y: Any) -> tuple[list[Tensor], dict[str, Tensor], Any, Any]:
         """Return what the loss depends on: trained weights, other weights and buffers, inputs, targets."""
@@ -105,18 +105,18 @@ class Recorder:
         return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-def _in_place(graph: fx.GraphModule, inputs: list[Tensor], agree: Agree) -> fx.GraphModule:
+def _in_place(graph: fx.GraphModule, inputs: list[Tensor], products_close: ProductsClose) -> fx.GraphModule:
     """Let results overwrite what is not read again, if torch's pass for that gives the same product."""
     expected = graph(*inputs)
     try:
         rewritten = reinplace(copy.deepcopy(graph), *inputs)
         rewritten(*inputs)
-        found = rewritten(*inputs)  # the second time, to see whether inputs were overwritten
+        actual = rewritten(*inputs)  # the second time, to see whether inputs were overwritten
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AttributeError, AssertionError, LookupError, TypeError, ValueError):
         return graph
-    return rewritten if agree(found, expected) else graph
+    return rewritten if products_close(actual, expected) else graph
 
 
 def _partition(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -12,7 +12,7 @@ from ..core.objective import Evaluation, Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import TINY, Coefficient, PerGroup, Vector, ratio
 
-SAME = 1e-4  # relative distance within which two displacements count as equal
+DISPLACEMENT_RTOL = 1e-4  # relative distance within which two displacements count as equal
 
 
 @dataclass(frozen=True)
@@ -111,4 +111,6 @@ def _evaluate(L: Objective, at: Vector | None) -> Evaluation:
 
 def _find(seen: list[Evaluation], at: Vector) -> Evaluation | None:
     """Return the evaluation at this displacement, if there is one."""
-    return next((e for e in seen if e.at is not None and bool((e.at - at).norm() <= SAME * at.norm())), None)
+    return next(
+        (e for e in seen if e.at is not None and bool((e.at - at).norm() <= DISPLACEMENT_RTOL * at.norm())), None
+    )

@@ -1,4 +1,4 @@
-"""What the functions share that see a Hessian through its products alone."""
+"""Helpers shared by trace, spectral_density and top_eigenvalues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded Hessian products of as many batches as a memory budget holds."""
+"""Record Hessian-vector products of batches, within a memory budget."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .checksum import agree as same_samples
-from .checksum import checksum
+from .checksum import checksum, same_samples
 from .dataset_loss import DatasetLoss, WeightedBatch
 from .hvp import Product, Products
-from .linearized import Agree, BatchProduct, CannotRecord, Recorder
+from .linearized import BatchProduct, CannotRecord, ProductsClose, Recorder
 
 PlainProduct: TypeAlias = Callable[[list[Tensor], WeightedBatch], Product]  # computed without a recording
 
@@ -24,7 +23,7 @@ MAX_SHAPES = 2  # of batches to record, unless a budget is given: as a rule one,
 
 
 class DataChanged(Exception):
-    """Data comes in other batches than those that were recorded."""
+    """The data no longer gives the batches that were recorded."""
 
 
 class Recording:
@@ -53,10 +52,12 @@ class Recording:
         plain = self.batches - self.recorded
         return f"{plain} of {self.batches} batches computed without a recording: {self.reason}" if plain else ""
 
-    def record(self, loss: DatasetLoss, v: list[Tensor], plain: PlainProduct, agree: Agree) -> None:
+    def record(
+        self, dataset_loss: DatasetLoss, v: list[Tensor], plain: PlainProduct, products_close: ProductsClose
+    ) -> None:
         """Record one batch after the other, until one does not fit or its product differs from the plain one."""
-        recorder = Recorder(loss)
-        for batch in loss.weighted_batches():
+        recorder = Recorder(dataset_loss)
+        for batch in dataset_loss.weighted_batches():
             self.batches += 1
             if self.reason:
                 continue
@@ -64,19 +65,24 @@ class Recording:
                 expected = plain(v, batch)
                 if not all(bool(t.isfinite().all()) for t in expected):
                     raise CannotRecord("the product is not finite")
-                product, size = self._recorded(recorder, v, batch, expected, agree)
+                product, size = self._recorded(recorder, v, batch, expected, products_close)
                 if self.bytes + size > self._budget:
-                    raise CannotRecord(f"the memory of max_bytes={self._budget} is used up")
+                    raise CannotRecord(f"max_bytes={self._budget} is not enough for all batches")
             except CannotRecord as error:
                 self.reason = str(error)
             except torch.OutOfMemoryError:
                 self.drop("out of memory")
             else:
-                self._products.append((product, batch[2], _fingerprint(batch)))
+                self._products.append((product, batch[2], _batch_checksum(batch)))
                 self.recorded, self.bytes = self.recorded + 1, self.bytes + size
 
     def _recorded(
-        self, recorder: Recorder, v: list[Tensor], batch: WeightedBatch, expected: Product, agree: Agree
+        self,
+        recorder: Recorder,
+        v: list[Tensor],
+        batch: WeightedBatch,
+        expected: Product,
+        products_close: ProductsClose,
     ) -> tuple[BatchProduct, int]:
         """Return the product of a batch by the graphs of its shape, if it equals the plain one, and its bytes.
 
@@ -86,17 +92,20 @@ class Recording:
         def verified() -> tuple[BatchProduct, int]:
             try:
                 product, size = recorder.linearized(*batch[:2])
-                found = product(v)
+                actual = product(v)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                raise CannotRecord("a recorded graph does not fit another batch") from error
-            if not agree(found, expected):
-                raise CannotRecord("a recorded product differs from the plain one")
+                raise CannotRecord("the recorded graph failed when it was run") from error
+            if not products_close(actual, expected):
+                raise CannotRecord("a recorded product differs from the product computed without a recording")
             return product, size
 
         shape = recorder.shape(*batch[:2])
-        reason = "the network or the loss reads numbers or sizes from the data, or random ones"
+        reason = (
+            "the network or the loss uses Python values computed from the data (such as .item() or sizes), or random "
+            "numbers"
+        )
         if shape in recorder.graphs:
             with contextlib.suppress(CannotRecord):
                 return verified()
@@ -105,7 +114,7 @@ class Recording:
             raise CannotRecord(f"more than {self._max_shapes} shapes of batches")
         for forward in (True, False):
             try:
-                recorder.record(*batch[:2], v, agree, forward=forward)
+                recorder.record(*batch[:2], v, products_close, forward=forward)
                 return verified()
             except CannotRecord as error:
                 reason = str(error)
@@ -122,20 +131,20 @@ class Recording:
         for number, batch in enumerate(batches):
             if number >= self.recorded:
                 yield batch
-            elif not same_samples(_fingerprint(batch), self._products[number][2]):
+            elif not same_samples(_batch_checksum(batch), self._products[number][2]):
                 raise DataChanged
 
     def free(self) -> None:
-        """Free the memory."""
+        """Free the memory when the recording ends; the counts stay, for :attr:`note`."""
         self._products.clear()
 
     def drop(self, reason: str) -> None:
-        """Compute everything without a recording from now on."""
+        """Free the memory, and compute all batches without a recording from now on, because of ``reason``."""
         self.free()
         self.reason, self.recorded, self.bytes = reason, 0, 0
 
 
-def _fingerprint(batch: WeightedBatch) -> Tensor:
+def _batch_checksum(batch: WeightedBatch) -> Tensor:
     """Return the checksum of a batch as one sample, so that the order of its samples counts."""
     return checksum(*batch[:2], 1).cpu()
 

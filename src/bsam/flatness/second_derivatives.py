@@ -73,13 +73,13 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def check_graph(loss: Tensor, twice: bool, foreign: Collection[Tensor] = ()) -> None:
+def check_graph(loss: Tensor, twice: bool, forbidden: Collection[Tensor] = ()) -> None:
     """Raise if the graph holds what torch would silently leave out of a derivative.
 
-    These are reentrant checkpoints, parameters of a model that was copied (``foreign``) and, if ``twice``, functions
+    These are reentrant checkpoints, parameters of a model that was copied (``forbidden``) and, if ``twice``, functions
     marked with ``@once_differentiable``.
     """
-    seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in foreign}
+    seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in forbidden}
     while nodes:
         node: Any = nodes.pop()
         if node is None or node in seen:

@@ -1,4 +1,4 @@
-"""Eigenvalues of a Hessian, from products alone."""
+"""Eigenvalues of a Hessian, from products only."""
 
 from __future__ import annotations
 

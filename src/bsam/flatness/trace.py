@@ -1,4 +1,4 @@
-"""The trace of a Hessian, from products alone."""
+"""The trace of a Hessian, from products only."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from .looksam import reused, sam_gradient
 
 
 class AESAM(SharpnessAware):
-    r"""AE-SAM: SAM only where the gradient is large by its own standards, the plain gradient elsewhere.
+    r"""AE-SAM: SAM if ``|g|^2`` is large compared with its running mean and variance, else the plain gradient.
 
     .. math::
         s = |g|^2, \ \mu \leftarrow \delta \mu + (1 - \delta) s, \ v \leftarrow \delta v + (1 - \delta)(s - \mu)^2

@@ -22,14 +22,15 @@ class ESAM(SharpnessAware):
     .. math::
         \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|, \qquad d = \nabla L_B(w + \epsilon)
 
-    Each parameter tensor is in S with probability beta; B are the samples whose losses rise most from w to w + e.
+    Each parameter tensor is in S with probability beta. B is the fraction gamma of the samples whose losses rise most
+    from w to w + epsilon.
 
     Args:
         rho: the radius.
         beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the
             first pass.
-        gamma: the share of the samples that the second pass sees.
-        seed: of the random choice, which depends on the seed and the step alone.
+        gamma: the fraction of the batch used in the second pass (rounded down, at least one sample).
+        seed: of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -45,9 +46,11 @@ class ESAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
+    Each rank of DDP selects among its own samples. Sharded (FSDP) and compiled models compute all gradients in the
+    first pass, and those that are not in S are discarded.
+
     Reference: Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of
-    Neural Networks", ICLR 2022. Each rank of DDP chooses among its own samples. Sharded (FSDP) and compiled models
-    compute all gradients in the first pass, and those that are not in S are discarded.
+    Neural Networks", ICLR 2022.
     """
 
     title, reference = "ESAM", "Du et al., ICLR 2022"
@@ -75,7 +78,7 @@ class ESAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g_S = L.grad(wrt=bernoulli(self.seed, self.t, len(self.params), self.beta))
-        before = L.samples
+        before = L.sample_losses
         e = self.epsilon(g_S, "rho") / self.beta
         rise = L.losses(at=e) - before
         return L.grad(at=e, subset=hardest(rise, int(self.gamma * len(rise))))

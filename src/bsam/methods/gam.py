@@ -94,6 +94,6 @@ class GAM(SharpnessAware):
 
     def paper(self, L: Objective) -> Vector:
         g = L.grad()
-        e = self.epsilon(L.curvature(g / (g.norm() + TINY)), "rho_norm")
+        e = self.epsilon(L.hvp(g / (g.norm() + TINY)), "rho_norm")
         g_e = L.grad(at=e)
-        return g + L.curvature(g_e / (g_e.norm() + TINY), at=e) * self.radii("rho_norm") * self.gamma
+        return g + L.hvp(g_e / (g_e.norm() + TINY), at=e) * self.radii("rho_norm") * self.gamma

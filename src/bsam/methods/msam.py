@@ -26,7 +26,7 @@ class MSAM(SharpnessAware):
     Args:
         base: the optimizer that takes the step; it must have momentum.
         rho: the radius.
-        m_sharpness: each rank of DDP runs its pass alone, and the direction is averaged.
+        m_sharpness: each rank of DDP runs its pass on its own, and the direction is averaged.
         model, same_draws: see :class:`SharpnessAware`.
 
     Example:

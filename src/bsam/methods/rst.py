@@ -24,7 +24,7 @@ class RST(SharpnessAware):
         rho: the radius.
         p: the probability of SAM's gradient; a step costs 1 + p passes on average.
         gamma: the weight of SAM's gradient; RST has 1.
-        seed: of the random choice, which depends on the seed and the step alone.
+        seed: of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:

@@ -146,8 +146,8 @@ def loss_and_samples(
     L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
     with L.measuring():
         loss, _ = L.value()
-    assert L.samples is not None  # they were counted
-    return loss, L.samples
+    assert L.num_samples is not None  # they were counted
+    return loss, L.num_samples
 
 
 def _take(
@@ -187,5 +187,5 @@ def _take(
         density = timed("density", lambda tell: spectral_density(H, steps, probes, its.seed, progress=tell))
     where = (its.span, its.points, dims, its.seed)
     land = timed("landscape", lambda tell: landscape(model, loss_fn, data, *where, progress=tell, **common))
-    assert H.loss.samples is not None  # they were counted
-    return Measured(H.size, H.loss.samples, near, top, total, density, land, seconds)
+    assert H.loss.num_samples is not None  # they were counted
+    return Measured(H.size, H.loss.num_samples, near, top, total, density, land, seconds)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BsamValueError
-from ..core.extras import need
+from ..core.extras import require_package
 from ..flatness.landscape import Landscape
 from ..flatness.products import Array
 from ..recipes.experiments import Recipe
@@ -123,7 +123,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
     """Write a page with a surface per model, to turn, show and hide, those of a group on one scale; works offline."""
-    need("plotly", "plot")
+    require_package("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..core.extras import need
+from ..core.extras import require_package
 from ..training.files import write
 
 MOST_COLUMNS = 4
@@ -63,7 +63,7 @@ def grouped(infos: Sequence[Info]) -> list[list[Info]]:
 
 def figure(width: float, height: float) -> Any:
     """An empty one, in inches."""
-    need("matplotlib", "plot")
+    require_package("matplotlib", "plot")
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -53,7 +53,7 @@ class Classification(Task):
             raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
-        self._flipped = flipped if run.limit_train is None else data.train.places(run.limit_train)[flipped]
+        self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         self.run, self.device, self.classes, self.samples = run, device, data.classes, len(train)
         self._mean, self._std = data.mean, data.std
         self._sets = train, eval_split  # as they were read

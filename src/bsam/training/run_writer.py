@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..core.errors import BsamError, BsamRuntimeError
-from ..core.extras import need
+from ..core.extras import require_package
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
@@ -65,7 +65,7 @@ class RunWriter(RunDir):
 
     def __enter__(self) -> RunWriter:
         if self._writes:
-            need("safetensors", "train")  # now, not after the last epoch
+            require_package("safetensors", "train")  # now, not after the last epoch
             with usable(self.path, "a run"), contextlib.ExitStack() as stack:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._check_settings()
