@@ -95,7 +95,7 @@ def kill_and_resume(
 
 
 def start(run: Run, folder: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
-    """A process that trains, or goes on."""
+    """A process that trains, or continues a run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, json.dumps(run.settings()), str(folder), str(data_dir or "")], env=environment

@@ -25,7 +25,7 @@ from bsam.models import MODELS
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
-from bsam.training.steps import Captured, side_stream
+from bsam.training.steps import CapturedSteps, side_stream
 from bsam.training.trainer import Trainer
 from step_time import spread
 
@@ -79,7 +79,7 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
         "batch": BATCH,
         "precision": run.precision,
         "compile": trainings["SGD"].compiled,
-        "captured": {name: isinstance(training.stepper, Captured) for name, training in trainings.items()},
+        "captured": {name: isinstance(training.stepper, CapturedSteps) for name, training in trainings.items()},
         "steps_timed": steps,
         "n": rounds,
         "epoch_seconds": {name: spread([whole * s for s in values]) for name, values in seconds.items()},

@@ -1,4 +1,4 @@
-"""Files that are damaged or cannot be reached: each is named in a sentence, with status 2, or written anew."""
+"""Files that are damaged or cannot be reached: each is named in a sentence, with status 2, or restored."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from bsam.recipes.runner import Callbacks, run_all, state_of
 from bsam.report import measurements
 from bsam.training import trainer
 from bsam.training.config import Run
-from bsam.training.run_dir import Checksum, RunDir, run_dir_name
+from bsam.training.run_dir import FileDigest, RunDir, run_dir_name
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
@@ -84,10 +84,10 @@ def test_a_network_of_another_architecture_is_named_with_the_reason(home, capsys
     name = next(name for name, t in weights.items() if t.dim() == 1)
     content = save({**weights, name: torch.zeros(3)})
     (home / "run/model.safetensors").write_bytes(content)
-    (home / "run/checksums.json").write_text(json.dumps({"model.safetensors": vars(Checksum.of(content))}))
+    (home / "run/checksums.json").write_text(json.dumps({"model.safetensors": vars(FileDigest.of(content))}))
     said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
     assert f"size mismatch for {name}" in said
-    assert "remove it, and the command that trained it writes it anew, from the checkpoint" in said
+    assert "remove it, then run the command that trained it again to restore the file from the checkpoint" in said
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES.values(), texts], ids=[*DAMAGES, "texts"])
@@ -189,7 +189,7 @@ def test_damaged_settings_are_named(damage, home, capsys):
 RUN = Run("sgd", epochs=1, batch=64, limit_train=64, limit_test=20)
 
 
-def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, monkeypatch):
+def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_again(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
     folder = tmp_path / run_dir_name(RUN)
     monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
@@ -201,7 +201,7 @@ def test_a_recipe_writes_a_damaged_network_and_damaged_metrics_anew(tmp_path, mo
         assert (folder / name).read_bytes() == before
 
 
-def test_a_recipe_writes_a_network_with_a_flipped_bit_anew(tmp_path, monkeypatch):
+def test_a_recipe_writes_a_network_with_a_flipped_bit_again(tmp_path, monkeypatch):
     run_all([RUN], tmp_path, device="cpu")
     file, told = tmp_path / run_dir_name(RUN) / "model.safetensors", []
     monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
@@ -210,7 +210,7 @@ def test_a_recipe_writes_a_network_with_a_flipped_bit_anew(tmp_path, monkeypatch
     run_all([RUN], tmp_path, Callbacks(tell=told.append), device="cpu")
     assert file.read_bytes() == before
     assert len(told) == 1
-    assert f"{file} is damaged: its content is not what was written" in told[0]
+    assert f"{file} is damaged: its checksum does not match checksums.json" in told[0]
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +234,8 @@ def recipe_folder(tmp_path_factory):
         ("metrics.jsonl", '{"epoch": 1, "seconds": 1}', "metrics.jsonl is damaged: it has no test_accuracy"),
         ("metrics.jsonl", "", "metrics.jsonl does not hold the run's"),
         ("metrics.jsonl", Path, "metrics.jsonl cannot be read (Is a directory)"),
-        ("model.safetensors", Path, "model.safetensors is damaged; the command that trained it writes it anew"),
-        ("model.safetensors", "{", "model.safetensors is damaged; the command that trained it writes it anew"),
+        ("model.safetensors", Path, "model.safetensors is damaged; run the command that trained it again"),
+        ("model.safetensors", "{", "model.safetensors is damaged; run the command that trained it again"),
         ("diverged.json", "{", "diverged.json is damaged: it holds no JSON object; remove the file"),
         ("config.json", "{", "config.json is damaged"),
     ],
@@ -324,7 +324,7 @@ def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
     monkeypatch.setattr(cli.listing, "_list", fail)
-    mend = "It is on a file system that cannot be written to: name another one."
+    mend = "The file system is read-only: choose another path."
     assert sentence(capsys, "list") == f"bsam: some/file: Read-only file system. {mend}\n"
 
 

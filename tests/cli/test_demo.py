@@ -81,7 +81,7 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, 
     _, error = first.communicate(timeout=60)
     assert (first.returncode, error) == (
         130,
-        f"bsam: interrupted. Finished runs are kept in {folder}; the same command goes on from there.\n",
+        f"bsam: interrupted. Finished runs are saved in {folder}; run the same command again to continue.\n",
     )
     kept = finished(folder)
     assert 5 < len(kept) < 36

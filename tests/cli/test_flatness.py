@@ -66,7 +66,7 @@ def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved, command
     _, error = first.communicate(timeout=60)
     assert (first.returncode, error) == (
         130,
-        "bsam: interrupted. Finished models are kept in out; the same command goes on from there.\n",
+        "bsam: interrupted. Finished models are saved in out; run the same command again to continue.\n",
     )
     assert [path.name for path in (saved / "out").iterdir()] == ["flatness.json"]
     kept = json.loads((saved / "out" / "flatness.json").read_text())

@@ -44,20 +44,20 @@ def test_a_missing_package_is_named_before_anything_runs(module, tmp_path, refus
 
 
 def test_a_training_whose_output_is_closed_says_what_is_kept(tmp_path, command, capsys):
-    """As before `| head`; the same command goes on."""
+    """As before `| head`; the same command continues."""
     arguments = (*SMALL, "--epochs", "60", "--out", str(tmp_path / "run"))
     with command(*arguments) as process:
         assert any(line.startswith("epoch") for line in process.stdout)
         process.stdout.close()
         error = process.stderr.read()
-    kept = f"Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there."
-    assert (process.returncode, error) == (141, f"bsam: the output was closed. {kept}\n")
+    kept = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
+    assert (process.returncode, error) == (141, f"bsam: the output pipe was closed. {kept}\n")
     done = len(RunDir(tmp_path / "run").metrics())
     assert 1 <= done < 60
     assert cli.main(list(arguments)) == 0
     out, error = capsys.readouterr()
     assert error == ""
-    assert f"Going on after epoch {done}." in out
+    assert f"Continuing after epoch {done}." in out
     assert len(RunDir(tmp_path / "run").metrics()) == 60
 
 
@@ -89,7 +89,7 @@ def full(request):
 def test_an_output_that_cannot_be_written_is_one_sentence(full, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", full)
     assert cli.main([*SMALL, "--epochs", "2", "--out", str(tmp_path / "run")]) == 1
-    kept = f"Finished epochs are kept in {tmp_path / 'run'}; the same command goes on from there."
+    kept = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
     assert capsys.readouterr().err == f"{UNWRITTEN} {kept}\n"
 
 

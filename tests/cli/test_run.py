@@ -37,12 +37,14 @@ def test_smoke(name, tmp_path, capsys):
     trained = [run for run in results["runs"] if run["state"] == "done"]
     assert {run["folder"] for run in trained} == folders(tmp_path)
     assert all(0 <= run["last"]["test_accuracy"] <= 1 and len(run["machines"]) == 1 for run in trained)
-    assert f"{len(trained)} runs: 0 over, 0 begun, {len(trained)} missing." in text
+    assert f"{len(trained)} runs: 0 ended, 0 started, {len(trained)} not started." in text
     for figure in RECIPES[name].figures:
         assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert cli.main(command) == 0
-    assert f"{len(trained)} runs: {len(trained)} over, 0 begun, 0 missing." in " ".join(capsys.readouterr().out.split())
+    assert f"{len(trained)} runs: {len(trained)} ended, 0 started, 0 not started." in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == before
 
 
@@ -57,14 +59,16 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     command = ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "80 runs: 0 over, 0 begun, 80 missing. Time left: unknown before the first epoch." in " ".join(text.split())
+    assert "80 runs: 0 ended, 0 started, 80 not started. Time left: unknown before the first epoch." in " ".join(
+        text.split()
+    )
     assert text.count("missing") == 81
     assert not (tmp_path / "out").exists()
 
 
 def test_the_dry_run_of_the_demo_has_its_tuning(tmp_path, capsys):
     assert cli.main(["run", "demo", "--dry-run", "--out", str(tmp_path / "out")]) == 0
-    assert "72 runs: 0 over, 0 begun, 72 missing." in " ".join(capsys.readouterr().out.split())
+    assert "72 runs: 0 ended, 0 started, 72 not started." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
@@ -72,7 +76,7 @@ def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     command = ["run", "classification", "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "19 runs: 0 over, 0 begun, 19 missing." in text
+    assert "19 runs: 0 ended, 0 started, 19 not started." in text
     assert text.count("ResNet-18, CIFAR-10,") == 19
     assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "--device", "cpu"]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -157,8 +161,8 @@ def test_a_recipe_that_nobody_listens_to_says_what_is_kept(tmp_path):
         assert "5 runs" in process.stdout.readline()
         process.stdout.close()
         error = process.stderr.read()
-    kept = f"Finished epochs are kept in {tmp_path}; the same command goes on from there."
-    assert error == f"bsam: the output was closed. {kept}\n"
+    kept = f"Finished epochs are saved in {tmp_path}; run the same command again to continue."
+    assert error == f"bsam: the output pipe was closed. {kept}\n"
     assert process.returncode == 141
     assert not (tmp_path / "table.md").exists()
 
@@ -182,6 +186,6 @@ def test_interrupted_the_same_command_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"are kept in {tmp_path}; the same command goes on from there" in error
+    assert f"are saved in {tmp_path}; run the same command again to continue" in error
     assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 0
     assert [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]] == ["done"] * 5

@@ -38,7 +38,7 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     first, machine, where, *epochs, last, top, written = out.splitlines()
     network, data = "DigitsNet (9,978 parameters)", "640 samples of Digits, 25% of the labels flipped"
     assert first == f"BSAM (rho_max=0.02) with SGD: {network} on {data}, 3 epochs of 10 steps, batch 64."
-    assert machine == f"CPU, {torch.get_num_threads()} thread(s), fp32, steps plain."
+    assert machine == f"CPU, {torch.get_num_threads()} thread(s), fp32, eager steps."
     assert where == f"Into {folder}."
     metrics = RunDir(folder).metrics()
     assert len(epochs) == len(metrics) == 3
@@ -71,7 +71,7 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "curvature.json"])
-def test_a_damaged_file_of_a_finished_run_is_named_and_written_anew(name, tmp_path, capsys, monkeypatch):
+def test_a_damaged_file_of_a_finished_run_is_named_and_written_again(name, tmp_path, capsys, monkeypatch):
     command, file = [*SHORT, "--limit-train", "64", "--curvature", "--out", str(tmp_path)], tmp_path / name
     assert cli.main(command) == 0
     before, (*_, last, _, _) = file.read_bytes(), capsys.readouterr().out.splitlines()
@@ -81,7 +81,7 @@ def test_a_damaged_file_of_a_finished_run_is_named_and_written_anew(name, tmp_pa
     assert file.read_bytes() == before
     out = capsys.readouterr().out
     assert f"{file} is damaged" in out
-    assert f"{tmp_path}. Going on after epoch 3." in out
+    assert f"{tmp_path}. Continuing after epoch 3." in out
     assert last in out
 
 
@@ -96,11 +96,11 @@ def test_a_terminated_run_goes_on_and_the_handler_is_as_it_was(tmp_path, capsys,
         patch.setattr(ConsoleLogger, "epoch", stop)
         assert cli.main([*SHORT, "--out", str(out)]) == 143
     assert signal.getsignal(signal.SIGTERM) is handler
-    kept = f"Finished epochs are kept in {out}; the same command goes on from there."
+    kept = f"Finished epochs are saved in {out}; run the same command again to continue."
     assert capsys.readouterr().err == f"bsam: terminated. {kept}\n"
     assert cli.main([*SHORT, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"Into {out}. Going on after epoch 2."
+    assert lines[2] == f"Into {out}. Continuing after epoch 2."
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 3/3"]
 
 
@@ -130,7 +130,7 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
     assert any(line.startswith("epoch  2/30") for line in process.stdout)
     os.killpg(process.pid, number)  # as a terminal, or a batch system
     _, error = process.communicate(timeout=60)
-    kept = f"Finished epochs are kept in {stopped}; the same command goes on from there."
+    kept = f"Finished epochs are saved in {stopped}; run the same command again to continue."
     assert (process.returncode, error) == (status, f"bsam: {word}. {kept}\n")
     assert 2 <= len(RunDir(stopped).metrics()) < 30
     assert cli.main([*LONG, "--out", str(stopped)]) == 0
@@ -204,5 +204,5 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, refused):
 def test_a_missing_package_of_the_data_is_named(tmp_path, refused, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("bsam.tasks.classification._load", bsam.data.load)
+    monkeypatch.setattr("bsam.tasks.classification._load_cached", bsam.data.load)
     assert "not installed: pip install 'bsam[" in refused(*SHORT, "--out", tmp_path / "out")

@@ -153,7 +153,7 @@ def test_a_captured_step_draws_what_a_plain_step_draws():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_a_captured_step_without_generators_works_and_draws_anew():
+def test_a_captured_step_without_generators_works_and_draws_again():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         model, (x, y) = network(), batch()

@@ -16,7 +16,7 @@ from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
 from bsam.training.loop import fit
-from bsam.training.steps import Captured, Plain, side_stream
+from bsam.training.steps import CapturedSteps, EagerSteps, side_stream
 from bsam.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -68,7 +68,7 @@ def _data(monkeypatch):
         return Examples(patterns[y] + 1.2 * torch.randn(n, 1, 8, 8, generator=generator), y)
 
     made = Dataset("digits", 10, examples(640), examples(200), examples(500), (0.0,), (1.0,))
-    monkeypatch.setattr(classification, "_load", lambda name, folder=None: made)
+    monkeypatch.setattr(classification, "_load_cached", lambda name, folder=None: made)
 
 
 def device_of(name="cuda"):
@@ -89,7 +89,7 @@ def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
         metrics, readings = [], []
         for number in epochs:
             metrics.append({**trainer.train_epoch(number), **trainer.evaluate()})
-            readings += trainer.readings()
+            readings += trainer.take_readings()
         trainer.network.train()
     return trainer, metrics, readings
 
@@ -118,9 +118,9 @@ def tolerance(run):
 def test_captured_steps_are_plain_steps(run):
     captured, metrics, _ = train(run)
     reference, expected, _ = train(plain(run))
-    assert type(captured.stepper) is Captured
+    assert type(captured.stepper) is CapturedSteps
     assert captured.stepper._graph is not None
-    assert type(reference.stepper) is Plain
+    assert type(reference.stepper) is EagerSteps
     assert apart(captured, reference) < tolerance(run)
     for found, wanted in zip(metrics, expected, strict=True):
         assert list(found) == list(wanted)
@@ -163,7 +163,7 @@ def test_a_captured_training_goes_on_after_an_interruption(name, tmp_path):
     whole, expected, _ = train(run)
     first, _, _ = train(run, epochs=[0])
     second, found, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
-    assert type(second.stepper) is Captured
+    assert type(second.stepper) is CapturedSteps
     assert second.stepper._graph is not None
     assert apart(second, whole) < tolerance(run)
     assert found[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
@@ -240,7 +240,7 @@ def test_bfloat16_learns_in_a_graph_as_without(name):
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.capturable])
 def test_methods_whose_steps_differ_are_not_captured_and_learn(method):
     trainer, metrics, _ = train(Run(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
-    assert type(trainer.stepper) is Plain
+    assert type(trainer.stepper) is EagerSteps
     assert metrics[-1]["test_accuracy"] > 0.8
 
 

@@ -5,7 +5,7 @@ import pytest
 import bsam
 from bsam.recipes import runner
 from bsam.recipes.demo import DEFAULT, NOISE_RATES, candidates, demo_recipe
-from bsam.recipes.runner import run_all, tuned, tuning_runs
+from bsam.recipes.runner import run_all, tuning_runs, with_tuned_settings
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
@@ -32,7 +32,7 @@ def asked(fake_fit, monkeypatch):
 def demo(recipe, runs, out):
     """What ``bsam demo`` does, in this process."""
     run_all(tuning_runs(recipe, runs), out)
-    return run_all(tuned(recipe, runs, out), out)
+    return run_all(with_tuned_settings(recipe, runs, out), out)
 
 
 def test_every_method_has_as_many_candidates():
@@ -117,11 +117,11 @@ def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, fake
     trials = tuning_runs(recipe, [run])
     fit = fake_fit(lambda run: {trials[1]: 0.8, trials[2]: 0.8}.get(run, 0.5))  # 0.99 in all epochs before the last
     monkeypatch.setattr(runner, "fit", fit)
-    assert tuned(recipe, [run], tmp_path) == [run]  # not before tuning
+    assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # not before tuning
     run_all(trials[:-1], tmp_path)
-    assert tuned(recipe, [run], tmp_path) == [run]  # nor in the middle of it
+    assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # nor in the middle of it
     run_all(trials, tmp_path)
-    (chosen,) = tuned(recipe, [run], tmp_path)
+    (chosen,) = with_tuned_settings(recipe, [run], tmp_path)
     assert (chosen.lr, chosen.weight_decay, chosen.arguments) == (0.03, 5e-4, {"rho": 0.1})
 
 
@@ -133,7 +133,7 @@ def test_a_candidate_that_diverged_is_not_chosen(tmp_path, fake_fit, monkeypatch
     fit.trouble[run_dir_name(trials[0])] = "diverged"
     monkeypatch.setattr(runner, "fit", fit)
     run_all(trials, tmp_path)
-    assert tuned(recipe, [run], tmp_path)[0].lr == 0.1
+    assert with_tuned_settings(recipe, [run], tmp_path)[0].lr == 0.1
 
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"seeds": 0}, {"seeds": 10**6}])

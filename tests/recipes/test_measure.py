@@ -7,9 +7,9 @@ import torch.nn.functional as F
 import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
 from bsam.recipes import measure as module
-from bsam.recipes.measure import STAGES, Instruments, loss_and_samples, measure
+from bsam.recipes.measure import STAGES, FlatnessSettings, loss_and_samples, measure
 
-ITS = Instruments(
+ITS = FlatnessSettings(
     k=3,
     which="magnitude",
     tol=1e-3,
@@ -86,13 +86,13 @@ def test_a_wrong_setting_is_refused_before_anything_is_measured(name, value):
         bsam.BsamError,
         match={"trace_samples": "samples", "density_steps": "steps", "density_probes": "probes"}.get(name, name),
     ):
-        Instruments(**{name: value})
+        FlatnessSettings(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["seed", "micro_batch", "points"])
 def test_a_setting_that_is_far_too_large_is_refused(name):
     with pytest.raises(bsam.BsamError, match=f"{name} must be a whole number between"):
-        Instruments(**{name: 10**30 + 1})
+        FlatnessSettings(**{name: 10**30 + 1})
 
 
 def test_large_counts_are_tried_with_fewer(monkeypatch):
@@ -107,14 +107,14 @@ def test_large_counts_are_tried_with_fewer(monkeypatch):
 
     monkeypatch.setattr(module, "trace", fewer("trace", trace))
     monkeypatch.setattr(module, "spectral_density", fewer("density", spectral_density))
-    its = Instruments(trace_samples=200_000, density_steps=10**6, density_probes=10**5)
+    its = FlatnessSettings(trace_samples=200_000, density_steps=10**6, density_probes=10**5)
     assert (its.trace_samples, its.density_steps, its.density_probes) == (200_000, 10**6, 10**5)
     assert asked == [("trace", 30), ("density", 80, 4)]
 
 
 def test_to_try_the_settings_takes_no_random_number_of_the_caller():
     state = torch.random.get_rng_state()
-    Instruments()
+    FlatnessSettings()
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -124,4 +124,4 @@ def test_every_setting_has_been_tried_wrong():
         for mark in test_a_wrong_setting_is_refused_before_anything_is_measured.pytestmark
         if mark.name == "parametrize"
     )
-    assert {name for name, _ in mark.args[1]} == {field.name for field in fields(Instruments)}
+    assert {name for name, _ in mark.args[1]} == {field.name for field in fields(FlatnessSettings)}

@@ -54,5 +54,5 @@ def test_what_is_not_there_and_what_cannot_be():
     assert published("classification", model="resnet18", data="cifar10", method="msam") is None
     with pytest.raises(bsam.BsamError, match=r"table must be one of classification, .*; got 'pose'"):
         published("pose")
-    with pytest.raises(bsam.BsamError, match="goes by data, rho_min; got data"):
+    with pytest.raises(bsam.BsamError, match="needs the keys data, rho_min; got data"):
         published("rho_min_study", data="cifar10")

@@ -44,7 +44,7 @@ def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
     states = run_all(RUNS, tmp_path)
     assert words(states) == ["done", "diverged", "done", "done"]
     assert loss in states[1].diverged
-    assert (states[1].over, states[1].finished, states[1].left) == (True, False, 0)
+    assert (states[1].ended, states[1].finished, states[1].left) == (True, False, 0)
     run_all(RUNS, tmp_path)
     assert len(fake.asked) == 4  # not tried again
 
@@ -83,7 +83,7 @@ def test_what_others_finished_meanwhile_is_not_run(fake, fake_fit, tmp_path):
         if state.run == RUNS[0]:
             fake_fit()(RUNS[1], tmp_path / run_dir_name(RUNS[1]))
 
-    run_all(RUNS, tmp_path, Callbacks(ends=others))
+    run_all(RUNS, tmp_path, Callbacks(on_end=others))
     assert fake.asked == [RUNS[0], *RUNS[2:]]
 
 
@@ -97,9 +97,9 @@ def test_options_reach_the_training_and_callbacks_are_called(fake_fit, monkeypat
     monkeypatch.setattr(runner, "fit", note)
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))  # a second later at each look
     callbacks = Callbacks(
-        begins=lambda state, over, left: told.append((str(state), over, left)),
-        epoch=lambda done, total: told.append((done, total)),
-        ends=lambda state, over: told.append((str(state), over)),
+        on_start=lambda state, ended, left: told.append((str(state), ended, left)),
+        on_epoch=lambda done, total: told.append((done, total)),
+        on_end=lambda state, ended: told.append((str(state), ended)),
     )
     run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert seen == [{"data_dir": "there", "device": "cpu"}] * 2

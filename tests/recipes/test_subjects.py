@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
-from bsam.recipes.measure import Instruments, loss_and_samples
+from bsam.recipes.measure import FlatnessSettings, loss_and_samples
 from bsam.recipes.subjects import find_loader, load
 
 
@@ -103,4 +103,4 @@ def test_batches_of_a_loader_that_are_not_pairs_are_refused_where_they_are_measu
         lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu")
     )
     with pytest.raises(bsam.BsamError, match=r"must be a pair.*tuple of 3"):
-        loss_and_samples(model, loss_fn, data, Instruments())
+        loss_and_samples(model, loss_fn, data, FlatnessSettings())

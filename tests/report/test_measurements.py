@@ -16,23 +16,25 @@ from torch import nn
 import bsam
 from bsam import cli
 from bsam.recipes import subjects as subjects_module
-from bsam.recipes.measure import Instruments
-from bsam.recipes.subjects import subjects
+from bsam.recipes.measure import FlatnessSettings
+from bsam.recipes.subjects import find_models
 from bsam.report import measurements, panels
 from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
 from bsam.training.lock import LOCK
 
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
-CHEAPEST = Instruments(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
+CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
 QUIET = Console(file=io.StringIO(), width=80)
 
 
 def report(files, out, console=QUIET, loader_name="m:f", device="cpu", **settings):
-    return flatness_report(subjects(files, loader_name), Instruments(**{**CHEAP, **settings}), out, device, console)
+    return flatness_report(
+        find_models(files, loader_name), FlatnessSettings(**{**CHEAP, **settings}), out, device, console
+    )
 
 
 def report_runs(folders, out):
-    return flatness_report(subjects(folders, images=50), CHEAPEST, out, "cpu", QUIET)
+    return flatness_report(find_models(folders, images=50), CHEAPEST, out, "cpu", QUIET)
 
 
 def network(seed, width=4):
@@ -72,7 +74,7 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     assert found["settings"] == {
         "loader": "m:f",
         "device": "cpu",
-        **Instruments(**CHEAP).settings(),
+        **FlatnessSettings(**CHEAP).settings(),
         "bsam": bsam.__version__,
         "torch": torch.__version__,
     }
@@ -194,9 +196,9 @@ def identity(module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"scale": 1.01}, r"its loss is 0\.\d+ now, and was 0\.\d+"),
+        ({"scale": 1.01}, r"the loss changed from 0\.\d+ to 0\.\d+"),
         ({"samples": 11}, "it has 11 samples now, and had 12"),
-        ({"build": scaled}, "it is another network now"),
+        ({"build": scaled}, "the architecture changed"),
     ],
 )
 def test_a_file_is_measured_again_when_its_loader_or_the_data_changed(change, words, files, tmp_path, monkeypatch):
@@ -213,7 +215,7 @@ def test_a_file_is_measured_again_when_its_loader_or_the_data_changed(change, wo
     assert "measured again" not in out
     monkeypatch.setattr(subjects_module, "find_loader", lambda name: lambda path: loaded(**change))
     changed, out = measured()
-    assert re.search(rf"a\.pt is measured again: {words}\. Has the loader changed, or its data\?", out)
+    assert re.search(rf"Measuring .*a\.pt again: {words}\. The loader or its data may have changed\.", out)
     assert changed["eigenvalues"]["values"] != first["eigenvalues"]["values"]
     assert measured()[0] == changed
 
@@ -262,7 +264,7 @@ def test_other_settings_and_other_folders_are_refused_untouched(files, tmp_path)
         report(files, out, loader_name="m:g")
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     (out / "flatness.json").write_text('{"something": "else"}')
-    with pytest.raises(bsam.BsamError, match="not a file of bsam flatness"):
+    with pytest.raises(bsam.BsamError, match="was not written by bsam flatness"):
         ResultsFile(out, {})
     (out / "flatness.json").unlink()
     with pytest.raises(bsam.BsamError, match=r"files of something else \(contours\.png, density\.png"):

@@ -46,7 +46,7 @@ def test_the_plan():
         [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
     )
     text = shown(plan_table(recipe, states), totals(states))
-    assert "5 runs: 1 over, 1 begun, 3 missing. Time left: about 52 s." in text
+    assert "5 runs: 1 ended, 1 started, 3 not started. Time left: about 52 s." in text
     assert all(name_of(run) in text for run in runs)
     assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
 
@@ -55,9 +55,9 @@ def test_what_is_told_while_runs_are_run():
     run = RECIPES["training-curves"].runs("smoke")[2]
     console = Console(width=120, no_color=True, force_terminal=False)
     with console.capture() as capture, run_bars(console, 5) as callbacks:
-        callbacks.begins(RunState(run, Path("a")), 2, (90.0, 0))
-        callbacks.epoch(1, 3)
-        callbacks.ends(RunState(run, Path("a"), diverged="the training loss is nan in epoch 2"), 3)
+        callbacks.on_start(RunState(run, Path("a")), 2, (90.0, 0))
+        callbacks.on_epoch(1, 3)
+        callbacks.on_end(RunState(run, Path("a"), diverged="the training loss is nan in epoch 2"), 3)
         callbacks.tell("Something else.")
     text = capture.get()
     assert f"{name_of(run)}. Left: about 90 s" in text

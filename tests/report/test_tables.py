@@ -6,10 +6,12 @@ import pytest
 
 from bsam.recipes import RECIPES
 from bsam.recipes.demo import demo_recipe
+from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
 from bsam.recipes.variants import variants
 from bsam.report.tables import (
-    Spread,
+    CellSummary,
+    SeedStatistics,
     caption,
     markdown,
     notes_info,
@@ -65,7 +67,7 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said(finis
     cells = table_info(recipe, states)
     whole = "90.50 ± 0.71 (2)"
     assert [ours_text(each) for each in cells] == ["-", "91.00 (1), 1 diverged", "diverged", whole, whole]
-    assert cells[1].ours == Spread(91.0, None, 1)
+    assert cells[1].ours == SeedStatistics(91.0, None, 1)
     assert [(each.diverged, each.missing) for each in cells] == [(0, 2), (1, 0), (2, 0), (0, 0), (0, 0)]
     assert caption(recipe, cells, RUN)[-1] == "2 runs are not finished."
     assert caption(recipe, cells, RUN)[-2].startswith("diverged: ")
@@ -112,6 +114,16 @@ def test_details_are_means_over_the_seeds_and_time_is_against_sgd_of_the_same_se
     rows = {row[0]: row[1:] for row in sections[0].rows}
     assert rows["BSAM (2 passes)"] == (*numbers, "-", f"{list(variants()).index('bsam-2') + 1:.2f}")
     assert "…" not in shown(*rich_tables(sections), width=80)
+
+
+def test_footnotes_beyond_the_letters_are_numbered():
+    recipe, notes = RECIPES["classification"], [f"note {n}" for n in range(1, 11)]
+    papers = [Published(90.0, None, note) for note in (*notes, notes[8])]
+    cells = [CellSummary(TableCell("S", f"row {n}", "C"), None, 0, 1, paper) for n, paper in enumerate(papers)]
+    (section,) = sections_info(recipe, cells)
+    marks = ["ᵃ", "ᵇ", "ᶜ", "ᵈ", "ᵉ", "ᶠ", "ᵍ", "ʰ", "[9]", "[10]"]
+    assert [row[2] for row in section.rows] == [f"90.00{mark}" for mark in (*marks, "[9]")]
+    assert caption(recipe, cells, RUN)[2:12] == [f"{mark} {note}" for mark, note in zip(marks, notes, strict=True)]
 
 
 def test_without_sgd_there_is_no_relative_time(finished_run):

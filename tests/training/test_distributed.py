@@ -101,7 +101,7 @@ def test_what_two_processes_cannot_do_is_refused_by_both(ranks):
     for note in ranks[1]:
         trouble = "saf remembers each sample's logits, and here other processes see them"
         assert note["saf"] == f"{trouble}: train with one process, or by mesa"
-        assert note["odd"] == "batch must be a multiple of the 2 processes that share it, got 63"
+        assert note["odd"] == "batch must be a multiple of the number of processes (2), got 63"
         assert (
             note["odd k"]
             == "k must be a multiple of the 2 processes, each of which chooses among its share of the batch; got 33"

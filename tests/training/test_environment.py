@@ -19,7 +19,7 @@ from torch import nn
 import bsam
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
-from bsam.training.environment import compiler_trouble, emulated_bf16, is_bf16_emulated, pick_device
+from bsam.training.environment import emulated_bf16, is_bf16_emulated, pick_device, why_compile_fails
 from bsam.training.loop import fit
 
 CPU = torch.device("cpu")
@@ -49,9 +49,9 @@ RUN = Run("bsam", epochs=1, batch=64, limit_train=128, limit_test=50, compile=Tr
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process():
-    compiler_trouble.cache_clear()
+    why_compile_fails.cache_clear()
     yield
-    compiler_trouble.cache_clear()
+    why_compile_fails.cache_clear()
     torch.compiler.reset()
 
 
@@ -82,8 +82,8 @@ def test_without_a_c_compiler_the_run_goes_on_without(tmp_path):
     with config.patch({"cpp.cxx": (None, "/bin/false")}):
         metrics, told, how = trained(tmp_path / "run")
     (sentence,) = told
-    assert sentence.startswith("torch.compile does not work here (No working C++ compiler found in ")
-    assert sentence.endswith("'/bin/false')): the run goes on without.")
+    assert sentence.startswith("torch.compile does not work on this machine (No working C++ compiler found in ")
+    assert sentence.endswith("'/bin/false')): continuing without it.")
     assert how == (False, False, 1)
     assert (metrics, [], how) == trained(tmp_path / "plain", replace(RUN, compile=False))
 
@@ -98,7 +98,7 @@ def test_so_it_does_whatever_the_compiler_lacks(error, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", failing)
     _, told, how = trained(tmp_path / "run")
     reason = str(error).partition("\n")[0] or "RuntimeError"
-    assert told == [f"torch.compile does not work here ({reason}): the run goes on without."]
+    assert told == [f"torch.compile does not work on this machine ({reason}): continuing without it."]
     assert how == (False, False, 1)
 
 
@@ -123,7 +123,7 @@ def test_a_network_that_cannot_be_compiled_is_refused(part, tmp_path, backend, m
     def easy(graph, inputs):
         return graph.forward
 
-    monkeypatch.setattr("bsam.training.trainer.compiler_trouble", lambda device: None)
+    monkeypatch.setattr("bsam.training.trainer.why_compile_fails", lambda device: None)
     backend(aot_autograd(fw_compiler=failing if part == "forward" else easy, bw_compiler=failing))
     with pytest.raises(
         bsam.BsamError,
@@ -143,7 +143,7 @@ def test_what_goes_wrong_in_the_network_is_not_blamed_on_the_compiler(backend):
 
 
 BF16 = Run("sam", epochs=2, batch=64, limit_train=128, limit_test=64, precision="bf16")
-SENTENCE = "This CPU has no instructions for bf16: it is many times slower here than fp32, which is the default."
+SENTENCE = "This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default)."
 TORCH_SAYS = (
     "mkldnn_matmul failed, switching to BLAS gemm:"
     "mkldnn_matmul: mkldnn_matmul bf16 path needs a cpu with bf16 support\n"

@@ -16,7 +16,7 @@ import bsam
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, Checksum, RunDir
+from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, FileDigest, RunDir
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 3, "limit_train": 256, "seed": 4}
 BSAM = {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}
@@ -92,7 +92,7 @@ def test_dropout_is_a_function_of_seed_and_epoch(method, check):
     check(Run(method, **SAME), task=Dropping)
 
 
-def test_dropout_draws_anew_in_each_epoch_and_for_each_seed():
+def test_dropout_draws_again_in_each_epoch_and_for_each_seed():
     masks = []
 
     class Looking(nn.Module):
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_machine_does_not_say_how_steps_are_computed(tmp
     buffer = io.BytesIO()
     torch.save(state, buffer)
     (tmp_path / "b" / CHECKPOINT).write_bytes(buffer.getvalue())
-    (tmp_path / "b" / CHECKSUMS).write_text(json.dumps({CHECKPOINT: vars(Checksum.of(buffer.getvalue()))}))
+    (tmp_path / "b" / CHECKSUMS).write_text(json.dumps({CHECKPOINT: vars(FileDigest.of(buffer.getvalue()))}))
     runs.train(run, tmp_path / "b")
     assert runs.same(runs.end(tmp_path / "a"), runs.end(tmp_path / "b"))
 

@@ -1,4 +1,4 @@
-"""Reading a run directory: how far a run is, and damaged files, each of which is named and written anew by ``fit``."""
+"""Reading a run directory: the state of a run, and damaged files, each of which is named, and restored by ``fit``."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_a_name_describes_the_run_and_no_other_run_has_it():
 def test_the_state_follows_the_run(tmp_path, runs):
     def state():
         found = RunDir(tmp_path / "run").state(RUN, verify=True)
-        return str(found), len(found.epochs), found.left, found.over, found.finished, found.damaged, found.diverged
+        return str(found), len(found.epochs), found.left, found.ended, found.finished, found.damaged, found.diverged
 
     assert state() == ("missing", 0, 3, False, False, None, None)
     runs.train(RUN, tmp_path / "run", stop=2)
@@ -113,18 +113,18 @@ METRICS = {
 
 
 def repaired(folder, name, run_dir_says, runs, monkeypatch):
-    """Whether a run with a damaged file is not finished, and ``fit`` writes the file anew without training."""
+    """Whether a run with a damaged file is not finished, and ``fit`` writes the file again without training."""
     state = RunDir(folder).state(RUN, verify=True)
     assert not state.finished
     assert re.search(run_dir_says, state.damaged)
-    assert "the command that trained it writes it anew, from the checkpoint" in state.damaged
+    assert "run the command that trained it again to restore the file from the checkpoint" in state.damaged
     monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     runs.train(RUN, folder)
     return RunDir(folder).state(RUN, verify=True).finished
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_damaged_metrics_are_named_and_written_anew(name, folder, finished, monkeypatch, runs):
+def test_damaged_metrics_are_named_and_written_again(name, folder, finished, monkeypatch, runs):
     METRICS[name](folder / "metrics.jsonl")
     short = {"empty": 0, "an epoch gone": 2, "gone": 0}
     if name in short:
@@ -151,7 +151,7 @@ CURVATURES = {
 
 
 @pytest.mark.parametrize("damage", CURVATURES.values(), ids=CURVATURES)
-def test_damaged_curvature_is_named_and_computed_anew(damage, folder, finished, monkeypatch, runs):
+def test_damaged_curvature_is_named_and_computed_again(damage, folder, finished, monkeypatch, runs):
     damage(folder / "curvature.json")
     assert repaired(folder, "curvature.json", r"run/curvature\.json is damaged: ", runs, monkeypatch)
     assert (folder / "curvature.json").read_bytes() == (finished / "curvature.json").read_bytes()
@@ -171,7 +171,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_damaged_network_is_named_and_written_anew(name, folder, finished, monkeypatch, runs):
+def test_a_damaged_network_is_named_and_written_again(name, folder, finished, monkeypatch, runs):
     file, content = folder / "model.safetensors", (finished / "model.safetensors").read_bytes()
     file.write_bytes(NETWORKS[name](content))
     assert RunDir(folder).state(RUN).finished == name.startswith("one bit")  # the size alone
@@ -196,7 +196,7 @@ def test_damage_without_a_checkpoint_is_refused_and_nothing_is_changed(name, fol
     (folder / name).write_bytes((folder / name).read_bytes()[:100])
     before = runs.contents(folder)
     assert f"run/{name} " in RunDir(folder).state(RUN, verify=True).damaged
-    message = r"no checkpoint .* remove model\.safetensors there to train the whole run again, or choose another folder"
+    message = r"no checkpoint .* remove model\.safetensors there to train from the start, or choose another folder"
     with pytest.raises(bsam.BsamError, match=message):
         runs.train(RUN, folder)
     assert runs.contents(folder) == before

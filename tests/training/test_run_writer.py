@@ -1,4 +1,4 @@
-"""What a training writes, and how it goes on after interruptions, damage, full disks and divergence."""
+"""What a run writes, and how it continues after interruptions, damage, full disks and divergence."""
 
 import errno
 import fcntl
@@ -22,7 +22,7 @@ from bsam.training import run_writer, trainer
 from bsam.training.config import Run
 from bsam.training.files import LOCK, write_json
 from bsam.training.loop import Diverged, fit
-from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, PREVIOUS, Checksum, RunDir
+from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, PREVIOUS, FileDigest, RunDir
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "limit_train": 192}
@@ -88,7 +88,7 @@ def test_torch_opens_a_checkpoint_and_its_checksum_is_beside_it(whole, stopped):
     for folder, names in ((whole, {CHECKPOINT, "model.safetensors"}), (stopped, {CHECKPOINT, PREVIOUS})):
         state = torch.load(folder / CHECKPOINT, weights_only=True)
         assert set(state) == {"network", "optimizer", "loss", "epochs", "readings"}
-        found = {name: Checksum.of((folder / name).read_bytes()) for name in names}
+        found = {name: FileDigest.of((folder / name).read_bytes()) for name in names}
         assert RunDir(folder).checksums() == found
 
 
@@ -173,8 +173,8 @@ def test_a_directory_with_other_settings_is_refused_and_not_changed(whole, other
     [
         ("thesis.tex", "precious", r"files of something else \(thesis\.tex\)"),
         (CHECKPOINT, "precious", "files of something else"),
-        ("config.json", "not json", "not the configuration of a run"),
-        ("config.json", "[1, 2]", "not the configuration of a run"),
+        ("config.json", "not json", "config.json is damaged: it holds no JSON object; choose another folder"),
+        ("config.json", "[1, 2]", "config.json is damaged: it holds no JSON object; choose another folder"),
         ("config.json", '{"architectures": ["BertModel"]}', "other settings"),
     ],
 )
@@ -260,12 +260,12 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(stopped, dam
     told = []
     damage(stopped / CHECKPOINT)
     ends_like_whole(stopped, tell=told.append)
-    damaged = f"{stopped / CHECKPOINT} is damaged: its content is not what was written"
-    assert told == [f"{damaged}. Going on from the one before it."]
+    damaged = f"{stopped / CHECKPOINT} is damaged: its checksum does not match checksums.json"
+    assert told == [f"{damaged}. Continuing from the previous checkpoint."]
 
 
 @pytest.mark.parametrize("what", ["both", "checksums", "no checksums"])
-def test_without_a_whole_checkpoint_the_run_is_refused_with_what_to_remove(what, stopped, runs, ends_like_whole):
+def test_without_an_intact_checkpoint_the_run_is_refused_with_what_to_remove(what, stopped, runs, ends_like_whole):
     told = []
     if what == "both":
         for name in (CHECKPOINT, PREVIOUS):
@@ -275,7 +275,7 @@ def test_without_a_whole_checkpoint_the_run_is_refused_with_what_to_remove(what,
     else:
         (stopped / CHECKSUMS).unlink()
     before = runs.contents(stopped)
-    message = rf"no checkpoint that is whole: remove {CHECKPOINT} and {PREVIOUS} there to start anew"
+    message = rf"no intact checkpoint: remove {CHECKPOINT} and {PREVIOUS} there to start again"
     with pytest.raises(bsam.BsamError, match=message):
         runs.train(RUN, stopped, tell=told.append)
     assert len(told) == 2
@@ -328,7 +328,7 @@ def openings(monkeypatch, full=None):
     return names
 
 
-def test_a_full_disk_is_reported_and_the_same_call_goes_on_later(tmp_path, monkeypatch, runs, ends_like_whole):
+def test_a_full_disk_is_reported_and_the_same_call_continues_later(tmp_path, monkeypatch, runs, ends_like_whole):
     """At every single write of a run: a clear message, a checkpoint that loads once there is one, and the same end."""
     monkeypatch.setattr(run_writer, "find_spec", lambda name: None)  # TensorBoard opens its files in its own way
     with pytest.MonkeyPatch.context() as patch:
@@ -366,7 +366,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_no_checkpoint_is_written(tmp
     assert not list(tmp_path.glob("checkpoint*"))
     assert RunDir(tmp_path).metrics() == []
     state = RunDir(tmp_path).state(run)
-    assert (state.diverged, str(state), state.over, state.left) == (str(error.value), "diverged", True, 0)
+    assert (state.diverged, str(state), state.ended, state.left) == (str(error.value), "diverged", True, 0)
 
 
 def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(tmp_path, runs, ends_like_whole):
@@ -415,7 +415,7 @@ def replace_checkpoint(folder, state, sealed=True):
     (folder / CHECKPOINT).write_bytes(buffer.getvalue())
     if sealed:
         found = json.loads((folder / CHECKSUMS).read_text())
-        write_json(folder / CHECKSUMS, {**found, CHECKPOINT: vars(Checksum.of(buffer.getvalue()))})
+        write_json(folder / CHECKSUMS, {**found, CHECKPOINT: vars(FileDigest.of(buffer.getvalue()))})
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -425,15 +425,17 @@ def test_a_crafted_checkpoint_executes_nothing(stopped, tmp_path, sealed, runs, 
     crafted = (stopped / CHECKPOINT).read_bytes()
     ends_like_whole(stopped, tell=told.append)
     assert not trap.exists()
-    assert ("is not a checkpoint: it holds more than tensors and plain values" if sealed else "is damaged") in told[0]
+    assert (
+        "cannot be loaded as a checkpoint (torch.load with weights_only=True failed)" if sealed else "is damaged"
+    ) in told[0]
     torch.load(io.BytesIO(crafted), weights_only=False)
     assert trap.exists()  # it was a trap indeed
 
 
 @pytest.mark.parametrize("network", [{}, {"network": {"other": torch.ones(2)}}])
-def test_a_whole_checkpoint_of_something_else_is_refused(stopped, network, runs):
+def test_an_intact_checkpoint_of_something_else_is_refused(stopped, network, runs):
     replace_checkpoint(stopped, {**network, "epochs": [], "readings": []})
-    with pytest.raises(bsam.BsamError, match=r"is not of this run: remove the folder"):
+    with pytest.raises(bsam.BsamError, match=r"does not match this run: remove the folder"):
         runs.train(RUN, stopped)
 
 

@@ -17,12 +17,12 @@ from . import demo, flatness, listing, run, train
 from .signals import Terminated
 
 COMMANDS = (listing, demo, train, run, flatness)
-_HINTS = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), " Allow this user to use it, or name another one."),
-    errno.EROFS: " It is on a file system that cannot be written to: name another one.",
-    errno.ENAMETOOLONG: " Give it a shorter name.",
+_OS_ERROR_HINTS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), " Check its permissions, or choose another path."),
+    errno.EROFS: " The file system is read-only: choose another path.",
+    errno.ENAMETOOLONG: " The name is too long: choose a shorter one.",
 }
-UNWRITTEN, REFUSED, INTERRUPTED, CLOSED, TERMINATED = 1, 2, 130, 141, 143  # exit status
+EXIT_OUTPUT_ERROR, EXIT_BAD_INPUT, EXIT_SIGINT, EXIT_SIGPIPE, EXIT_SIGTERM = 1, 2, 130, 141, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,25 +32,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run_command(argv, arguments)
     except BsamError as error:
         _print_error(str(error))
-        return REFUSED
+        return EXIT_BAD_INPUT
     except KeyboardInterrupt as end:
-        how, status = ("terminated", TERMINATED) if isinstance(end, Terminated) else ("interrupted", INTERRUPTED)
-        _print_error(f"{how}.{_kept(arguments)}")
+        how, status = ("terminated", EXIT_SIGTERM) if isinstance(end, Terminated) else ("interrupted", EXIT_SIGINT)
+        _print_error(f"{how}.{_saved(arguments)}")
         return status
     except BrokenPipeError:
         _discard(sys.stdout)
-        if kept := _kept(arguments):  # otherwise it was a list that is cut short, as by head
-            _print_error(f"the output was closed.{kept}")
-        return CLOSED
+        if saved := _saved(arguments):  # otherwise it was a list that is cut short, as by head
+            _print_error(f"the output pipe was closed.{saved}")
+        return EXIT_SIGPIPE
     except OSError as error:
         if error.filename is not None:  # a file or a folder that the user named, or one inside
-            _print_error(f"{os.fsdecode(error.filename)}: {error.strerror or error}.{_HINTS.get(error.errno or 0, '')}")
-            return REFUSED
+            hint = _OS_ERROR_HINTS.get(error.errno or 0, "")
+            _print_error(f"{os.fsdecode(error.filename)}: {error.strerror or error}.{hint}")
+            return EXIT_BAD_INPUT
         if _is_writable(sys.stdout):
             raise  # another file
         _discard(sys.stdout)
-        _print_error(f"the output could not be written ({error.strerror}).{_kept(arguments)}")
-        return UNWRITTEN
+        _print_error(f"the output could not be written ({error.strerror}).{_saved(arguments)}")
+        return EXIT_OUTPUT_ERROR
     return 0
 
 
@@ -73,11 +74,11 @@ def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> N
         print(end="", flush=True)  # now: errors at the end of the process could not be caught
 
 
-def _kept(arguments: argparse.Namespace) -> str:
+def _saved(arguments: argparse.Namespace) -> str:
     """Return what an interrupted command has written, in a sentence; empty if it writes nothing."""
-    if "kept" not in arguments:
+    if "saved_items" not in arguments:
         return ""
-    return f" Finished {arguments.kept} are kept in {arguments.out}; the same command goes on from there."
+    return f" Finished {arguments.saved_items} are saved in {arguments.out}; run the same command again to continue."
 
 
 def _print_error(sentence: str) -> None:
@@ -90,6 +91,7 @@ def _print_error(sentence: str) -> None:
 
 
 def _is_writable(stream: TextIO) -> bool:
+    """Return whether a stream can be written, by printing a newline to it."""
     try:
         print(file=stream, flush=True)
     except OSError:

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     epochs = SCALES["demo"].settings["epochs"]
     flag("--epochs", type=int, default=epochs, help="epochs of every run", metavar="N")
     unset = {"scale": None, "device": "cpu", "data_dir": None, "download": False, "dry_run": False, "report": False}
-    command.set_defaults(run=_demo, kept="runs", needs={**NEEDS, "sklearn": "demo"}, **unset)
+    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **unset)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

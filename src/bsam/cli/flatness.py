@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..flatness.spectrum import WHICH
-from ..recipes.measure import Instruments
+from ..recipes.measure import FlatnessSettings
 from ..recipes.subjects import IMAGES
 
 DESCRIPTION = """\
 Measure networks of runs of bsam train, or saved models: the top eigenvalues of the Hessian, its trace and spectral
 density, sharpness (MaxS, MinS, BilS), and the loss on a plane. A run directory is measured on the run's training
-samples, not augmented, with the labels as trained on and without label smoothing. A file needs a loader, a function
+samples, not augmented, with the labels used in training and without label smoothing. A file needs a loader, a function
 of yours, FUNCTION in MODULE, which may lie in the current folder: function(path), with the path of a file as a
 pathlib.Path, returns (model, loss_fn, data): the network, loss_fn(model(x), y) giving the mean loss of a batch, and
 the batches (x, y), as a list or a DataLoader that gives the same ones every time. Writes flatness.json (all numbers),
@@ -53,23 +53,23 @@ def add(commands: Any) -> None:
     flag("--images", type=int, help=f"measure a run on its first N training samples; None: {IMAGES}", metavar="N")
     flag("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
     flag("--out", type=Path, default=Path("runs/flatness"), help="folder for the results", metavar="FOLDER")
-    for item in fields(Instruments):
+    for item in fields(FlatnessSettings):
         kind, metavar = KINDS.get(str(item.type), (int, "N"))
         name = f"--{item.name.replace('_', '-')}"
         flag(name, type=kind, default=item.default, help=HELP[item.name], metavar=metavar)
     flag("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one", metavar="NAME")
     needs = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
-    command.set_defaults(run=_flatness, kept="models", needs=needs)
+    command.set_defaults(run=_flatness, saved_items="models", needs=needs)
 
 
 def _flatness(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ..recipes.subjects import subjects
+    from ..recipes.subjects import find_models
     from ..report.measurements import flatness_report
 
-    instruments = Instruments(**{field.name: getattr(arguments, field.name) for field in fields(Instruments)})
-    models = subjects(arguments.files, arguments.loader, arguments.images, arguments.data_dir)
+    instruments = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
+    models = find_models(arguments.files, arguments.loader, arguments.images, arguments.data_dir)
     console = Console(markup=False)
     written = flatness_report(models, instruments, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

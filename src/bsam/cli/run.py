@@ -13,8 +13,8 @@ import torch
 
 from ..core.errors import BsamValueError
 from ..recipes import RECIPES, recipe_of
-from ..recipes.experiments import MOST_SEEDS, Recipe, select
-from ..recipes.runner import run_all, states_of, tuned, tuning_runs
+from ..recipes.experiments import MAX_SEEDS, Recipe, select
+from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_settings
 from ..recipes.scales import SCALES, scale_of
 from ..recipes.workers import Workers
 from ..training.config import Run
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     flag = command.add_argument
     flag("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
     flag("--scale", help=f"how much: {', '.join(SCALES)} (default: smoke; of demo: demo)", metavar="SCALE")
-    flag("--seeds", type=int, default=1, help=f"how many, from 0 on, at most {MOST_SEEDS} (default: 1)", metavar="N")
+    flag("--seeds", type=int, default=1, help=f"how many, from 0 on, at most {MAX_SEEDS} (default: 1)", metavar="N")
     all_of_it = "run these {} only; the table has all that is there"
     flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
     flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     plan = "print the plan: every run, its state, how long it will take; train nothing"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table and figures of what is finished; train nothing")
-    command.set_defaults(run=_run, kept="epochs", needs=NEEDS)
+    command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -89,9 +89,9 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}"
     arguments.out = out = arguments.out or Path("runs") / name
     if arguments.dry_run or arguments.report:
-        del arguments.kept  # nothing is trained
+        del arguments.saved_items  # nothing is trained
     console = Console(markup=False)
-    states = states_of([*tuning_runs(recipe, chosen), *tuned(recipe, chosen, out)], out)
+    states = states_of([*tuning_runs(recipe, chosen), *with_tuned_settings(recipe, chosen, out)], out)
     if arguments.dry_run:
         console.print(plan_table(recipe, states))
         console.print(totals(states), highlight=False)
@@ -99,7 +99,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     if not arguments.report:
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
         _train(arguments, recipe, scale, chosen, console)
-    finals = states_of(tuned(recipe, runs, out), out)
+    finals = states_of(with_tuned_settings(recipe, runs, out), out)
     # written before it is shown: the reader of a pipe may be gone
     written = write_results(out, recipe, scale, finals, states_of(tuning_runs(recipe, runs), out))
     summaries = table_info(recipe, finals)
@@ -127,6 +127,6 @@ def _train(arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Se
 
         if trials := tuning_runs(recipe, chosen):
             run(trials, "tuning")
-        states = run(tuned(recipe, chosen, out), "runs")
-    if not all(state.over for state in states):
+        states = run(with_tuned_settings(recipe, chosen, out), "runs")
+    if not all(state.ended for state in states):
         console.print("Another process is still running some of the runs.")

@@ -22,11 +22,11 @@ def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "train",
-        help="train one network, by any method, in a folder from which an interrupted run goes on",
+        help="train one network, by any method, in a folder from which an interrupted run continues",
         description="Train one network. The folder gets config.json (the settings), metrics.jsonl (a line per epoch), "
         "environment.json, checkpoints, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
-        "Interrupted, by Ctrl-C, SIGTERM or worse, the same command goes on after the last finished epoch, and ends as "
-        "it would have ended. Started by torchrun, the processes share each batch.",
+        "Interrupted, by Ctrl-C, SIGTERM or worse, the same command continues after the last finished epoch, and ends "
+        "as it would have ended. Started by torchrun, the processes share each batch.",
     )
     add_run_flags(command)
     command.add_argument(
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")
     device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
     command.add_argument("--device", default="auto", help=device, metavar="NAME")
-    command.set_defaults(run=_train, kept="epochs", needs={"rich": "train", "safetensors": "train"})
+    command.set_defaults(run=_train, saved_items="epochs", needs={"rich": "train", "safetensors": "train"})
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -52,7 +52,7 @@ def _train(arguments: argparse.Namespace) -> None:
             say(f"The run in {folder} is finished.")
         else:
             if state.damaged is not None:
-                say(f"{state.damaged}. Going on with the run.")
+                say(f"{state.damaged}. Continuing the run.")
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     download_to(run.data, arguments.data_dir)
@@ -85,4 +85,4 @@ def _say(line: str) -> None:
 
 
 def _say_nothing(line: str) -> None:
-    """Print nothing: of the processes that torchrun started, the first one speaks."""
+    """Print nothing: of the processes that torchrun started, only the first one prints."""

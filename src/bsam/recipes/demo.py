@@ -28,7 +28,7 @@ LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam", "bsam-2")
 NOTES = (
     "Time of a step: relative to SGD's.",
-    f"Loss, MaxS, MinS, BilS (radius {SHARPNESS_RADIUS}): on the training data, with the labels as trained on.",
+    f"Loss, MaxS, MinS, BilS (radius {SHARPNESS_RADIUS}): on the training data, with the labels used in training.",
     f"λmax: the largest eigenvalue of the Hessian, on {CURVATURE_SAMPLES} training samples.",
     "Tuning: 8 runs for each method and noise rate with one seed; the best accuracy on the validation set, whose "
     "labels are clean, after the last epoch.",

@@ -11,7 +11,7 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS
 from ..models import MODELS
 from ..training.config import Run
-from .paper import NOISE_RATES, PLACES, RHO_MIN_STUDY, Published, published
+from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
 from .variants import BSAMS, variant_of, variants
 
@@ -19,7 +19,7 @@ BASELINES = ("sgd", "sam", *BSAMS)
 CONFLICT_TOP = 0.1  # rho_min at the start, in the figure of the gradient conflict ...
 CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and at the end: fixed, halved, the paper's choice
 MAIN = "resnet18"
-MOST_SEEDS = 100  # all runs are listed before the first begins
+MAX_SEEDS = 100  # all runs are listed before the first begins
 TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
 
 Grid: TypeAlias = Callable[[Scale | str], list[Run]]
@@ -37,8 +37,8 @@ class TableCell:
 def classification(scale: Scale | str) -> list[Run]:
     """Return every method on every network and data set."""
     scale = scale_of(scale)
-    places = [(network, data) for network in scale.networks for data in scale.data]
-    return [scale.run(variant, network, data) for network, data in places for variant in variants().values()]
+    pairs = [(network, data) for network in scale.networks for data in scale.data]
+    return [scale.run(variant, network, data) for network, data in pairs for variant in variants().values()]
 
 
 def rho_min_study(scale: Scale | str) -> list[Run]:
@@ -135,8 +135,8 @@ class Tuning:
     def runs(self, run: Run) -> list[Run]:
         """Return a tuning run for each candidate. None of them sees the test set, or measures anything else."""
         seed = run.seed + TUNING_SEED
-        plain = replace(run, eval_split="validation", seed=seed, radius=None, curvature=False, relief=None)
-        return [replace(plain, **candidate) for candidate in self.settings(run)]
+        tuning_run = replace(run, eval_split="validation", seed=seed, radius=None, curvature=False, relief=None)
+        return [replace(tuning_run, **candidate) for candidate in self.settings(run)]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Recipe:
         scale = self.scales[0] if scale is None else scale
         if scale not in self.scales:
             raise BsamValueError(f"scale must be one of {', '.join(self.scales)}; got {scale!r}")
-        check_count("seeds", seeds, high=MOST_SEEDS)
+        check_count("seeds", seeds, high=MAX_SEEDS)
         check_count("seed", first_seed, low=0)
         grid = self.grid(scale)
         first = [replace(run, seed=first_seed) for run in grid]
@@ -193,9 +193,9 @@ class Recipe:
         if not self.table:
             return None
         name = variant_of(run).name
-        place = {"method": "bsam" if name in BSAMS else name, "rho_min": run.arguments.get("rho_min")}
-        known = {**run.settings(), **place}
-        return published(self.table, **{name: known[name] for name in PLACES[self.table]})
+        own = {"method": "bsam" if name in BSAMS else name, "rho_min": run.arguments.get("rho_min")}
+        known = {**run.settings(), **own}
+        return published(self.table, **{name: known[name] for name in TABLE_KEYS[self.table]})
 
 
 def select(

@@ -23,18 +23,18 @@ from ..flatness.products import Progress
 from ..flatness.sharpness import Sharpness, sharpness
 from ..flatness.spectrum import Eigenvalues, top_eigenvalues
 from ..flatness.trace import Trace, trace
-from ..training.config import MOST_SEED
+from ..training.config import MAX_SEED
 
 T = TypeVar("T")
 ProgressOfStage = Callable[[str, int, int], None]
 
-MOST_POINTS = 1001  # a million losses
+MAX_POINTS = 1001  # a million losses
 _ENOUGH = {"trace_samples": 30, "density_steps": 80, "density_probes": 4}  # to try settings with
 STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 
 @dataclass(frozen=True)
-class Instruments:
+class FlatnessSettings:
     """The settings of every instrument. Invalid ones are refused here: each instrument is tried on a small network.
 
     Args:
@@ -54,7 +54,7 @@ class Instruments:
             their filters.
 
     Example:
-        >>> Instruments(points=20)
+        >>> FlatnessSettings(points=20)
         Traceback (most recent call last):
         ...
         bsam.core.errors.BsamValueError: points must be odd, so that the model is at the centre of the grid; got 20
@@ -77,8 +77,8 @@ class Instruments:
     def __post_init__(self) -> None:
         for name in ("seed", "micro_batch"):
             if (value := getattr(self, name)) is not None:
-                check_count(name, value, low=0 if name == "seed" else 1, high=MOST_SEED)  # torch takes no larger ones
-        check_count("points", self.points, high=MOST_POINTS)
+                check_count(name, value, low=0 if name == "seed" else 1, high=MAX_SEED)  # torch takes no larger ones
+        check_count("points", self.points, high=MAX_POINTS)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
             model = nn.Linear(2, 1, bias=False)
         toy = copy.copy(self)  # with fewer samples: no instrument refuses a large number of them
@@ -110,7 +110,7 @@ def measure(
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batches,
-    instruments: Instruments,
+    instruments: FlatnessSettings,
     progress: ProgressOfStage | None = None,
 ) -> Measured:
     """Measure one network with every instrument, and leave it as it was.
@@ -125,7 +125,7 @@ def measure(
     Example:
         >>> data = [(torch.eye(2), torch.zeros(2, 1))]
         >>> model = nn.Linear(2, 1, bias=False)  # L = (w1**2 + w2**2) / 2
-        >>> found = measure(model, nn.functional.mse_loss, data, Instruments(points=3))
+        >>> found = measure(model, nn.functional.mse_loss, data, FlatnessSettings(points=3))
         >>> found.eigenvalues.values.round(4), round(found.trace.value, 4), found.landscape.loss.shape
         (array([1., 1.]), 2.0, (3, 3))
     """
@@ -133,14 +133,14 @@ def measure(
 
 
 def loss_and_samples(
-    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: Instruments
+    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings
 ) -> tuple[float, int]:
     """Return the mean loss and the number of samples, from one pass over the data: as :func:`measure` finds them.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(model.weight, 2.0)
-        >>> loss_and_samples(model, nn.functional.mse_loss, [(torch.ones(3, 1), torch.zeros(3, 1))], Instruments())
+        >>> loss_and_samples(model, nn.functional.mse_loss, [(torch.ones(3, 1), torch.zeros(3, 1))], FlatnessSettings())
         (4.0, 3)
     """
     L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
@@ -154,7 +154,7 @@ def _take(
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batches,
-    its: Instruments,
+    its: FlatnessSettings,
     dims: int,
     progress: ProgressOfStage | None = None,
 ) -> Measured:

@@ -114,19 +114,19 @@ def _tables() -> dict[str, dict[tuple[Any, ...], Published]]:
 
 
 TABLES = _tables()
-PLACES: Mapping[str, tuple[str, ...]] = {
+TABLE_KEYS: Mapping[str, tuple[str, ...]] = {
     "classification": ("model", "data", "method"),
     "rho_min_study": ("data", "rho_min"),
     "label_noise": ("data", "method", "label_noise"),
 }
 
 
-def published(table: str, **place: Any) -> Published | None:
+def published(table: str, **keys: Any) -> Published | None:
     """Return the number in the paper's table; None where it has none.
 
     Args:
         table: ``classification``, ``rho_min_study`` or ``label_noise``.
-        place: the keys of the table, see :data:`PLACES`.
+        keys: the keys of the table, see :data:`TABLE_KEYS`.
 
     Example:
         >>> published("classification", model="resnet18", data="cifar10", method="bsam")
@@ -135,8 +135,9 @@ def published(table: str, **place: Any) -> Published | None:
         Published(mean=9.82, std=None, note='')
         >>> published("classification", model="resnet18", data="digits", method="bsam")
     """
-    if table not in PLACES:
-        raise BsamValueError(f"table must be one of {', '.join(PLACES)}; got {table!r}")
-    if set(place) != set(PLACES[table]):
-        raise BsamValueError(f"{table} goes by {', '.join(PLACES[table])}; got {', '.join(place) or 'nothing'}")
-    return TABLES[table].get(tuple(place[name] for name in PLACES[table]))
+    if table not in TABLE_KEYS:
+        raise BsamValueError(f"table must be one of {', '.join(TABLE_KEYS)}; got {table!r}")
+    if set(keys) != set(TABLE_KEYS[table]):
+        needed, got = ", ".join(TABLE_KEYS[table]), ", ".join(keys) or "none"
+        raise BsamValueError(f"{table} needs the keys {needed}; got {got}")
+    return TABLES[table].get(tuple(keys[name] for name in TABLE_KEYS[table]))

@@ -1,4 +1,4 @@
-"""Many runs in one folder: which are finished, what is left, and running it."""
+"""Run many runs in one directory, skipping finished and continuing interrupted ones."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .workers import Workers, stop_if_asked
 
 
 def state_of(run: Run, out: Path, verify: bool = False) -> RunState:
-    """Return how far a run is, by its directory below ``out``; ``verify`` also checks the digest of its network."""
+    """Return the state of a run, by its directory below ``out``; ``verify`` also checks the digest of its network."""
     return RunDir(out / run_dir_name(run)).state(run, verify=verify)
 
 
 def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
-    """Return how far each run is."""
+    """Return the state of each run."""
     return [state_of(run, out) for run in runs]
 
 
@@ -43,16 +43,16 @@ class Callbacks:
     """Functions that are called while runs are run; by default nothing is.
 
     Args:
-        begins: called with the state of the run that begins, the number of runs that are over, and the time that is
+        on_start: called with the state of the run that starts, the number of runs that have ended, and the time that is
             left, as :meth:`EtaEstimator.total` returns it. Not called where several processes train.
-        epoch: called with the epochs done and the epochs to do. Not called where several processes train.
-        ends: called with the state of a run that is over, and the number of runs that are.
+        on_epoch: called with the epochs done and the epochs to do. Not called where several processes train.
+        on_end: called with the state of a run that has ended, and the number of runs that have.
         tell: called with a sentence for the user.
     """
 
-    begins: Callable[[RunState, int, tuple[float, int]], None] = field(default=lambda state, over, left: None)
-    epoch: Callable[[int, int], None] = field(default=lambda done, total: None)
-    ends: Callable[[RunState, int], None] = field(default=lambda state, over: None)
+    on_start: Callable[[RunState, int, tuple[float, int]], None] = field(default=lambda state, ended, left: None)
+    on_epoch: Callable[[int, int], None] = field(default=lambda done, total: None)
+    on_end: Callable[[RunState, int], None] = field(default=lambda state, ended: None)
     tell: Callable[[str], None] = field(default=lambda sentence: None)
 
 
@@ -61,18 +61,18 @@ def run_all(
 ) -> list[RunState]:
     """Run what is missing below ``out``, in order, and continue what was interrupted.
 
-    Several processes may work on one folder: a run that another process holds is skipped and tried again at the end. A
-    run that diverged is recorded as such, and the next one begins; once its directory is removed, it is run again.
+    Several processes may work on one folder: a run that is locked by another process is skipped and tried again at the
+    end. A run that diverged is recorded as such, and the next one begins; once its directory is removed, it is run again.
 
     Args:
         runs: the runs.
-        out: a folder, made if need be.
+        out: a folder, created if it does not exist.
         callbacks: what to call meanwhile.
         workers: the number of processes that train at the same time, or a pool of them; 1 trains in this process.
         options: of :func:`bsam.training.loop.fit`: ``data_dir``, ``device``.
 
     Returns:
-        how far each run is now.
+        the state of each run now.
 
     Example:
         >>> import tempfile
@@ -91,92 +91,92 @@ def run_all(
 
 
 class _Job:
-    """The runs of one call of :func:`run_all`, and how far they are."""
+    """The runs of one call of :func:`run_all`, and their states."""
 
     def __init__(self, runs: Sequence[Run], out: Path, callbacks: Callbacks, options: Mapping[str, Any]) -> None:
         self.out, self.callbacks, self.options = out, callbacks, options
         self.states = {run_dir_name(run): state_of(run, out) for run in runs}
 
     def run_here(self, runs: Sequence[Run]) -> list[Run]:
-        """Run what is missing in this process; returns the runs that another process holds."""
+        """Run what is missing in this process; returns the runs that are locked by another process."""
         eta, locked = EtaEstimator(self.states.values()), []
         for run in runs:
             marks: list[float] = []
 
-            def begins(state: RunState, marks: list[float] = marks) -> None:
-                self.callbacks.begins(state, self._over(), eta.total(self.states.values()))
+            def on_start(state: RunState, marks: list[float] = marks) -> None:
+                self.callbacks.on_start(state, self._num_ended(), eta.total(self.states.values()))
                 marks.append(time.perf_counter())
 
             def each_epoch(done: int, _: object, run: Run = run, marks: list[float] = marks) -> None:
                 marks.append(time.perf_counter())
                 eta.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
-                self.callbacks.epoch(done, run.epochs)
+                self.callbacks.on_epoch(done, run.epochs)
 
-            if not complete(run, self.out, begins, each_epoch, self.callbacks.tell, self.options):
+            if not finish_run(run, self.out, on_start, each_epoch, self.callbacks.tell, self.options):
                 locked.append(run)
             elif marks:
-                self._ends(run)
+                self._end(run)
         return locked
 
     def run_in(self, pool: Workers, runs: Sequence[Run]) -> list[Run]:
-        """Run what is missing in other processes; returns the runs that yet others hold."""
-        missing = [run for run in runs if not _is_over(state_of(run, self.out, verify=True))]
-        asked = {pool.submit(_complete_in_worker, run, self.out, self.options): run for run in missing}
+        """Run what is missing in the pool; returns the runs that are locked by another process."""
+        missing = [run for run in runs if not _has_ended_undamaged(state_of(run, self.out, verify=True))]
+        asked = {pool.submit(_finish_run_in_worker, run, self.out, self.options): run for run in missing}
         locked = []
         for future in as_completed(asked):
-            is_over, sentences = future.result()
+            has_ended, sentences = future.result()
             for sentence in sentences:
                 self.callbacks.tell(sentence)
-            if is_over:
-                self._ends(asked[future])
+            if has_ended:
+                self._end(asked[future])
             else:
                 locked.append(asked[future])
         return locked
 
-    def _ends(self, run: Run) -> None:
+    def _end(self, run: Run) -> None:
         self.states[run_dir_name(run)] = state = state_of(run, self.out)
-        self.callbacks.ends(state, self._over())
+        self.callbacks.on_end(state, self._num_ended())
 
-    def _over(self) -> int:
-        return sum(state.over for state in self.states.values())
-
-
-def _is_over(state: RunState) -> bool:
-    return state.over and state.damaged is None
+    def _num_ended(self) -> int:
+        return sum(state.ended for state in self.states.values())
 
 
-def complete(
+def _has_ended_undamaged(state: RunState) -> bool:
+    return state.ended and state.damaged is None
+
+
+def finish_run(
     run: Run,
     out: Path,
-    begins: Callable[[RunState], None],
+    on_start: Callable[[RunState], None],
     each_epoch: Callable[[int, Mapping[str, float]], None],
     tell: Callable[[str], None],
     options: Mapping[str, Any],
 ) -> bool:
-    """Run what is left of a run, if anything; False if another process holds it."""
+    """Run what is left of a run, if anything; False if it is locked by another process."""
     state = state_of(run, out, verify=True)
-    if _is_over(state):
+    if _has_ended_undamaged(state):
         return True
     if state.damaged is not None:
         tell(f"{state.damaged}. Continuing the run.")
-    begins(state)
+    on_start(state)
     if run.compile:
         # graphs of earlier runs count against torch's limit of 8 for a function, and are not the fastest for this one
         torch.compiler.reset()
     try:
         fit(run, state.path, each_epoch=each_epoch, tell=tell, **options)
     except RunLocked:
-        tell(f"{state.path.name}: another process is running it")
+        tell(f"{state.path.name} is skipped for now: another process is training it")
         return False
     except Diverged:
         pass  # it is recorded in the directory
     return True
 
 
-def _complete_in_worker(run: Run, out: Path, options: Mapping[str, Any]) -> tuple[bool, list[str]]:
+def _finish_run_in_worker(run: Run, out: Path, options: Mapping[str, Any]) -> tuple[bool, list[str]]:
     stop_if_asked()
     sentences: list[str] = []
-    return complete(run, out, lambda state: None, stop_if_asked, sentences.append, options), sentences
+    return finish_run(run, out, lambda state: None, stop_if_asked, sentences.append, options), sentences
 
 
 def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
@@ -188,8 +188,8 @@ def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
     return [trial for run in runs if run.seed == first for trial in tuning.runs(run)]
 
 
-def tuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
-    """Return the runs with the settings that tuning chose; those whose tuning is not over are returned unchanged."""
+def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
+    """Return the runs with the settings that tuning chose; those whose tuning has not ended are returned unchanged."""
     if recipe.tuning is None or not runs:
         return list(runs)
     first = min(run.seed for run in runs)
@@ -201,14 +201,16 @@ def tuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
 
 
 def _key(run: Run) -> str:
-    """The same one for all seeds."""
+    """Return a key that is equal for runs that differ only in their seed."""
     return run_dir_name(replace(run, seed=0, relief=None))
 
 
 def _choice(tuning: Tuning, run: Run, out: Path) -> Mapping[str, Any] | None:
-    """The candidate with the highest score on the validation split after the last epoch; of equals, the first."""
+    """Return the candidate with the highest validation score after the last epoch, the first one on ties. A candidate
+    that diverged is not chosen, unless all did; None while not all have ended.
+    """
     states = states_of(tuning.runs(run), out)
-    if not all(state.over for state in states):
+    if not all(state.ended for state in states):
         return None
     candidates = zip(tuning.settings(run), states, strict=True)
     scores = [(score_of(state) if state.finished else -1.0, candidate) for candidate, state in candidates]

@@ -25,8 +25,8 @@ IMAGES = 1000  # of a run's training samples by default: the cost of a Hessian p
 
 
 @dataclass(frozen=True)
-class Subjects:
-    """Networks to measure.
+class MeasuredModels:
+    """The networks that ``bsam flatness`` measures.
 
     Args:
         paths: of files or of run directories, each once.
@@ -45,9 +45,9 @@ class Subjects:
     about: Callable[[Path], dict[str, Any]] = lambda path: {}
 
 
-def subjects(
+def find_models(
     paths: Sequence[Path], loader_name: str | None = None, images: int | None = None, data_dir: Path | None = None
-) -> Subjects:
+) -> MeasuredModels:
     """Return files with a loader, or run directories without one; all are checked before the first is measured.
 
     Args:
@@ -57,7 +57,7 @@ def subjects(
         data_dir: for run directories: where the data is, if it is read from files.
 
     Example:
-        >>> subjects([Path("nowhere.pt")], "math:sqrt")
+        >>> find_models([Path("nowhere.pt")], "math:sqrt")
         Traceback (most recent call last):
         ...
         bsam.core.errors.BsamValueError: there is no file nowhere.pt
@@ -70,27 +70,29 @@ def subjects(
     return _runs(paths, loader_name, images, data_dir) if folders else _files(paths, loader_name, images, data_dir)
 
 
-def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> Subjects:
+def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> MeasuredModels:
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise BsamValueError(f"there is no file {missing[0]}")
     if loader_name is None:
-        what = "name the function that loads it with --loader MODULE:FUNCTION, or give a run directory of bsam train"
-        raise BsamValueError(f"{paths[0]} is a file: {what}")
+        raise BsamValueError(
+            f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
+            "directory of bsam train"
+        )
     if images is not None or data_dir is not None:
         raise BsamValueError("the loader decides which data a file is measured on: leave --images and --data-dir out")
     function = find_loader(loader_name)
     titles = _titles(paths, [path.stem for path in paths])
-    return Subjects(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
+    return MeasuredModels(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
 
 
-def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> Subjects:
+def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> MeasuredModels:
     if loader_name is not None:
         raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
     images = check_count("images", IMAGES if images is None else images)
     for path in paths:
         _check_run(path)
-    return Subjects(
+    return MeasuredModels(
         paths,
         _titles(paths, [path.name for path in paths]),
         {"images": images},
@@ -115,13 +117,15 @@ def _check_run(path: Path) -> None:
     if state.damaged is not None:
         raise BsamRuntimeError(state.damaged)
     if not state.finished:
-        done = f"{len(state.epochs)} of {run.epochs} epochs are"
-        raise BsamRuntimeError(f"the run in {path} is not finished ({done}): the command that started it continues it")
+        raise BsamRuntimeError(
+            f"the run in {path} is not finished ({len(state.epochs)} of {run.epochs} epochs are): run the command that "
+            "started it again to continue"
+        )
 
 
 def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.device) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and its first training samples, not
-    augmented, with the labels as trained on.
+    augmented, with the labels used in training.
     """
     run = RunDir(folder).run()
     task = TASKS[run.task](run, device, data_dir)
@@ -130,8 +134,10 @@ def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.dev
     except BsamError:
         raise
     except RuntimeError as error:
-        reason = f"is not of the network that config.json names ({' '.join(str(error).split())})"
-        raise BsamRuntimeError(f"{folder / NETWORK} {reason}: remove it, and {REPAIR}") from error
+        raise BsamRuntimeError(
+            f"{folder / NETWORK} is not of the network that config.json names ({' '.join(str(error).split())}): "
+            f"remove it, then {REPAIR}"
+        ) from error
     return network, task.loss, task.examples(images)
 
 
@@ -154,8 +160,9 @@ def find_loader(name: str) -> Callable[[Path], Any]:
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
             raise  # the module is there, and imports something that is not
-        where = f"neither installed nor in {os.getcwd()}"
-        raise BsamValueError(f"there is no module {missing.name!r} for the loader {name!r}, {where}") from missing
+        raise BsamValueError(
+            f"there is no module {missing.name!r} for the loader {name!r}, neither installed nor in {os.getcwd()}"
+        ) from missing
     function = getattr(module, function_name, None)
     if not callable(function):
         raise BsamValueError(f"the loader's module {module_name!r} has no function {function_name!r}")
@@ -164,21 +171,22 @@ def find_loader(name: str) -> Callable[[Path], Any]:
 
 def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
     """Return what ``function(path)`` returns, on the device: a model, a loss function and data."""
-    found = function(path)
-    if not isinstance(found, tuple) or len(found) != 3:
-        got = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
-        raise BsamTypeError(f"the loader must return (model, loss_fn, data); for {path} it returned {got}")
-    model, loss_fn, data = found
+    loaded = function(path)
+    if not isinstance(loaded, tuple) or len(loaded) != 3:
+        returned = f"{len(loaded)} values" if isinstance(loaded, tuple) else type(loaded).__name__
+        raise BsamTypeError(f"the loader must return (model, loss_fn, data); for {path} it returned {returned}")
+    model, loss_fn, data = loaded
     checks = {
         "model": isinstance(model, nn.Module),
         "loss_fn": callable(loss_fn),
         "data": isinstance(data, Iterable) and not isinstance(data, Iterator),
     }
-    for (name, is_right), value in zip(checks.items(), found, strict=True):
+    for (name, is_right), value in zip(checks.items(), loaded, strict=True):
         if not is_right:
-            what = "a torch.nn.Module, a function, and a list or a DataLoader, which can be iterated over many times"
-            got = f"{name} as {type(value).__name__}"
-            raise BsamTypeError(f"the loader must return (model, loss_fn, data): {what}; for {path} it returned {got}")
+            raise BsamTypeError(
+                "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or a DataLoader "
+                f"that can be iterated over many times; for {path} it returned {name} as {type(value).__name__}"
+            )
     return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
 
 

@@ -37,9 +37,9 @@ class Workers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
+        if exc_type is not None:
             self._stop.set()
         self._pool.shutdown(cancel_futures=True)
 

@@ -33,7 +33,7 @@ class ConsoleLogger:
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
         self._say(plan(trainer))
-        self._say(f"Into {self.folder}." + (f" Going on after epoch {done}." if done else ""))
+        self._say(f"Into {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
         self._times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
@@ -51,12 +51,12 @@ def plan(trainer: Trainer) -> str:
     network = MODELS[run.model].title if run.model in MODELS else run.model
     data = DATASETS[run.data].title if run.data in DATASETS else run.data
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
-    steps = "each one CUDA graph" if trainer.captured else "plain"
+    steps = "steps in one CUDA graph each" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}"
         f"{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
-        f"{machine(trainer.context)}, {run.precision}{compiled}, steps {steps}."
+        f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 
 

@@ -16,9 +16,9 @@ from ..recipes.variants import variant_of
 from ..training.config import Run
 from ..training.run_dir import RunState
 from .panels import figure, legend, line_style, save, seeds_text, tidy
-from .tables import Spread, spread
+from .tables import SeedStatistics, seed_statistics
 
-MOST_BANDS = 4  # that can be told apart
+MAX_BANDS = 4  # that can be told apart
 LEGEND_COLUMNS = 6
 
 
@@ -30,7 +30,7 @@ class AccuracyLine:
     title: str
     method: str
     x: tuple[float, ...]
-    ours: tuple[Spread, ...]
+    ours: tuple[SeedStatistics, ...]
     paper: tuple[Published | None, ...]
 
 
@@ -49,7 +49,7 @@ def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[Accu
 def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[RunState]]) -> AccuracyLine:
     x, groups = zip(*sorted(points.items()), strict=True)
     variant = variant_of(groups[0][0].run)
-    ours = tuple(spread([score_of(state) for state in group]) for group in groups)
+    ours = tuple(seed_statistics([score_of(state) for state in group]) for group in groups)
     paper = tuple(recipe.published(group[0].run) for group in groups)
     return AccuracyLine(panel, variant.title, variant.name, x, ours, paper)
 
@@ -119,7 +119,7 @@ class Curve:
     section: str
     title: str
     where: str
-    metrics: tuple[tuple[Spread, ...], ...]
+    metrics: tuple[tuple[SeedStatistics, ...], ...]
 
     @property
     def n(self) -> int:
@@ -137,17 +137,19 @@ def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[Ep
 
     def curve(section: str, title: str, group: Sequence[RunState]) -> Curve:
         epochs = list(zip(*(state.epochs for state in group), strict=True))
-        found = (tuple(spread([metric.value(each) for each in seeds]) for seeds in epochs) for metric in metrics)
-        return Curve(section, title, place_of(group[0].run), tuple(found))
+        values = ([[metric.value(each) for each in seeds] for seeds in epochs] for metric in metrics)
+        return Curve(
+            section, title, network_and_data(group[0].run), tuple(tuple(map(seed_statistics, v)) for v in values)
+        )
 
     return [curve(section, title, group) for (section, title), group in groups.items()]
 
 
-def place_of(run: Run) -> str:
+def network_and_data(run: Run) -> str:
     """Return network and data set as text.
 
     Example:
-        >>> place_of(Run("sgd", model="resnet18", data="cifar10"))
+        >>> network_and_data(Run("sgd", model="resnet18", data="cifar10"))
         'ResNet-18 on CIFAR-10'
     """
     return f"{MODELS[run.model].title} on {DATASETS[run.data].title}"
@@ -162,7 +164,7 @@ def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: P
     shape = (len(metrics), len(sections)) if len(sections) > 1 else (1, len(metrics))
     drawn = figure(4.6 * shape[1], 3.8 * shape[0] + 0.4)
     axes = drawn.subplots(*shape, squeeze=False, sharex=True).reshape(len(metrics), len(sections))
-    many = len(titles) > MOST_BANDS
+    many = len(titles) > MAX_BANDS
     for row, metric in enumerate(metrics):
         for ax, section in zip(axes[row], sections, strict=True):
             own = [curve for curve in curves if curve.section == section]
@@ -179,7 +181,7 @@ def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: P
     save(drawn, path)
 
 
-def _draw_curve(ax: Any, values: Sequence[Spread], title: str, number: int, many: bool) -> None:
+def _draw_curve(ax: Any, values: Sequence[SeedStatistics], title: str, number: int, many: bool) -> None:
     style = line_style(number)
     epochs, marker = range(1, len(values) + 1), "o" if len(values) < 4 else ""
     ax.plot(epochs, [value.mean for value in values], label=title, linewidth=1.6, marker=marker, **style)
@@ -192,13 +194,13 @@ def _draw_curve(ax: Any, values: Sequence[Spread], title: str, number: int, many
         ax.fill_between(epochs, low, high, color=style["color"], alpha=0.13, linewidth=0)
 
 
-def _ends(value: Spread) -> tuple[float, float]:
+def _ends(value: SeedStatistics) -> tuple[float, float]:
     """One standard deviation to either side; above 0, which a logarithmic axis does not have."""
     deviation = value.std or 0.0
     return max(value.mean - deviation, value.mean / 10), value.mean + deviation
 
 
-def _finish(ax: Any, metric: EpochMetric, values: Sequence[Sequence[Spread]]) -> None:
+def _finish(ax: Any, metric: EpochMetric, values: Sequence[Sequence[SeedStatistics]]) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if metric.log:

@@ -30,7 +30,7 @@ class LandscapeInfo:
     title: str
     group: str
     axis: list[float]
-    loss: list[list[float]]  # a row for each place along the first direction
+    loss: list[list[float]]  # a row for each point along the first direction
     centre: float
     lowest: float  # of what is finite
     highest: float
@@ -130,7 +130,7 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
     groups = grouped(infos)
     page = go.Figure()
     layout: dict[str, Any] = {}
-    colours = [(place**STEEPNESS, colour) for place, colour in get_colorscale("Viridis")]
+    colours = [(position**STEEPNESS, colour) for position, colour in get_colorscale("Viridis")]
     for n, group in enumerate(groups):
         levels, _ = _levels(group)
         low, ceiling = float(levels[0]), float(levels[-1])
@@ -144,11 +144,11 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
         }
         bar = {"title": "loss", "y": bottom + height / 2, "len": 0.9 * height}
         layout[f"coloraxis{number}"] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
-        place = {"scene": f"scene{number}", "coloraxis": f"coloraxis{number}", "showlegend": True, "opacity": 0.9}
+        options = {"scene": f"scene{number}", "coloraxis": f"coloraxis{number}", "showlegend": True, "opacity": 0.9}
         for m, info in enumerate(group):
             z = _clipped(info, ceiling).T  # rows of z go along y
             visible = True if m == 0 else "legendonly"
-            page.add_surface(x=info.axis, y=info.axis, z=z, name=_caption(info), visible=visible, **place)
+            page.add_surface(x=info.axis, y=info.axis, z=z, name=_caption(info), visible=visible, **options)
     layout |= {"legend": {"x": 0.01, "y": 0.99}, "margin": {"l": 0, "r": 0, "b": 0, "t": 40}}
     page.update_layout(title="Loss around each model: click a name to show or hide it", **layout)
     write(path, page.to_html(include_plotlyjs=True).encode())

@@ -1,4 +1,4 @@
-"""``bsam flatness``: measure networks, keep the numbers in ``flatness.json``, and draw them."""
+"""``bsam flatness``: :func:`flatness_report` measures networks, saves ``flatness.json`` and draws the figures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import nn
 from ..core.errors import BsamError, BsamRuntimeError
 from ..flatness.sharpness import Sharpness
 from ..flatness.trace import Trace
-from ..recipes.measure import STAGES, Instruments, Measured, loss_and_samples, measure
-from ..recipes.subjects import Loaded, Subjects
+from ..recipes.measure import STAGES, FlatnessSettings, Measured, loss_and_samples, measure
+from ..recipes.subjects import Loaded, MeasuredModels
 from ..training.config import check_settings
 from ..training.environment import environment_info, pick_device
 from ..training.files import fits, read_json, refuse_other_files, usable, write_json
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HINT = "remove flatness.json to measure again, or choose another folder"
-LONGEST_TITLE = 100  # characters: figures have no room for more
-LONGEST_NAME = 50  # characters of it in the name of a file: file systems take 255 bytes, and a character has up to 4
-SAME = 1e-6  # relative difference within which two losses count as equal
+MAX_TITLE_LENGTH = 100  # characters: figures have no room for more
+MAX_NAME_LENGTH = 50  # characters of it in the name of a file: file systems take 255 bytes, and a character has up to 4
+LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")
 _INFOS: dict[str, Any] = {"eigenvalues": SpectrumInfo, "density": DensityInfo, "landscape": LandscapeInfo}
 _PARTS: dict[str, Any] = {  # of an entry in flatness.json, with their types
@@ -52,7 +52,7 @@ class ResultsFile:
     """The measurements in ``folder/flatness.json``, written after each model, so that interrupted work can continue.
 
     Args:
-        folder: made if need be. One with measurements under other settings is refused and not changed.
+        folder: created if it does not exist. One with measurements under other settings is refused and not changed.
         settings: what must be equal for numbers to be comparable, as plain values.
 
     Example:
@@ -68,20 +68,20 @@ class ResultsFile:
         self.path, self.settings, self._models = folder / "flatness.json", dict(settings), list[dict[str, Any]]()
         with usable(folder, "results"):
             folder.mkdir(parents=True, exist_ok=True)
-            is_ours = self.path.exists()
-        if not is_ours:  # figures would be overwritten, other files stay
+            has_results = self.path.exists()
+        if not has_results:  # figures would be overwritten, other files stay
             figures = {*FIGURES, *(path.name for path in folder.glob("probe_*.png"))}
             refuse_other_files(folder, {path.name for path in folder.iterdir()} - figures)
             return
         content = read_json(self.path, dict, HINT)
-        theirs, models = content.get("settings"), content.get("models")
-        if not isinstance(theirs, dict) or not isinstance(models, list):
-            raise BsamRuntimeError(f"{self.path} is not a file of bsam flatness: choose another folder")
-        check_settings(folder, theirs, self.settings)
+        saved_settings, models = content.get("settings"), content.get("models")
+        if not isinstance(saved_settings, dict) or not isinstance(models, list):
+            raise BsamRuntimeError(f"{self.path} was not written by bsam flatness: choose another folder")
+        check_settings(folder, saved_settings, self.settings)
         self._models = [_with_nan(entry) for entry in models]
         for number, entry in enumerate(self._models, 1):
             if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("file", "sha256")):
-                raise BsamRuntimeError(f"{self.path} is damaged: model {number} in it has no file; {HINT}")
+                raise BsamRuntimeError(f"{self.path} is damaged: entry {number} has no file name or no SHA-256; {HINT}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """Return the entry of a file with this content, if there is one."""
@@ -94,7 +94,7 @@ class ResultsFile:
 
 
 def flatness_report(
-    models: Subjects, instruments: Instruments, folder: Path, device: str, console: Console
+    models: MeasuredModels, instruments: FlatnessSettings, folder: Path, device: str, console: Console
 ) -> list[Path]:
     """Measure each model whose numbers are not in ``folder`` yet, print a table and draw the figures.
 
@@ -111,21 +111,22 @@ def flatness_report(
     Returns:
         the files that were written.
     """
-    place = pick_device(device)
+    torch_device = pick_device(device)
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
-    settings = {**models.settings, "device": str(place), **instruments.settings(), **versions}
-    titles = [f"…{title[1 - LONGEST_TITLE :]}" if len(title) > LONGEST_TITLE else title for title in models.titles]
+    settings = {**models.settings, "device": str(torch_device), **instruments.settings(), **versions}
+    most = MAX_TITLE_LENGTH
+    titles = [f"…{title[1 - most :]}" if len(title) > most else title for title in models.titles]
     with locked(folder, "measuring"):
         results = ResultsFile(folder, settings)
-        entries = _measured(results, models, place, instruments, console)
+        entries = _measured(results, models, torch_device, instruments, console)
         console.print(_table(titles, entries))
         return [results.path, *_draw(titles, entries, folder, console)]
 
 
 def _measured(
-    results: ResultsFile, models: Subjects, device: torch.device, instruments: Instruments, console: Console
+    results: ResultsFile, models: MeasuredModels, device: torch.device, instruments: FlatnessSettings, console: Console
 ) -> list[dict[str, Any]]:
-    """The entry of each model: from the file where it is there and has not changed, else measured now."""
+    """Return the entry of each model: from the file where it is there and has not changed, else measured now."""
     entries: list[dict[str, Any]] = []
     with progress(console, {"models": len(models.paths), **dict.fromkeys(STAGES, 1)}) as bars:
         bars.reach("models", 0, len(models.paths))
@@ -133,11 +134,11 @@ def _measured(
             sha256 = hashlib.sha256(models.weights(path).read_bytes()).hexdigest()
             loaded = models.load(path, device)
             entry = results.find(str(path), sha256)
-            if entry is not None and not _is_whole(entry):
+            if entry is not None and not _is_complete(entry):
                 raise BsamRuntimeError(f"{results.path} is damaged: it lacks numbers of {path}; {HINT}")
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
-                    sentence = f"{path} is measured again: {changed}. Has the loader changed, or its data?"
+                    sentence = f"Measuring {path} again: {changed}. The loader or its data may have changed."
                     console.print(sentence, soft_wrap=True, markup=False)
                     entry = None
                 if entry is None:
@@ -153,19 +154,19 @@ def _measured(
     return entries
 
 
-def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: Instruments) -> str | None:
-    """The difference between a model and its entry in words, if there is one."""
+def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: FlatnessSettings) -> str | None:
+    """Return the difference between a model and its entry in words; None if there is none."""
     loss, samples = loss_and_samples(*loaded, instruments)
     before, samples_before = entry["landscape"]["centre"], entry["samples"]
     if samples != samples_before:
-        return f"it has {samples} samples now, and had {samples_before}"
-    if not math.isclose(loss, before, rel_tol=SAME):
-        return f"its loss is {loss:.6g} now, and was {before:.6g}"
-    return None if _architecture(loaded[0]) == entry["architecture"] else "it is another network now"
+        return f"the number of samples changed from {samples_before} to {samples}"
+    if not math.isclose(loss, before, rel_tol=LOSS_RTOL):
+        return f"the loss changed from {before:.6g} to {loss:.6g}"
+    return None if _architecture(loaded[0]) == entry["architecture"] else "the architecture changed"
 
 
-def _is_whole(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry has all that tables and figures are made from, each of its type."""
+def _is_complete(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry has all that tables and figures are made from, each of its type."""
     infos = {name: {"title": "", "group": "", **part} for name in _INFOS if isinstance(part := entry.get(name), dict)}
     if not fits({name: entry.get(name) for name in _PARTS} | infos, _PARTS):
         return False
@@ -184,7 +185,7 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
 
 
 def _with_nan(value: Any) -> Any:
-    """What was read from strict JSON, with NaN where null stands for a number that is not finite."""
+    """Return what was read from strict JSON, with NaN where null stands for a number that is not finite."""
     if isinstance(value, dict):
         return {k: _with_nan(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -193,22 +194,22 @@ def _with_nan(value: Any) -> Any:
 
 
 def _architecture(model: nn.Module) -> str:
-    """Equal for models whose trainable parameters have the same names and shapes."""
+    """Return a text that is equal for models whose trainable parameters have the same names and shapes."""
     shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     return f"{type(model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]}"
 
 
-def _numbers(found: Measured, which: str) -> dict[str, Any]:
-    """All numbers as plain values, from which the figures can be drawn again."""
-    (top,) = spectrum_info({"": found.eigenvalues}, which=which)
-    (density,), (land,) = density_info({"": found.density}), landscape_info({"": found.landscape})
+def _numbers(measured: Measured, which: str) -> dict[str, Any]:
+    """Return all numbers as plain values, from which the figures can be drawn again."""
+    (top,) = spectrum_info({"": measured.eigenvalues}, which=which)
+    (density,), (land,) = density_info({"": measured.density}), landscape_info({"": measured.landscape})
     parts = {"eigenvalues": asdict(top), "density": asdict(density), "landscape": asdict(land)}
     return {
-        "parameters": found.parameters,
-        "samples": found.samples,
-        "seconds": dict(found.seconds),
-        "sharpness": asdict(found.sharpness),
-        "trace": asdict(found.trace),
+        "parameters": measured.parameters,
+        "samples": measured.samples,
+        "seconds": dict(measured.seconds),
+        "sharpness": asdict(measured.sharpness),
+        "trace": asdict(measured.trace),
         **{name: {k: v for k, v in part.items() if k not in ("title", "group")} for name, part in parts.items()},
     }
 
@@ -237,7 +238,7 @@ def _draw(
     used: set[str] = set()
     for title, entry in zip(titles, entries, strict=True):
         if "probe" in entry:
-            name = "probe_" + re.sub(r"[^\w.-]+", "_", title)[-LONGEST_NAME:]  # the title may be a path
+            name = "probe_" + re.sub(r"[^\w.-]+", "_", title)[-MAX_NAME_LENGTH:]  # the title may be a path
             names = (name, *(f"{name}_{n}" for n in range(2, len(titles) + 1)))
             used.add(own := next(each for each in names if each not in used))
             plot_probe(entry["probe"], folder / f"{own}.png")

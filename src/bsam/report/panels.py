@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from ..core.extras import require_package
 from ..training.files import write
 
-MOST_COLUMNS = 4
+MAX_COLUMNS = 4
 # told apart by the colour-blind, too
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 pairs
@@ -70,8 +70,8 @@ def figure(width: float, height: float) -> Any:
 
 
 def save(drawn: Any, path: str | Path) -> None:
-    """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is there whole, or
-    as it was before.
+    """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is complete or
+    unchanged.
     """
     path, buffer = Path(path), io.BytesIO()
     drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=150)
@@ -85,20 +85,20 @@ def panels(
     wraps after four.
     """
     groups = grouped(infos)
-    columns = min(max(map(len, groups)), MOST_COLUMNS)
+    columns = min(max(map(len, groups)), MAX_COLUMNS)
     rows = [math.ceil(len(group) / columns) for group in groups]
     drawn = figure(width * columns, height * sum(rows))
     grid = drawn.add_gridspec(sum(rows), columns)
-    places, above = [], 0
+    by_group, above = [], 0
     for group, own in zip(groups, rows, strict=True):
-        places.append(
+        by_group.append(
             [
                 (info, drawn.add_subplot(grid[above + n // columns, n % columns], **options))
                 for n, info in enumerate(group)
             ]
         )
         above += own
-    return drawn, places
+    return drawn, by_group
 
 
 def tidy(ax: Any) -> None:

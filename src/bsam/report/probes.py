@@ -15,7 +15,7 @@ from ..flatness.probe import Reading
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..training.run_dir import RunDir, RunState
-from .figures import place_of
+from .figures import network_and_data
 from .panels import COLOURS, figure, legend, save, seeds_text, tidy
 
 READING_FIELDS = tuple(field.name for field in fields(Reading))
@@ -44,7 +44,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
-    """Draw sharpness above the cosine of g and g_min, over the steps of a training."""
+    """Draw sharpness above the cosine of g and g_min, over the steps of a run."""
     drawn = figure(6.4, 6.0)
     upper, lower = drawn.subplots(2, 1, sharex=True)
     for (name, label), colour in zip(SHARPNESS.items(), COLOURS[1:], strict=False):
@@ -96,7 +96,7 @@ def _series(section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
             file = state.path / "probe.jsonl"
             raise BsamRuntimeError(f"{file} is damaged: it does not hold all steps that other seeds have; {hint}")
     columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
-    return ProbeSeries(variant_of(run).title, place_of(run), section, row, columns, len(seeds))
+    return ProbeSeries(variant_of(run).title, network_and_data(run), section, row, columns, len(seeds))
 
 
 def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:

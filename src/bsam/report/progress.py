@@ -92,8 +92,8 @@ def name_of(run: Run) -> str:
     """
     own = [f"{name} {run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    place = [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title]
-    return ", ".join([*place, *own, *noise, f"seed {run.seed}"])
+    titles = [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title]
+    return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
 
 
 def plan_info(states: Sequence[RunState]) -> list[tuple[str, str, float | None]]:
@@ -121,18 +121,19 @@ def totals(states: Sequence[RunState]) -> str:
 
     Example:
         >>> from pathlib import Path
-        >>> begun = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 2.0},))
-        >>> totals([begun, RunState(Run("sgd", epochs=3), Path("b"))])
-        '2 runs: 0 over, 1 begun, 1 missing. Time left: about 10 s.'
+        >>> started = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 2.0},))
+        >>> totals([started, RunState(Run("sgd", epochs=3), Path("b"))])
+        '2 runs: 0 ended, 1 started, 1 not started. Time left: about 10 s.'
     """
-    over, begun = sum(state.over for state in states), sum(bool(state.epochs) and not state.over for state in states)
-    counts = f"{len(states)} runs: {over} over, {begun} begun, {len(states) - over - begun} missing."
+    ended = sum(state.ended for state in states)
+    started = sum(bool(state.epochs) and not state.ended for state in states)
+    counts = f"{len(states)} runs: {ended} ended, {started} started, {len(states) - ended - started} not started."
     return f"{counts} Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
 @contextlib.contextmanager
 def run_bars(console: Console, runs: int, stage: str = "runs", epochs: bool = True) -> Iterator[Callbacks]:
-    """Show a bar for the runs and one for the epochs of the current run, and a line for each run that begins.
+    """Show a bar for the runs and one for the epochs of the current run, and a line for each run that starts.
 
     Args:
         console: where.
@@ -142,14 +143,14 @@ def run_bars(console: Console, runs: int, stage: str = "runs", epochs: bool = Tr
     """
     with progress(console, {stage: runs, **({"epochs": 1} if epochs else {})}) as bars:
 
-        def begins(state: RunState, over: int, left: tuple[float, int]) -> None:
+        def on_start(state: RunState, ended: int, left: tuple[float, int]) -> None:
             console.print(f"{name_of(state.run)}. Left: {time_left(left)}", style="dim", highlight=False)
-            bars.reach(stage, over, runs)
+            bars.reach(stage, ended, runs)
             bars.reach("epochs", len(state.epochs), state.run.epochs)
 
-        def ends(state: RunState, over: int) -> None:
-            bars.reach(stage, over, runs)
+        def on_end(state: RunState, ended: int) -> None:
+            bars.reach(stage, ended, runs)
             if state.diverged is not None:
                 console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
 
-        yield Callbacks(begins, lambda done, total: bars.reach("epochs", done, total), ends, console.print)
+        yield Callbacks(on_start, lambda done, total: bars.reach("epochs", done, total), on_end, console.print)

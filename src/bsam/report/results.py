@@ -16,7 +16,7 @@ from ..training.run_dir import RunDir, RunState
 from .figures import draw_accuracy_and_sharpness, draw_accuracy_lines, draw_training_curves
 from .landscapes import draw_landscapes
 from .probes import draw_gradient_conflict, draw_sharpness_curves
-from .tables import CellSummary, caption, markdown, sections_info, settings_section, table_info, unit
+from .tables import CellSummary, caption, markdown, score_title, sections_info, settings_section, table_info
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
 FIGURES: dict[str, Draw] = {
@@ -30,7 +30,7 @@ FIGURES: dict[str, Draw] = {
 
 
 def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
-    """Return an entry per run: its settings, how far it is, the metrics of its last epoch if it is finished, and each
+    """Return an entry per run: its settings, its state, the metrics of its last epoch if it is finished, and each
     machine that worked on it, with dates.
     """
     return [
@@ -92,7 +92,7 @@ def write_results(
         "recipe": recipe.name,
         "scale": scale,
         "title": recipe.title,
-        "unit": unit(run),
+        "unit": score_title(run),
         "seeds": sorted({state.run.seed for state in states}),
         "table": [cell_info(summary) for summary in summaries],
         "runs": runs,

@@ -1,4 +1,4 @@
-"""Tables: our numbers beside the paper's. First the numbers, then the text."""
+"""Tables: our numbers beside the paper's. ``*_info`` functions compute the numbers; the others format them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..training.run_dir import RunDir, RunState
 if TYPE_CHECKING:
     from rich.table import Table
 
-MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
+FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedStatistics:
     """Mean and sample standard deviation (None for a single value) of n values."""
 
     mean: float
@@ -34,20 +34,20 @@ class Spread:
         return f"{self.mean:.2f}{deviation} ({self.n})"
 
 
-def spread(values: Sequence[float]) -> Spread:
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """Return mean and standard deviation.
 
     Example:
-        >>> spread([1.0, 3.0])
-        Spread(mean=2.0, std=1.4142135623730951, n=2)
-        >>> spread([1.0])
-        Spread(mean=1.0, std=None, n=1)
+        >>> seed_statistics([1.0, 3.0])
+        SeedStatistics(mean=2.0, std=1.4142135623730951, n=2)
+        >>> seed_statistics([1.0])
+        SeedStatistics(mean=1.0, std=None, n=1)
     """
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    return SeedStatistics(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True)
-class Detail:
+class ExtraColumn:
     """A further column of a table: the mean over the finished seeds.
 
     Args:
@@ -65,14 +65,14 @@ def _sharpness(name: str) -> Callable[[RunState], float | None]:
     return lambda state: (state.epochs[-1].get("sharpness") or {}).get(name)
 
 
-DETAILS: dict[str, Detail] = {
-    "loss": Detail("loss", ".3f", _sharpness("loss")),
-    "max_sharpness": Detail("MaxS", ".4f", _sharpness("max_sharpness")),
-    "min_sharpness": Detail("MinS", ".4f", _sharpness("min_sharpness")),
-    "bilateral": Detail("BilS", ".4f", _sharpness("bilateral")),
-    "top_eigenvalue": Detail("λmax", ".3g", lambda state: RunDir(state.path).top_eigenvalue()),
+DETAILS: dict[str, ExtraColumn] = {
+    "loss": ExtraColumn("loss", ".3f", _sharpness("loss")),
+    "max_sharpness": ExtraColumn("MaxS", ".4f", _sharpness("max_sharpness")),
+    "min_sharpness": ExtraColumn("MinS", ".4f", _sharpness("min_sharpness")),
+    "bilateral": ExtraColumn("BilS", ".4f", _sharpness("bilateral")),
+    "top_eigenvalue": ExtraColumn("λmax", ".3g", lambda state: RunDir(state.path).top_eigenvalue()),
     # of an epoch; in the table, the median of the ratios to SGD's run of the same section and seed
-    "time": Detail("time", ".2f", lambda state: statistics.median(metrics["seconds"] for metrics in state.epochs)),
+    "time": ExtraColumn("time", ".2f", lambda state: statistics.median(metrics["seconds"] for metrics in state.epochs)),
 }
 
 
@@ -83,7 +83,7 @@ class CellSummary:
     """
 
     cell: TableCell
-    ours: Spread | None
+    ours: SeedStatistics | None
     diverged: int
     missing: int
     paper: Published | None
@@ -95,11 +95,12 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
     cells: dict[TableCell, list[RunState]] = {}
     for state in states:
         cells.setdefault(recipe.cell(state.run), []).append(state)
-    sgd = {_place(recipe, state): state for state in states if state.finished and variant_of(state.run).name == "sgd"}
+    sgd_runs = (state for state in states if state.finished and variant_of(state.run).name == "sgd")
+    sgd = {_section_and_seed(recipe, state): state for state in sgd_runs}
     return [_summary(recipe, cell, group, sgd) for cell, group in cells.items()]
 
 
-def _place(recipe: Recipe, state: RunState) -> tuple[str, int]:
+def _section_and_seed(recipe: Recipe, state: RunState) -> tuple[str, int]:
     return recipe.cell(state.run).section, state.run.seed
 
 
@@ -109,23 +110,23 @@ def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState], sgd: M
     details: dict[str, float | None] = {}
     for name in recipe.details:
         value = DETAILS[name].value
-        pairs = [(value(state), sgd.get(_place(recipe, state))) for state in finished]
+        pairs = [(value(state), sgd.get(_section_and_seed(recipe, state))) for state in finished]
         if name == "time":
             ratios = [own / value(other) for own, other in pairs if own is not None and other is not None]  # type: ignore[operator]
             details[name] = statistics.median(ratios) if ratios else None
         else:
             known = [own for own, _ in pairs if own is not None]
             details[name] = statistics.fmean(known) if known else None
-    ours = spread([score_of(state) for state in finished]) if finished else None
+    ours = seed_statistics([score_of(state) for state in finished]) if finished else None
     missing = len(states) - len(finished) - diverged
     return CellSummary(cell, ours, diverged, missing, recipe.published(states[0].run), details)
 
 
-def unit(run: Run) -> str:
+def score_title(run: Run) -> str:
     """Return what the numbers of a table are.
 
     Example:
-        >>> unit(Run("sgd"))
+        >>> score_title(Run("sgd"))
         'test accuracy in %'
     """
     return f"{run.eval_split} {TASKS[run.task].measure.title}"
@@ -136,7 +137,7 @@ def ours_text(summary: CellSummary) -> str:
 
     Example:
         >>> cell = TableCell("", "", "")
-        >>> ours_text(CellSummary(cell, Spread(96.8, 0.1, 3), 1, 0, None))
+        >>> ours_text(CellSummary(cell, SeedStatistics(96.8, 0.1, 3), 1, 0, None))
         '96.80 ± 0.10 (3), 1 diverged'
         >>> ours_text(CellSummary(cell, None, 2, 0, None))
         'diverged'
@@ -156,7 +157,11 @@ def paper_text(number: Published | None, notes: Sequence[str]) -> str:
     if number is None:
         return "-"
     deviation = "" if number.std is None else f" ± {number.std:.2f}"
-    return f"{number.mean:.2f}{deviation}{MARKS[notes.index(number.note)] if number.note else ''}"
+    return f"{number.mean:.2f}{deviation}{_mark(notes.index(number.note)) if number.note else ''}"
+
+
+def _mark(index: int) -> str:
+    return FOOTNOTE_MARKS[index] if index < len(FOOTNOTE_MARKS) else f"[{index + 1}]"
 
 
 @dataclass(frozen=True)
@@ -176,17 +181,17 @@ def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[Tabl
 def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
     own = {(each.cell.row, each.cell.column): each for each in summaries if each.cell.section == title}
     rows, columns = (list(dict.fromkeys(key[i] for key in own)) for i in (0, 1))
-    beside = any(each.paper is not None for each in own.values())
+    has_paper_column = any(each.paper is not None for each in own.values())
     notes = notes_info(summaries)
 
     def texts(summary: CellSummary) -> list[str]:
-        paper = [paper_text(summary.paper, notes)] if beside else []
+        paper = [paper_text(summary.paper, notes)] if has_paper_column else []
         details = [
             "-" if value is None else format(value, DETAILS[name].format) for name, value in summary.details.items()
         ]
         return [ours_text(summary), *paper, *details]
 
-    further = [*(["paper"] if beside else []), *(DETAILS[name].header for name in recipe.details)]
+    further = [*(["paper"] if has_paper_column else []), *(DETAILS[name].header for name in recipe.details)]
     header = [text for column in columns for text in (column, *further)]
     body = [(row, *(text for column in columns for text in texts(own[row, column]))) for row in rows]
     return TableSection(title, (recipe.rows, *header), tuple(body))
@@ -221,16 +226,19 @@ def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
 
 def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """Return the lines below a table of runs like this one."""
-    after = f"after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."
-    lines = [f"{unit(run).capitalize()}, {after}"]
+    title = score_title(run).capitalize()
+    lines = [f"{title}, after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."]
     if any(each.paper is not None for each in summaries):
-        one = "It has one BSAM, which stands beside all three forms of ours."
-        lines.append(f"paper: as published, after {EPOCHS} epochs. {one}")
-    lines += [f"{mark} {note}" for mark, note in zip(MARKS, notes_info(summaries), strict=False)]
+        lines.append(
+            f"paper: as published, after {EPOCHS} epochs. The paper reports one BSAM; its number is repeated for our "
+            "three variants."
+        )
+    lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(summaries))]
     lines += recipe.notes
     if any(each.diverged for each in summaries):
-        again = "once its directory (in results.json) is removed, such a run is run again."
-        lines.append(f"diverged: the loss was not finite; {again}")
+        lines.append(
+            "diverged: the loss was not finite; to run it again, remove its directory (listed in results.json)."
+        )
     missing = sum(each.missing for each in summaries)
     return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
 

@@ -23,7 +23,7 @@ from .task import Measure, Task, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
 
-_load = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
+_load_cached = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
 
 
 class Classification(Task):
@@ -47,7 +47,7 @@ class Classification(Task):
     def __init__(
         self, run: TaskSettings, device: torch.device, data_dir: Path | None = None, data: Dataset | None = None
     ) -> None:
-        data = data or _load(run.data, data_dir)
+        data = data or _load_cached(run.data, data_dir)
         eval_split: Examples | None = getattr(data, run.eval_split)
         if eval_split is None:
             raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
@@ -56,12 +56,12 @@ class Classification(Task):
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         self.run, self.device, self.classes, self.samples = run, device, data.classes, len(train)
         self._mean, self._std = data.mean, data.std
-        self._sets = train, eval_split  # as they were read
+        self._original_splits = train, eval_split
         self._train = train.labelled(noisy).to(device)
         self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(device)
         self._augment = augmentation(run.augment or DATASETS[run.data].augmentation, data)
-        self.smoothing = label_smoothing(run.label_smoothing, data.classes)
-        self._size = EVALUATION_BATCH[device.type]
+        self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
+        self._eval_batch_size = EVALUATION_BATCH[device.type]
         self.begin_epoch(0)
 
     def network(self) -> nn.Module:
@@ -93,7 +93,7 @@ class Classification(Task):
         """Return cross-entropy, without label smoothing, and accuracy."""
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
         right = torch.zeros((), device=self.device, dtype=torch.int64)
-        for x, y in self._eval_split.batches(self._size):
+        for x, y in self._eval_split.batches(self._eval_batch_size):
             logits = network(self._normalised(x)).float()
             loss += F.cross_entropy(logits, y, reduction="sum")
             right += (logits.argmax(1) == y).sum()
@@ -101,9 +101,9 @@ class Classification(Task):
         return {f"{split}_loss": float(loss) / n, f"{split}_accuracy": int(right) / n}
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Return training images in their order, labels as trained on; a limited number balanced over the classes."""
+        """Return training images with the labels used in training (including flipped ones), balanced if limited."""
         chosen = self._train if limit is None else self._train.some(min(limit, self.samples))
-        return [(self._normalised(x), y) for x, y in chosen.batches(self._size)]
+        return [(self._normalised(x), y) for x, y in chosen.batches(self._eval_batch_size)]
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""
@@ -112,7 +112,7 @@ class Classification(Task):
     def fingerprint(self) -> str:
         """Return a digest of pixels and true labels, in their order."""
         digest = hashlib.sha256()
-        for tensor in (t for part in self._sets for t in (part.x, part.y)):
+        for tensor in (t for part in self._original_splits for t in (part.x, part.y)):
             digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
@@ -125,19 +125,21 @@ class Classification(Task):
         return normalise(x, self._mean, self._std)
 
 
-def label_smoothing(others: float, classes: int) -> float:
+def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
     """Return torch's ``label_smoothing``, which includes the true class, for the probability of the other classes.
 
     Example:
-        >>> torch_s = label_smoothing(0.1, classes=10)
+        >>> torch_s = torch_label_smoothing(0.1, num_classes=10)
         >>> round(torch_s * 9 / 10, 6)
         0.1
     """
-    most = (classes - 1) / classes  # a uniform distribution
-    if others > most:
-        least = f"or the true class would be the least likely of {classes}"
-        raise BsamValueError(f"label_smoothing must be at most {most:g}, {least}; got {others}")
-    return others * classes / (classes - 1)
+    most = (num_classes - 1) / num_classes  # a uniform distribution
+    if prob_others > most:
+        raise BsamValueError(
+            f"label_smoothing must be at most {most:g} for {num_classes} classes, or the true class would get the "
+            f"lowest probability; got {prob_others}"
+        )
+    return prob_others * num_classes / (num_classes - 1)
 
 
 def _limited(examples: Examples, name: str, n: int | None) -> Examples:

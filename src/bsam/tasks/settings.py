@@ -16,7 +16,7 @@ from ..data.augment import AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "test"]
-MOST_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
+MAX_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
 
 
 def setting(default: T, help: str, check: Check) -> T:
@@ -46,13 +46,13 @@ def one_of(kind: Any) -> Check:
     return check
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return the value as JSON holds it: numpy's numbers as Python's, tuples and arrays as lists, also nested."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if type(value) in (list, tuple) else value
+        return {name: to_json_value(one) for name, one in value.items()}
+    return [to_json_value(one) for one in value] if type(value) in (list, tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +85,12 @@ class TaskSettings:
     seed: int = setting(
         0,
         "seed of the initial weights, the order of the samples, their augmentation and the flipped labels",
-        partial(check_count, low=0, high=MOST_SEED),
+        partial(check_count, low=0, high=MAX_SEED),
     )
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = plain(getattr(self, item.name))  # a copy: the caller's values may change later
+            value = to_json_value(getattr(self, item.name))  # a copy: the caller's values may change later
             object.__setattr__(self, item.name, value)
             if "check" in item.metadata and (value is not None or item.default is not None):
                 item.metadata["check"](item.name, value)

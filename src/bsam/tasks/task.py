@@ -84,7 +84,7 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, limit: int | None = None) -> Batches:
-        """Return training samples as batches ``(x, y)`` for flatness: not augmented, targets as trained on."""
+        """Return training samples as batches ``(x, y)`` for flatness: not augmented, with the training targets."""
 
     @abstractmethod
     def loss(self, outputs: Any, y: Any) -> Tensor:

@@ -15,7 +15,7 @@ from ..core.checks import check_count, check_number, check_radius
 from ..core.errors import BsamValueError
 from ..methods import METHODS
 from ..tasks import TASKS
-from ..tasks.settings import MOST_SEED as MOST_SEED
+from ..tasks.settings import MAX_SEED as MAX_SEED
 from ..tasks.settings import TaskSettings, check_flag, check_name, one_of, setting
 
 Base = Literal["sgd", "adam", "adamw"]
@@ -114,8 +114,9 @@ class Run(TaskSettings):
         if self.momentum >= 1:
             raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
         if self.nesterov and (self.base != "sgd" or not self.momentum):
-            here = f"base {self.base} with momentum {self.momentum}"
-            raise BsamValueError(f"nesterov is a kind of SGD's momentum, and the run has {here}: leave it out")
+            raise BsamValueError(
+                f"nesterov is a kind of SGD's momentum; got base {self.base} with momentum {self.momentum}: leave it out"
+            )
         if self.warmup > self.epochs:
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
 
@@ -199,7 +200,7 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         if theirs.get(name) != ours.get(name)
     ]
     if differing:
-        found = "; ".join(differing)
+        differences = "; ".join(differing)
         raise BsamValueError(
-            f"{folder} holds results with other settings ({found}): choose another folder, or remove that one"
+            f"{folder} holds results with other settings ({differences}): choose another folder, or remove that one"
         )

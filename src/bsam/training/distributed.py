@@ -74,7 +74,7 @@ def distributed_context(device: str | None = None) -> Iterator[DistributedContex
         ...     print(context)
         DistributedContext(device=device(type='cpu'), rank=0, size=1)
     """
-    place = pick_device(device)
+    torch_device = pick_device(device)
     try:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         int(os.environ["RANK"] if size > 1 else "0")
@@ -83,12 +83,12 @@ def distributed_context(device: str | None = None) -> Iterator[DistributedContex
             "WORLD_SIZE is set, but not as torchrun sets it, with RANK and LOCAL_RANK: start by torchrun, or unset it"
         ) from error
     if size == 1:
-        yield DistributedContext(place)
+        yield DistributedContext(torch_device)
         return
-    if place.type == "cuda":
-        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(place)
+    if torch_device.type == "cuda":
+        torch_device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(torch_device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo")
         atexit.register(dist.destroy_process_group)  # not earlier: the next run of this process needs the group again
-    yield DistributedContext(place, dist.get_rank(), dist.get_world_size())
+    yield DistributedContext(torch_device, dist.get_rank(), dist.get_world_size())

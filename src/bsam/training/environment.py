@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..core.errors import BsamRuntimeError, BsamValueError
 
-# Torch's warning goes on with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
+# Torch's warning continues with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
 BF16_WARNING = "mkldnn_matmul failed, switching to"
 
 
@@ -101,7 +101,7 @@ def emulated_bf16(on: bool = True) -> Iterator[None]:
 
 
 @functools.cache
-def compiler_trouble(device: torch.device) -> str | None:
+def why_compile_fails(device: torch.device) -> str | None:
     """Return why ``torch.compile`` does not work on a device, tried once on a small layer; None where it does."""
 
     def layer(x: Tensor, weight: Tensor) -> Tensor:
@@ -123,8 +123,9 @@ def compiling(name: str) -> Iterator[None]:
     try:
         yield
     except TorchDynamoException as error:
-        reason = f"compile is set, and torch.compile cannot compile {name} ({_reason(error)})"
-        raise BsamRuntimeError(f"{reason}: leave compile out") from error
+        raise BsamRuntimeError(
+            f"compile is set, and torch.compile cannot compile {name} ({_reason(error)}): leave compile out"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

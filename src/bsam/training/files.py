@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that is checked when it is read."""
+"""Files that are written completely or not at all, and JSON that is checked when it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..core.errors import BsamRuntimeError
 T = TypeVar("T")
 
 LOCK = ".bsam-lock"  # the name of a lock file
-_HINTS = {
+_WRITE_ERROR_HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space and call again"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Make the folder writable and call again"),
 }
@@ -32,9 +32,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "Call again when the cause is removed")
-        trouble = f"{path} could not be written ({error.strerror}); what was there before is kept"
-        raise BsamRuntimeError(f"{trouble}. {hint}") from error
+        hint = _WRITE_ERROR_HINTS.get(error.errno or 0, "Call again when the cause is removed")
+        raise BsamRuntimeError(
+            f"{path} could not be written ({error.strerror}); what was there before is kept. {hint}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -56,18 +56,21 @@ def _acquired(path: Path, activity: str, wait: bool) -> int:
             with usable(path.parent, activity):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_symlink():
-                    link = f"{path} is a symbolic link, which is not followed"
-                    raise BsamRuntimeError(f"{link}: remove it, or choose another folder")
+                    raise BsamRuntimeError(
+                        f"{path} is a symbolic link, which is not followed: remove it, or choose another folder"
+                    )
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 stack.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                other = f"{path.parent}: another process is {activity} there"
-                raise RunLocked(f"{other}. Wait for it, or choose another folder") from error
+                raise RunLocked(
+                    f"{path.parent}: another process is {activity} there. Wait for it, or choose another folder"
+                ) from error
             except OSError as error:  # a network file system may have no locks
-                trouble = f"{path} cannot be locked ({error.strerror})"
-                raise BsamRuntimeError(f"{trouble}: choose a folder elsewhere") from error
+                raise BsamRuntimeError(
+                    f"{path} cannot be locked ({error.strerror}): choose a folder elsewhere"
+                ) from error
             if _is_at(descriptor, path):
                 stack.pop_all()
                 return descriptor

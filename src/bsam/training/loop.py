@@ -40,9 +40,9 @@ def fit(
 ) -> Result:
     """Train one network.
 
-    With a folder, every epoch is saved there: called again, an interrupted run goes on after its last finished epoch
+    With a folder, every epoch is saved there: called again, an interrupted run continues after its last finished epoch
     and ends as it would have ended, on a CPU bit for bit; a non-finite loss raises :class:`Diverged`. Without a folder
-    such a run goes on to its end, and its metrics are NaN.
+    such a run continues to its end, and its metrics are NaN.
 
     Started by ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's
     share, and methods that choose samples (esam, ksam) choose from it: two processes give the result of one only in
@@ -64,32 +64,32 @@ def fit(
         >>> result.score > 0.5
         True
     """
-    kind = task_class(run.task) if task is None else task
+    task_cls = task_class(run.task) if task is None else task
     with (
         distributed_context(device) as context,
         side_stream(context.device),
         RunWriter(folder, run, context, tell) as out,
     ):
-        work = kind(run, context.device, None if data_dir is None else Path(data_dir))
+        work = task_cls(run, context.device, None if data_dir is None else Path(data_dir))
         trainer = Trainer(run, work, context, tell)
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
         for number in range(len(epochs), run.epochs):
             metrics: dict[str, Any] = {"epoch": number + 1, **trainer.train_epoch(number), **trainer.evaluate()}
-            if folder is not None and (loss := trainer.non_finite(metrics)):
-                out.diverge(reason := _divergence(run, number, *loss, folder))
+            if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
+                out.record_divergence(reason := _divergence(run, number, *loss, folder))
                 raise Diverged(reason)
             if run.radius is not None and context.is_main:
                 metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
             epochs.append(metrics)
-            readings += trainer.readings()
+            readings += trainer.take_readings()
             out.save(trainer, epochs, readings)
             if each_epoch is not None and context.is_main:
                 each_epoch(number + 1, metrics)
         top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
-        found = {"top_eigenvalue": top, "relief": None if surface is None else asdict(surface)}
-        out.finish(trainer.network, found if run.curvature or run.relief is not None else None)
+        curvature = {"top_eigenvalue": top, "relief": None if surface is None else asdict(surface)}
+        out.finish(trainer.network, curvature if run.curvature or run.relief is not None else None)
         return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, relief=surface)
 
 

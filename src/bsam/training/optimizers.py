@@ -28,7 +28,7 @@ def build_train_step(
         run: the settings.
         task: what is learned.
         model: the network, or its DDP or compiled wrapper.
-        steps: the length of the whole training.
+        steps: the number of steps of the run.
         capturable: whether steps will be captured in a CUDA graph.
         processes: how many share each batch.
     """

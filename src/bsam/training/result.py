@@ -13,7 +13,7 @@ from .config import Run
 
 @dataclass(frozen=True)
 class Epoch:
-    """The metrics after an epoch. ``sharpness`` is of the training data, with the labels as trained on."""
+    """The metrics after an epoch. ``sharpness`` is of the training data, with the labels used in training."""
 
     metrics: Mapping[str, float]
     sharpness: Sharpness | None = None
@@ -32,7 +32,7 @@ class LossSurface:
 @dataclass(frozen=True)
 class Result:
     """A finished run. Eigenvalue and landscape (``relief``) are of the network after the last epoch, on some training
-    data, with the labels as trained on.
+    data, with the labels used in training.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""The directory of one run: its name, how far the run is, and what its files hold."""
+"""The directory of one run: its name, the state of the run, and the contents of its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .result import LossSurface
 CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl", "environment.json"
 CHECKPOINT, PREVIOUS, NETWORK = "checkpoint.pt", "checkpoint-before.pt", "model.safetensors"
 CHECKSUMS, CURVATURE, DIVERGED = "checksums.json", "curvature.json", "diverged.json"
-REPAIR = "the command that trained it writes it anew, from the checkpoint"
+REPAIR = "run the command that trained it again to restore the file from the checkpoint"
 _METRIC_TYPES: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # all others are floats
 _MACHINE = ("device", "torch", "bsam", "date")  # of a machine's description, what a report needs
 
@@ -45,21 +45,21 @@ def run_dir_name(run: Run) -> str:
 
 
 @dataclass(frozen=True)
-class Checksum:
-    """What tells whether a file is as it was written."""
+class FileDigest:
+    """SHA-256 and size of a file, by which damage is detected."""
 
     sha256: str
     size: int
 
     @classmethod
-    def of(cls, content: bytes) -> Checksum:
-        """Return the checksum of a file's content."""
+    def of(cls, content: bytes) -> FileDigest:
+        """Return the digest of a file's content."""
         return cls(hashlib.sha256(content).hexdigest(), len(content))
 
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is.
+    """The state of a run.
 
     Args:
         run: its settings.
@@ -78,14 +78,14 @@ class RunState:
     damaged: str | None = None
 
     @property
-    def over(self) -> bool:
-        """Whether nothing is left to do."""
+    def ended(self) -> bool:
+        """Whether the run is finished or diverged."""
         return self.finished or self.diverged is not None
 
     @property
     def left(self) -> int:
         """The number of epochs that are left."""
-        return 0 if self.over else max(self.run.epochs - len(self.epochs), 0)
+        return 0 if self.ended else max(self.run.epochs - len(self.epochs), 0)
 
     def __str__(self) -> str:
         if self.diverged is not None:
@@ -103,7 +103,7 @@ class RunDir:
     ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch (and, until the run is
     finished, ``checkpoint-before.pt`` the state before), ``curvature.json`` the eigenvalue and the loss surface after
     the last epoch, ``model.safetensors`` the trained network, and ``checksums.json`` the SHA-256 and the size of
-    checkpoints and network. All of them are written whole or not at all. A damaged file raises a BsamRuntimeError.
+    checkpoints and network. Each file is written completely or not at all. A damaged file raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -117,7 +117,7 @@ class RunDir:
             raise BsamRuntimeError(f"{self.path} is not a run directory: {error}") from error
 
     def state(self, run: Run, *, verify: bool = False) -> RunState:
-        """Return how far the run is; raise if the directory holds a run with other settings.
+        """Return the state of the run; raise if the directory holds a run with other settings.
 
         Args:
             run: the run that the directory should hold.
@@ -160,7 +160,7 @@ class RunDir:
         file = self.path / DIVERGED
         if not file.exists():
             return None
-        hint = "remove the file, and the run goes on after its last checkpoint"
+        hint = "remove the file to continue the run after its last checkpoint"
         return str(read_json(file, dict, hint).get("reason", "diverged"))
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -170,8 +170,8 @@ class RunDir:
             return []
         rows = read_json_lines(file, REPAIR)
         types = {name: _METRIC_TYPES.get(name, float) for name in {"epoch", "seconds", *rows[0]}} if rows else {}
-        whole = all(fits(row, types) and row["seconds"] is not None for row in rows)
-        if not whole or [row["epoch"] for row in rows] != [*range(1, len(rows) + 1)]:
+        intact = all(fits(row, types) and row["seconds"] is not None for row in rows)
+        if not intact or [row["epoch"] for row in rows] != [*range(1, len(rows) + 1)]:
             raise BsamRuntimeError(f"{file} is damaged: it does not hold the same numbers of each epoch; {REPAIR}")
         return rows
 
@@ -184,7 +184,7 @@ class RunDir:
 
     def probe(self) -> list[dict[str, Any]]:
         """Return the probe's readings; a number that is not finite is None."""
-        file, hint = self.path / PROBE, f"remove {NETWORK} beside it, and {REPAIR}"
+        file, hint = self.path / PROBE, f"remove {NETWORK} beside it, then {REPAIR}"
         rows = read_json_lines(file, hint)
         if not fits(rows, list[Reading]):
             raise BsamRuntimeError(f"{file} is damaged: it does not hold all numbers of each step; {hint}")
@@ -227,27 +227,27 @@ class RunDir:
 
         file = self.path / NETWORK
         content = read_bytes(file)
-        if Checksum.of(content) != self.checksums().get(NETWORK):
-            raise BsamRuntimeError(f"{file} is damaged: its content is not what was written; {REPAIR}")
+        if FileDigest.of(content) != self.checksums().get(NETWORK):
+            raise BsamRuntimeError(f"{file} is damaged: its checksum does not match checksums.json; {REPAIR}")
         return load(content)
 
     def load_into(self, network: nn.Module) -> nn.Module:
         """Load the trained network's weights into one of its architecture, and return it."""
         if not (self.path / NETWORK).exists():
             raise BsamRuntimeError(
-                f"{self.path} has no {NETWORK}: the run is not finished. `bsam train --out {self.path}` with the same "
-                "settings goes on with it"
+                f"{self.path} has no {NETWORK}: the run is not finished. Continue it by `bsam train --out {self.path}` "
+                "with the same settings"
             )
         network.load_state_dict(self.weights())
         return network
 
-    def checksums(self) -> dict[str, Checksum]:
+    def checksums(self) -> dict[str, FileDigest]:
         """Return the checksums of checkpoints and network, by file name; none of them where the file is damaged."""
         try:
             found = json.loads((self.path / CHECKSUMS).read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
-        return {name: Checksum(**one) for name, one in found.items()} if fits(found, dict[str, Checksum]) else {}
+        return {name: FileDigest(**one) for name, one in found.items()} if fits(found, dict[str, FileDigest]) else {}
 
 
 def _is_square(found: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What a training writes into its run directory, and reads from there to go on after an interruption."""
+"""Write a run directory during training, and continue from its checkpoint after an interruption."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ from .run_dir import (
     NETWORK,
     PREVIOUS,
     PROBE,
-    Checksum,
+    FileDigest,
     RunDir,
 )
 from .trainer import Trainer
 
 
 class RunWriter(RunDir):
-    """A run directory that a training writes, locked by one process at a time; without a path nothing is written.
+    """A run directory that is written during training, locked by one process at a time.
 
-    The checkpoint of the epoch before the last is kept until the run is finished. Checksums are written before the
-    files that they are of, and those of both checkpoints count for either: a process killed in between loses nothing.
+    The checkpoint of the epoch before the last is kept until the run is finished. A checkpoint is accepted if its
+    digest is any of the recorded ones, since a process may be killed between writing checksums.json and renaming the
+    files.
 
     Args:
         path: created if it does not exist. A directory of another run, or of something else, is refused and not
@@ -61,7 +62,7 @@ class RunWriter(RunDir):
         self.settings, self._context, self._tell = run.settings(), context, tell
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
-        self._checksums: dict[str, Checksum] = {}  # of the checkpoints that are whole
+        self._checksums: dict[str, FileDigest] = {}  # of the intact checkpoints
 
     def __enter__(self) -> RunWriter:
         if self._writes:
@@ -76,14 +77,14 @@ class RunWriter(RunDir):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.close()
 
     def _check_settings(self) -> None:
         if (self.path / CONFIG).exists():
-            hint = "it is not the configuration of a run: choose another folder"
-            check_settings(self.path, read_json(self.path / CONFIG, dict, hint), self.settings)
+            content = read_json(self.path / CONFIG, dict, "choose another folder")
+            check_settings(self.path, content, self.settings)
         else:
             refuse_other_files(self.path)
 
@@ -95,8 +96,10 @@ class RunWriter(RunDir):
             try:
                 trainer.load_state_dict(state)
             except (KeyError, RuntimeError, TypeError, ValueError) as error:
-                trouble = f"the checkpoint in {self.path} is not of this run"
-                raise BsamRuntimeError(f"{trouble}: remove the folder, or choose another one. ({error})") from error
+                raise BsamRuntimeError(
+                    f"the checkpoint in {self.path} does not match this run: remove the folder, or choose another one. "
+                    f"({error})"
+                ) from error
         if self._writes:
             self._begin(trainer, epochs, readings)
         return epochs, readings
@@ -106,12 +109,12 @@ class RunWriter(RunDir):
         task = trainer.task
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
         if epochs:
-            check_settings(self.path, {**identity, **_read(self.path / "identity.json", dict)}, identity)
+            check_settings(self.path, {**identity, **_read_json_or_empty(self.path / "identity.json", dict)}, identity)
         how = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **how}
         write_json(self.path / CONFIG, self.settings)
         write_json(self.path / "identity.json", identity)
-        write_json(self.path / MACHINES, [*_read(self.path / MACHINES, list), machine], durable=False)
+        write_json(self.path / MACHINES, [*_read_json_or_empty(self.path / MACHINES, list), machine], durable=False)
         for name, value in task.notes().items():
             write_json(self.path / f"{name}.json", value)
         with writing(self.path / DIVERGED):
@@ -120,26 +123,27 @@ class RunWriter(RunDir):
         self._write_metrics(epochs, readings)
 
     def checkpoint(self, device: torch.device) -> dict[str, Any] | None:
-        """Return the state of the newest checkpoint that is whole; None where no epoch is finished."""
-        found = [name for name in (CHECKPOINT, PREVIOUS) if (self.path / name).exists()]
+        """Return the state of the newest intact checkpoint; None where no epoch is finished."""
+        existing = [name for name in (CHECKPOINT, PREVIOUS) if (self.path / name).exists()]
         known = self.checksums()
-        for name in found:
+        for name in existing:
             try:
                 content = read_bytes(self.path / name)
-                state = _load(self.path / name, content, set(known.values()), device)
+                state = _parse_checkpoint(self.path / name, content, set(known.values()), device)
             except BsamError as error:
-                more = "There is none before it" if name == found[-1] else "Going on from the one before it"
+                is_last = name == existing[-1]
+                more = "There is no earlier checkpoint" if is_last else "Continuing from the previous checkpoint"
                 self._tell(f"{error}. {more}.")
             else:
-                self._checksums = {name: Checksum.of(content)}
+                self._checksums = {name: FileDigest.of(content)}
                 return state
-        if found:
-            trouble = f"{self.path} has no checkpoint that is whole"
-            raise BsamRuntimeError(f"{trouble}: remove {' and '.join(found)} there to start anew")
+        if existing:
+            names = " and ".join(existing)
+            raise BsamRuntimeError(f"{self.path} has no intact checkpoint: remove {names} there to start again")
         if (self.path / NETWORK).exists():
             raise BsamRuntimeError(
-                f"{self.path} holds {NETWORK}, and no checkpoint from which damaged files could be written anew: "
-                f"remove {NETWORK} there to train the whole run again, or choose another folder. "
+                f"{self.path} contains {NETWORK} but no checkpoint, so damaged files cannot be restored: "
+                f"remove {NETWORK} there to train from the start, or choose another folder. "
                 f"If only {CURVATURE} is damaged, remove that file"
             )
         return None
@@ -155,11 +159,11 @@ class RunWriter(RunDir):
         self._context.barrier()
 
     def _write_checkpoint(self, content: bytes) -> None:
-        whole = self._checksums.get(CHECKPOINT)  # a damaged checkpoint must not replace the one before it
-        previous = whole or self._checksums.get(PREVIOUS)
-        self._checksums = {CHECKPOINT: Checksum.of(content), **({PREVIOUS: previous} if previous else {})}
+        intact = self._checksums.get(CHECKPOINT)  # a damaged checkpoint must not replace the one before it
+        previous = intact or self._checksums.get(PREVIOUS)
+        self._checksums = {CHECKPOINT: FileDigest.of(content), **({PREVIOUS: previous} if previous else {})}
         self._write_checksums()
-        if whole:
+        if intact:
             with writing(self.path / CHECKPOINT):
                 (self.path / CHECKPOINT).replace(self.path / PREVIOUS)
         write(self.path / CHECKPOINT, content)
@@ -172,29 +176,29 @@ class RunWriter(RunDir):
         if readings:
             write_json_lines(self.path / PROBE, readings, durable=False)
 
-    def diverge(self, reason: str) -> None:
-        """Note that the run ended with a non-finite loss."""
+    def record_divergence(self, reason: str) -> None:
+        """Record that the run ended with a non-finite loss."""
         if self._writes:
             write_json(self.path / DIVERGED, {"reason": reason})
 
-    def finish(self, network: nn.Module, found: Mapping[str, Any] | None = None) -> None:
+    def finish(self, network: nn.Module, curvature: Mapping[str, Any] | None = None) -> None:
         """Write what was measured after the last epoch, if anything, and the network, which marks a finished run."""
         if not self._writes:
             return
         from safetensors.torch import save
 
-        if found is not None:
-            write_json(self.path / CURVATURE, found)
+        if curvature is not None:
+            write_json(self.path / CURVATURE, curvature)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         content = save(tensors, {"run": json.dumps(self.settings)})
         with writing(self.path / PREVIOUS):
-            (self.path / PREVIOUS).unlink(missing_ok=True)  # there may be hundreds of runs
-        self._checksums = {CHECKPOINT: self._checksums[CHECKPOINT], NETWORK: Checksum.of(content)}
+            (self.path / PREVIOUS).unlink(missing_ok=True)  # to save disk space
+        self._checksums = {CHECKPOINT: self._checksums[CHECKPOINT], NETWORK: FileDigest.of(content)}
         self._write_checksums()
         write(self.path / NETWORK, content)
 
     def _start_events(self, epochs: list[dict[str, Any]]) -> Any:
-        """Write TensorBoard's events anew, where TensorBoard is installed."""
+        """Write TensorBoard's events again, where TensorBoard is installed."""
         if find_spec("tensorboard") is None:
             return None
         from torch.utils.tensorboard import SummaryWriter
@@ -219,20 +223,22 @@ class RunWriter(RunDir):
                 events.flush()
 
 
-def _load(path: Path, content: bytes, known: set[Checksum], device: torch.device) -> dict[str, Any]:
+def _parse_checkpoint(path: Path, content: bytes, known: set[FileDigest], device: torch.device) -> dict[str, Any]:
     """Return the tensors and plain values of a checkpoint; nothing in it is executed."""
-    if Checksum.of(content) not in known:
-        raise BsamRuntimeError(f"{path} is damaged: its content is not what was written")
+    if FileDigest.of(content) not in known:
+        raise BsamRuntimeError(f"{path} is damaged: its checksum does not match checksums.json")
     try:
         return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise BsamRuntimeError(f"{path} is not a checkpoint: it holds more than tensors and plain values") from error
+        raise BsamRuntimeError(
+            f"{path} cannot be loaded as a checkpoint (torch.load with weights_only=True failed)"
+        ) from error
 
 
-def _read(file: Path, kind: type[Any]) -> Any:
-    """Return what a JSON file holds; an empty one of this kind where it is missing or damaged."""
+def _read_json_or_empty(file: Path, expected_type: type[Any]) -> Any:
+    """Return the content of a JSON file; an empty dict or list, by type, where it is missing or damaged."""
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError):
-        return kind()
-    return found if isinstance(found, kind) else kind()
+        return expected_type()
+    return content if isinstance(content, expected_type) else expected_type()

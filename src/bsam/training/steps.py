@@ -18,7 +18,7 @@ WARM_UP = 3  # steps before the capture: they allocate, choose kernels and compi
 def side_stream(device: torch.device) -> Iterator[None]:
     """Work on a stream of its own, as CUDA graphs require from the construction of the network on; no-op on a CPU.
 
-    cuDNN's benchmark mode is on: the batches of a training have one shape, so that a search for the best kernels pays.
+    cuDNN's benchmark mode is on: the batches of a run have one shape, so that a search for the best kernels pays.
     """
     if device.type != "cuda":
         yield
@@ -34,7 +34,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
-class Plain:
+class EagerSteps:
     """Run steps one by one."""
 
     def __init__(self, train_step: TrainStep) -> None:
@@ -45,7 +45,7 @@ class Plain:
         return self.train_step.step(*batch)
 
 
-class Captured(Plain):
+class CapturedSteps(EagerSteps):
     """Run steps as one CUDA graph. The first steps are run one by one, and the next one is captured.
 
     The learning rate must be a tensor on the device, and every step the same sequence of kernels.
@@ -58,14 +58,14 @@ class Captured(Plain):
     def __init__(self, train_step: TrainStep, probed: Callable[[int], bool] | None = None) -> None:
         super().__init__(train_step)
         self._probed = probed or (lambda t: False)
-        self._plain = 0
+        self._eager_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Take one step and return the loss before it."""
         optimizer = self.train_step.optimizer
-        if self._plain < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._probed(optimizer.t)):
-            self._plain += 1
+        if self._eager_steps < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._probed(optimizer.t)):
+            self._eager_steps += 1
             return self.train_step.step(*batch)
         if self._graph is None:
             self._inputs = [t.clone() for t in batch]

@@ -97,7 +97,7 @@ def build_optimizer(
         model: the network, or its DDP or compiled wrapper.
         forward: a function that calls it, under autocast for example; None: the model itself.
         criterion: maps outputs and a batch to one loss per sample.
-        known: what the training knows and some methods have as an argument, by name: ``seed``, ``total_steps``,
+        known: what the run knows and some methods have as an argument, by name: ``seed``, ``total_steps``,
             ``samples``, ``classes``. ``arguments`` take precedence.
 
     Example:

@@ -21,13 +21,13 @@ from ..methods import METHODS
 from ..tasks.task import Task
 from .config import BASE, Run
 from .distributed import DistributedContext
-from .environment import compiler_trouble, compiling, emulated_bf16, is_bf16_emulated
+from .environment import compiling, emulated_bf16, is_bf16_emulated, why_compile_fails
 from .optimizers import autocast, build_train_step, check_method
-from .steps import Captured, Plain
+from .steps import CapturedSteps, EagerSteps
 
-# How a step is computed: a matter of this machine, not of the one that wrote a checkpoint. The schedule sets lr.
+# settings of this machine, not loaded from a checkpoint written on another; the schedule sets lr
 _MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
-_ORDER, _REST = 0x0DE, 0x4E57  # separate the random numbers that are drawn from one (seed, epoch)
+_SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # separate the random numbers that are drawn from one (seed, epoch)
 
 
 class Trainer:
@@ -44,8 +44,9 @@ class Trainer:
         self, run: Run, task: Task, context: DistributedContext, tell: Callable[[str], None] = lambda sentence: None
     ) -> None:
         if run.batch % context.size:
-            sharing = f"the {context.size} processes that share it"
-            raise BsamValueError(f"batch must be a multiple of {sharing}, got {run.batch}")
+            raise BsamValueError(
+                f"batch must be a multiple of the number of processes ({context.size}), got {run.batch}"
+            )
         self.steps = task.samples // run.batch
         if not self.steps:
             raise BsamValueError(
@@ -56,13 +57,13 @@ class Trainer:
         self.network = task.network()
         capturable = run.method == BASE or METHODS[run.method].capturable
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
-        trouble = compiler_trouble(context.device) if run.compile else None
-        self.compiled = run.compile and trouble is None
+        failure = why_compile_fails(context.device) if run.compile else None
+        self.compiled = run.compile and failure is None
         self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
-        if trouble is not None and context.is_main:
-            tell(f"torch.compile does not work here ({trouble}): the run goes on without.")
+        if failure is not None and context.is_main:
+            tell(f"torch.compile does not work on this machine ({failure}): continuing without it.")
         if self._emulated and context.is_main:
-            tell("This CPU has no instructions for bf16: it is many times slower here than fp32, which is the default.")
+            tell("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
         self.train_step = build_train_step(run, task, model, self.steps * run.epochs, self.captured, context.size)
@@ -71,7 +72,7 @@ class Trainer:
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.optimizer)
         due = None if self.probe is None else self.probe.due
-        self.stepper = Captured(self.train_step, due) if self.captured else Plain(self.train_step)
+        self.stepper = CapturedSteps(self.train_step, due) if self.captured else EagerSteps(self.train_step)
 
     def train_epoch(self, number: int) -> dict[str, Any]:
         """Train for an epoch, counted from 0.
@@ -84,7 +85,7 @@ class Trainer:
         self.network.train()
         self.task.begin_epoch(number)
         self.train_step.begin_epoch(number)
-        order = np.random.default_rng((run.seed, number, _ORDER)).permutation(self.task.samples)
+        order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         batches = torch.from_numpy(order[: self.steps * run.batch]).to(device).split(run.batch)
         total, lr = torch.zeros((), device=device), 0.0
         compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
@@ -98,10 +99,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
-        """Draw the network's random numbers (dropout) by seed, epoch and rank, and leave the caller's as they were."""
+        """Seed torch's generators from seed, epoch and rank, and restore them on exit."""
         device = self.context.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            seed = int(np.random.default_rng((self.run.seed, number, _REST, self.context.rank)).integers(2**63))
+            seed = int(np.random.default_rng((self.run.seed, number, _TORCH_STREAM, self.context.rank)).integers(2**63))
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all GPUs
             if device.type == "cuda":
                 torch.cuda.manual_seed(seed)
@@ -128,22 +129,22 @@ class Trainer:
         with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
             return self.task.evaluate(self.network)
 
-    def non_finite(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
+    def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
         """Return the first loss that is not finite, with its name; the same in all processes."""
         losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
         return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
 
     def sharpness(self, radius: float) -> Sharpness:
-        """Return the sharpness of the whole training set at a radius, in both directions."""
+        """Return the sharpness of the whole training set at a radius, uphill and downhill."""
         return sharpness(self.network, self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
 
-    def readings(self) -> list[dict[str, Any]]:
-        """Return the probe's readings since the last call."""
+    def take_readings(self) -> list[dict[str, Any]]:
+        """Return the probe's readings since the last call, and clear them."""
         if self.probe is None:
             return []
-        found = [asdict(reading) for reading in self.probe.readings]
+        readings = [asdict(reading) for reading in self.probe.readings]
         self.probe.readings.clear()
-        return found
+        return readings
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next epoch depends on."""
