@@ -1,5 +1,4 @@
 import urllib.error
-import urllib.request
 
 import pytest
 
@@ -14,38 +13,35 @@ def test_a_download_without_internet_says_where_to_put_what(tmp_path, refused, m
     def offline(*_, **__):
         raise urllib.error.URLError("Temporary failure in name resolution")
 
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    monkeypatch.setattr("torch.hub.urlopen", offline)
     error = refused(*TRAIN, "--data-dir", tmp_path / "data", "--out", tmp_path / "out")
     assert "cifar-10" in error
     assert "name resolution" in error
     assert f"unpack it in {tmp_path / 'data'}" in error
 
 
-def test_a_download_goes_where_the_data_is_read_from(tmp_path, capsys, monkeypatch):
+def test_a_download_goes_where_the_data_is_read_from(tmp_path, monkeypatch):
     asked = []
 
     def download(name, folder, progress):
         asked.append((name, folder))
-        progress(10**8, 2 * 10**8)
-        progress(2 * 10**8, 2 * 10**8)
+        assert not progress  # not on a terminal
 
     monkeypatch.setattr(downloads, "download", download)
-    capsys.readouterr()
     assert cli.main([*TRAIN, "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert asked == [("cifar10", tmp_path)]
-    assert "200/200" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "folder", ["cifar-10-batches-py", "."], ids=["the other layout", "the folder of the files itself"]
 )
 def test_a_download_is_not_asked_for_what_is_there(folder, tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked for"))
+    monkeypatch.setattr("torch.hub.urlopen", lambda *_, **__: pytest.fail("asked for"))
     (tmp_path / folder).mkdir(exist_ok=True)
     for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
         (tmp_path / folder / name).touch()
     error = refused(*TRAIN, "--data-dir", tmp_path, "--out", tmp_path / "out")
-    assert "data_batch_1 was refused: a broken pickle" in error  # found, and read
+    assert "not a pickle" in error  # found, and read
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
 

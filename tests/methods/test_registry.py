@@ -14,7 +14,7 @@ import test_contract
 from bsam import cli
 from bsam.core.optimizer import SharpnessAware
 from bsam.methods import METHODS, Method
-from bsam.recipes.demo import candidates_of
+from bsam.recipes.demo import candidates
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
 
@@ -63,9 +63,7 @@ def test_the_recipes_have_its_variants_and_settings(tmp_path, capsys):
     assert all(words in printed for words in ("6 runs", "Toy SAM,", "Toy SAM (half),"))
     assert list(variants())[-2:] == ["toy", "toy-half"]
     assert variant_of(Run("toy", {"factor": 0.5})).title == "Toy SAM (half)"
-    (candidate,) = candidates_of(["toy"])
-    assert candidate.title == "Toy SAM"
-    assert {run.arguments["factor"] for run in candidate.candidates} == {0.5, 2.0}
+    assert {settings["arguments"]["factor"] for settings in candidates(Run("toy"))} == {0.5, 2.0}
 
 
 def test_the_benchmarks_have_a_case_of_it(monkeypatch):
