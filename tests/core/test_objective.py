@@ -93,7 +93,7 @@ def test_bad_closures_are_refused(problem):
         (lambda: iter(()), "yielded no loss"),
         (lambda: torch.ones((), requires_grad=True) * 2, "does not depend on any parameter of base"),
         (lambda: iter([problem.loss(), None]), "None"),
-        (lambda: iter([problem.loss(), problem.loss().expand(2)]), "one kind"),
+        (lambda: iter([problem.loss(), problem.loss().expand(2)]), "yield one of the two"),
         (nested, "inside the closure"),
         (nested_backward, "inside the closure"),
     ]

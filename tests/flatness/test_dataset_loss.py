@@ -293,7 +293,7 @@ def test_parameters_that_change_after_construction_are_refused(model, data):
     ):
         H.times(v)
     net.requires_grad_(False)
-    with refused(match=r"0.weight, 0.bias\. Build"):
+    with refused(match=r"0.weight, 0.bias\. Unfreeze"):
         trace(H)
     net.requires_grad_(True)
     H.times(v)

@@ -222,7 +222,7 @@ def test_what_the_memory_does_not_hold_is_computed_plainly_and_not_held(large, h
         gc.collect()
         assert {number for number, reference in handed if reference() is not None} <= set(range(held))
         assert recording.recorded == held
-        assert recording.note.startswith(f"{3 - held} of 3 batches computed without a recording: the memory of max_byt")
+        assert recording.note.startswith(f"{3 - held} of 3 batches computed without a recording: max_bytes=")
         assert recording.note.endswith(f"={per_sample * (6 * held + 2)} is not enough for all batches")
 
 
