@@ -113,6 +113,6 @@ def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(monkeypatch
     def fail(arguments):
         raise FileNotFoundError("weights.pt")
 
-    monkeypatch.setattr(cli.catalogue, "_list", fail)
+    monkeypatch.setattr(cli.listing, "_list", fail)
     with pytest.raises(FileNotFoundError, match=r"weights\.pt"):
         cli.main(["list"])

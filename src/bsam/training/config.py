@@ -115,7 +115,7 @@ class Run(TaskSettings):
             raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
         if self.nesterov and (self.base != "sgd" or not self.momentum):
             raise BsamValueError(
-                f"nesterov is a kind of SGD's momentum; got base {self.base} with momentum {self.momentum}: leave it out"
+                f"nesterov is a kind of SGD's momentum; got base {self.base}, momentum {self.momentum}: leave it out"
             )
         if self.warmup > self.epochs:
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
