@@ -174,7 +174,7 @@ def test_measurements_without_a_part_are_named(name, home, capsys):
     del content["models"][0][name]
     file.write_text(json.dumps(content))
     said = sentence(capsys, "flatness", "run", "--out", "flatness", *CHEAP)
-    words = "model 1 in it has no file" if name == "file" else "it lacks numbers of run"
+    words = "entry 1 has no file name or no SHA-256" if name == "file" else "it lacks numbers of run"
     assert f"flatness/flatness.json is damaged: {words}; remove flatness.json" in said
 
 
@@ -229,7 +229,7 @@ def recipe_folder(tmp_path_factory):
         ("probe.jsonl", '{"step"\n', "probe.jsonl is damaged: it holds no JSON object; remove model.safetensors"),
         ("probe.jsonl", '{"step": 0}\n', "probe.jsonl is damaged: it does not hold all numbers"),
         ("probe.jsonl", None, "probe.jsonl cannot be read (No such file or directory)"),
-        ("metrics.jsonl", '{"epoch"', "metrics.jsonl is damaged: it holds no JSON object; the command that trained it"),
+        ("metrics.jsonl", '{"epoch"', "metrics.jsonl is damaged: it holds no JSON object; run the command that"),
         ("metrics.jsonl", '{"epoch": 1, "seconds": []}', "metrics.jsonl is damaged: it does not hold the same numbers"),
         ("metrics.jsonl", '{"epoch": 1, "seconds": 1}', "metrics.jsonl is damaged: it has no test_accuracy"),
         ("metrics.jsonl", "", "metrics.jsonl does not hold the run's"),

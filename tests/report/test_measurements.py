@@ -197,7 +197,7 @@ def identity(module):
     ("change", "words"),
     [
         ({"scale": 1.01}, r"the loss changed from 0\.\d+ to 0\.\d+"),
-        ({"samples": 11}, "it has 11 samples now, and had 12"),
+        ({"samples": 11}, "the number of samples changed from 12 to 11"),
         ({"build": scaled}, "the architecture changed"),
     ],
 )

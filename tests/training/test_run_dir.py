@@ -196,7 +196,7 @@ def test_damage_without_a_checkpoint_is_refused_and_nothing_is_changed(name, fol
     (folder / name).write_bytes((folder / name).read_bytes()[:100])
     before = runs.contents(folder)
     assert f"run/{name} " in RunDir(folder).state(RUN, verify=True).damaged
-    message = r"no checkpoint .* remove model\.safetensors there to train from the start, or choose another folder"
+    message = r"no checkpoint, .* remove model\.safetensors there to train from the start, or choose another folder"
     with pytest.raises(bsam.BsamError, match=message):
         runs.train(RUN, folder)
     assert runs.contents(folder) == before

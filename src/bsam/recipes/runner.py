@@ -62,8 +62,7 @@ def run_all(
     """Run what is missing below ``out``, in order, and continue what was interrupted.
 
     Several processes may work on one folder: a run that is locked by another process is skipped and tried again at the
-    end. A run that diverged is recorded as such, and the next one begins; once its directory is removed, it is run
-    again.
+    end. A run that diverged is recorded as such, and the next one starts; remove its directory to run it again.
 
     Args:
         runs: the runs.

@@ -184,9 +184,8 @@ def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> L
     for (name, is_right), value in zip(checks.items(), loaded, strict=True):
         if not is_right:
             raise BsamTypeError(
-                "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or a "
-                "DataLoader "
-                f"that can be iterated over many times; for {path} it returned {name} as {type(value).__name__}"
+                "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or DataLoader"
+                f" that can be iterated repeatedly; for {path} it returned {name} as {type(value).__name__}"
             )
     return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
 

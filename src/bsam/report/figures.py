@@ -138,9 +138,8 @@ def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[Ep
     def curve(section: str, title: str, group: Sequence[RunState]) -> Curve:
         epochs = list(zip(*(state.epochs for state in group), strict=True))
         values = ([[metric.value(each) for each in seeds] for seeds in epochs] for metric in metrics)
-        return Curve(
-            section, title, network_and_data(group[0].run), tuple(tuple(map(seed_statistics, v)) for v in values)
-        )
+        own = tuple(tuple(map(seed_statistics, each)) for each in values)
+        return Curve(section, title, network_and_data(group[0].run), own)
 
     return [curve(section, title, group) for (section, title), group in groups.items()]
 
