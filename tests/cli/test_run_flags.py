@@ -45,6 +45,7 @@ def test_every_setting_of_a_run_is_a_flag(field):
 
 def test_a_flag_may_be_taken_back_and_a_default_is_the_runs():
     assert run_from("--method", "sgd") == Run("sgd")
+    assert run_from("--method", "sgd", "--held-out", "validation") == Run("sgd", eval_split="validation")
     assert not run_from("--method", "sgd", "--compile", "--no-compile").compile
     assert run_from("--method", "sgd", "--capture").capture
 

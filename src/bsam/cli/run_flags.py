@@ -14,6 +14,7 @@ from ..data import DATASETS, dataset_entry
 from ..training.config import Run
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
+_OLD_FLAGS = {"eval_split": ["--held-out"]}  # names of earlier versions, which still work
 
 
 def add_run_flags(command: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             default = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values())
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         command.add_argument(
-            f"--{field.name.replace('_', '-')}",
+            *[f"--{field.name.replace('_', '-')}", *_OLD_FLAGS.get(field.name, [])],
             required=field.default is MISSING,
             default=argparse.SUPPRESS,
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
