@@ -25,6 +25,12 @@ def test_every_method_is_a_column_and_bsam_is_three():
     assert [variants()[name].arguments for name in BSAMS] == [{}, {"passes": 2}, {"start_from_min": True}]
 
 
+def test_a_base_optimizer_without_a_method_has_its_own_title():
+    found = [variant_of(Run("base", base=base)) for base in ("sgd", "adam", "adamw")]
+    assert [(one.name, one.title) for one in found] == [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")]
+    assert found[0] == variants()["sgd"]
+
+
 @pytest.mark.parametrize("data", ["cifar10", "cifar100", "digits"])
 def test_a_run_finds_its_column_again_and_repeats_no_default(data):
     for column in variants().values():

@@ -36,6 +36,8 @@ def test_a_name_describes_the_run_and_no_other_run_has_it():
     assert names[0].startswith("digits_net-digits-sam-seed0-")
     assert names[-1].startswith("digits_net-digits-sam-rho0.1-seed0-")
     assert run_dir_name(Run("sgd")) == run_dir_name(Run("base")) != run_dir_name(Run("base", base="adam"))
+    assert run_dir_name(Run("sgd")).startswith("digits_net-digits-sgd-seed0-")
+    assert run_dir_name(Run("base", base="adam")).startswith("digits_net-digits-adam-seed0-")
     for run in (Run("gam", {"beta": [1, 2, 3]}), Run("bsam", {"start_from_min": True})):
         assert re.fullmatch(r"[a-z0-9_.-]+", run_dir_name(run))
 
@@ -76,6 +78,28 @@ def test_a_run_that_is_not_there_or_not_finished_is_refused(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(bsam.BsamError, match=r"no model\.safetensors: the run is not finished"):
         RunDir(folder).load_into(DigitsNet())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            json.dumps({**RUN.settings(), "held_out": "test"}),
+            r"another version of bsam, .* \(unknown settings: held_out\)",
+        ),
+        ("[1]", "config.json is damaged"),
+    ],
+    ids=["another version", "damaged"],
+)
+def test_settings_that_cannot_be_read_are_a_damaged_state_and_stay(content, words, folder, runs):
+    (folder / "config.json").write_text(content)
+    state = RunDir(folder).state(RUN)
+    assert not state.finished
+    assert re.search(words, state.damaged)
+    before = runs.contents(folder)
+    with pytest.raises(bsam.BsamError, match=words):
+        runs.train(RUN, folder)
+    assert runs.contents(folder) == before
 
 
 def test_a_directory_whose_name_is_no_text_is_read(folder):

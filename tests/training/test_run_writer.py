@@ -175,7 +175,7 @@ def test_a_directory_with_other_settings_is_refused_and_not_changed(whole, other
         (CHECKPOINT, "precious", "files of something else"),
         ("config.json", "not json", "config.json is damaged: it holds no JSON object; choose another folder"),
         ("config.json", "[1, 2]", "config.json is damaged: it holds no JSON object; choose another folder"),
-        ("config.json", '{"architectures": ["BertModel"]}', "other settings"),
+        ("config.json", '{"architectures": ["BertModel"]}', r"another program \(unknown settings: architectures\)"),
     ],
 )
 def test_a_folder_of_something_else_is_refused_and_not_changed(tmp_path, name, content, words, runs):
@@ -276,9 +276,9 @@ def test_without_an_intact_checkpoint_the_run_is_refused_with_what_to_remove(wha
         (stopped / CHECKSUMS).unlink()
     before = runs.contents(stopped)
     message = rf"no intact checkpoint: remove {CHECKPOINT} and {PREVIOUS} there to start again"
-    with pytest.raises(bsam.BsamError, match=message):
+    with pytest.raises(bsam.BsamError, match=message if what == "both" else rf"{CHECKSUMS} is missing or damaged"):
         runs.train(RUN, stopped, tell=told.append)
-    assert len(told) == 2
+    assert len(told) == (2 if what == "both" else 0)
     assert runs.contents(stopped) == before
     (stopped / CHECKPOINT).unlink()
     (stopped / PREVIOUS).unlink()

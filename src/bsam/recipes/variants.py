@@ -8,7 +8,7 @@ from typing import Any
 
 from ..methods import METHODS
 from ..methods.bsam import BSAM
-from ..training.config import Run
+from ..training.config import BASE, Run, method_title
 
 BSAMS = tuple(BSAM.variants)
 RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and both of BSAM's
@@ -38,7 +38,7 @@ def variants() -> dict[str, MethodVariant]:
         >>> [variant.title for variant in variants().values()][-3:]
         ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
     """
-    found = [MethodVariant("sgd", "SGD", "base")]
+    found = [MethodVariant("sgd", "SGD", BASE)]
     for method in METHODS.values():
         own = method.cls.variants or {method.name: (method.title, {})}
         found += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in own.items()]
@@ -54,7 +54,7 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
         >>> arguments(variants()["bsam-2"], "cifar100")
         {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
     """
-    if variant.method == "base":
+    if variant.method == BASE:
         return {}
     cls = METHODS[variant.method].cls
     shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(cls.sam_radii, RADIUS[data])
@@ -67,7 +67,11 @@ def variant_of(run: Run) -> MethodVariant:
     Example:
         >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
         'BSAM (as released)'
+        >>> variant_of(Run("base", base="adam")).title
+        'Adam'
     """
+    if run.method == BASE:
+        return MethodVariant(run.base, method_title(run), BASE)
     own = [
         variant
         for variant in variants().values()
@@ -83,4 +87,4 @@ def passes_of(run: Run) -> float:
         >>> passes_of(Run("sgd")), passes_of(Run("bsam")), passes_of(Run("bsam", {"passes": 2}))
         (1, 3, 2)
     """
-    return 1 if run.method == "base" else run.arguments.get("passes", METHODS[run.method].passes)
+    return 1 if run.method == BASE else run.arguments.get("passes", METHODS[run.method].passes)

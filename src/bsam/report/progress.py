@@ -90,7 +90,10 @@ def name_of(run: Run) -> str:
         >>> name_of(Run("bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2))
         'ResNet-18, CIFAR-10, BSAM (Algorithm 1), rho_min 0.1, 20% noise, seed 0'
     """
-    own = [f"{name} {run.arguments[name]:g}" for name in ("rho_min", "rho_min_floor") if name in run.arguments]
+    is_tuning = run.eval_split == "validation"
+    shown = run.arguments if is_tuning else [name for name in ("rho_min", "rho_min_floor") if name in run.arguments]
+    own = [f"{name} {run.arguments[name]}" for name in shown]
+    own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
     titles = [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title]
     return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])

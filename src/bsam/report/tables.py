@@ -110,9 +110,9 @@ def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState], sgd: M
     details: dict[str, float | None] = {}
     for name in recipe.details:
         value = DETAILS[name].value
-        pairs = [(value(state), sgd.get(_section_and_seed(recipe, state))) for state in finished]
+        pairs: list[Any] = [(value(state), sgd.get(_section_and_seed(recipe, state))) for state in finished]
         if name == "time":
-            ratios = [own / value(other) for own, other in pairs if own is not None and other is not None]  # type: ignore[operator]
+            ratios = [own / value(other) for own, other in pairs if own is not None and other is not None]
             details[name] = statistics.median(ratios) if ratios else None
         else:
             known = [own for own, _ in pairs if own is not None]
@@ -250,8 +250,8 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
 
     tables = []
     for section in sections:
-        style = {"title_style": "bold", "title_justify": "left", "min_width": len(section.title)}
-        table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)  # type: ignore[arg-type]
+        style: dict[str, Any] = {"title_style": "bold", "title_justify": "left", "min_width": len(section.title)}
+        table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)
         table.add_column(section.header[0], no_wrap=True)
         for name in section.header[1:]:
             table.add_column(name, justify="right", style="dim" if name == "paper" else "", no_wrap=name == "paper")

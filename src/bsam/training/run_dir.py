@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..core.errors import BsamError, BsamRuntimeError
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
 from ..tasks import TASKS
-from .config import Run, check_settings
+from .config import BASE, Run, check_settings
 from .files import fits, read_bytes, read_json, read_json_lines
 from .result import LossSurface
 
@@ -41,7 +41,8 @@ def run_dir_name(run: Run) -> str:
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
-    return "-".join([run.model, run.data, run.method, *arguments, *noise, f"seed{run.seed}", digest])
+    method = run.base if run.method == BASE else run.method
+    return "-".join([run.model, run.data, method, *arguments, *noise, f"seed{run.seed}", digest])
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,13 @@ class RunDir:
     def run(self) -> Run:
         """Return the settings."""
         try:
-            return Run(**read_json(self.path / CONFIG, dict, "choose another folder"))
+            settings = read_json(self.path / CONFIG, dict, "choose another folder, or remove that one")
+            if unknown := settings.keys() - {field.name for field in fields(Run)}:
+                names = f"unknown settings: {', '.join(sorted(unknown))}"
+                raise BsamRuntimeError(
+                    f"it is of another version of bsam, or of another program ({names}): choose another folder"
+                )
+            return Run(**settings)
         except (BsamError, TypeError) as error:
             raise BsamRuntimeError(f"{self.path} is not a run directory: {error}") from error
 
@@ -125,7 +132,11 @@ class RunDir:
         """
         if not (self.path / CONFIG).exists():
             return RunState(run, self.path)
-        check_settings(self.path, self.run().settings(), run.settings())
+        try:
+            found = self.run()
+        except BsamError as error:
+            return RunState(run, self.path, damaged=str(error))
+        check_settings(self.path, found.settings(), run.settings())
         epochs: list[dict[str, Any]] = []
         damaged, finished = None, (self.path / NETWORK).exists()
         try:
@@ -242,12 +253,19 @@ class RunDir:
         return network
 
     def checksums(self) -> dict[str, FileDigest]:
-        """Return the checksums of checkpoints and network, by file name; none of them where the file is damaged."""
+        """Return the checksums of checkpoints and network, by file name."""
         try:
             found = json.loads((self.path / CHECKSUMS).read_bytes())
         except (OSError, ValueError, RecursionError):
-            return {}
-        return {name: FileDigest(**one) for name, one in found.items()} if fits(found, dict[str, FileDigest]) else {}
+            found = None
+        if fits(found, dict[str, FileDigest]):
+            return {name: FileDigest(**one) for name, one in found.items()}
+        if any((self.path / name).exists() for name in (CHECKPOINT, PREVIOUS, NETWORK)):
+            raise BsamRuntimeError(
+                f"{self.path / CHECKSUMS} is missing or damaged, so that checkpoints and network cannot be verified: "
+                "restore it, or remove the directory to train the run again"
+            )
+        return {}
 
 
 def _is_square(found: Mapping[str, Any]) -> bool:

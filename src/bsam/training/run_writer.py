@@ -21,7 +21,7 @@ from ..core.extras import require_package
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
-from .files import read_bytes, read_json, refuse_other_files, usable, write, write_json, write_json_lines, writing
+from .files import read_bytes, refuse_other_files, usable, write, write_json, write_json_lines, writing
 from .lock import locked
 from .run_dir import (
     CHECKPOINT,
@@ -83,8 +83,7 @@ class RunWriter(RunDir):
 
     def _check_settings(self) -> None:
         if (self.path / CONFIG).exists():
-            content = read_json(self.path / CONFIG, dict, "choose another folder")
-            check_settings(self.path, content, self.settings)
+            check_settings(self.path, self.run().settings(), self.settings)
         else:
             refuse_other_files(self.path)
 
