@@ -85,7 +85,7 @@ def test_a_run_that_is_not_there_or_not_finished_is_refused(folder, tmp_path):
     [
         (
             json.dumps({**RUN.settings(), "held_out": "test"}),
-            r"another version of bsam, .* \(unknown settings: held_out\)",
+            r"another version .* \(unknown settings: held_out\)",
         ),
         ("[1]", "config.json is damaged"),
     ],
