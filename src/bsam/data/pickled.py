@@ -72,6 +72,7 @@ def _checked(instruction: int, load: Callable[[Any], None]) -> Callable[[Any], N
 class _Unpickler(pickle._Unpickler):
     """In Python: the one in C reserves memory up to the largest memo index, gigabytes after one damaged byte."""
 
+    stack: list[Any]
     # without byte arrays, whose memory is reserved before they are read, and sets
     dispatch: ClassVar = {i: _checked(i, f) for i, f in pickle._Unpickler.dispatch.items() if i not in b"\x96\x8f\x91"}
 
