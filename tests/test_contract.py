@@ -325,7 +325,7 @@ def test_the_mean_is_refused_where_samples_are_chosen(problem, method):
 
 
 @pytest.mark.parametrize("returned", [lambda loss: loss, lambda loss: loss.item()], ids=["tensor", "number"])
-@pytest.mark.parametrize("method", ["sam", "bsam", "looksam"])
+@all_but(*CHOOSING, DIFFERENTIATED_TWICE)  # which refuse it: below
 def test_a_closure_may_run_backward_itself(problem, method, returned):
     ours, other, whole = twins(method, problem)
 

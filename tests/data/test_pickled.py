@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -137,6 +138,67 @@ CRAFTED = {
     "a list": b"\x80\x02].",
     "more after the end": python2() + b"x",
 }  # fmt: skip
+
+
+def text(content: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(content)) + content
+
+
+LATIN1 = b"c_codecs\nencode\nq\x00" + text(b"a" * 10**6) + b"q\x01" + text(b"latin1") + b"q\x02"
+LAUGHS = b"]q\x00" + b"".join(b"](" + b"h\x00" * 50 + b"eq\x00" for _ in range(60))  # 50 ** 60 items, if written out
+DEEP = b")" + b"\x85" * 200_000  # a tuple in a tuple in ...: Python has no stack for its hash
+MANY, KEYS = "it has more than 1,000,000 instructions", "it holds a dictionary with keys that are not text"
+SMALL = {
+    "marks": (b"(" * 1_100_000, MANY),
+    "tuples": (b")" + b"\x85" * 1_100_000, MANY),
+    "numbers": (b"]" + b"K\x01a" * 600_000, MANY),
+    "a deep key": (b"}" + DEEP + b"K\x01s", KEYS),
+    "deep keys": (b"}(" + DEEP + b"K\x01u", KEYS),
+    "a deep dictionary": (b"(" + DEEP + b"K\x01d", KEYS),
+    "a deep set": (b"\x8f(" + DEEP + b"\x90", ""),
+    "a deep frozen set": (b"(" + DEEP + b"\x91", ""),
+    "a dtype of nests": (LAUGHS + b"cnumpy\ndtype\nh\x00\x85R", "an array of dtype <class 'list'>"),
+    "an encoding of nests": (LAUGHS + b"c_codecs\nencode\n" + text(b"a") + b"h\x00\x86R", "another encoding"),
+}
+
+
+@pytest.mark.parametrize("asking", SMALL)
+def test_a_small_file_cannot_ask_for_much_time(asking):
+    content, message = SMALL[asking]
+    with pytest.raises(bsam.BsamError, match=f"not a pickle of numbers, text and arrays of bytes: .*{message}"):
+        read_pickle(HEAD + b"(" + content + b"tu.")
+
+
+MUCH = {
+    "bytes made of one text": LATIN1 + b"h\x00h\x01h\x02\x86R" * 200,
+    "a byte array": b"\x96" + struct.pack("<Q", 10**9) + b"abc",
+}
+
+
+@pytest.mark.parametrize("asking", MUCH)
+def test_a_small_file_cannot_ask_for_much_memory(asking):
+    tracemalloc.start()
+    try:
+        with pytest.raises(bsam.BsamError, match="not a pickle of numbers"):
+            read_pickle(HEAD + b"(" + MUCH[asking] + b"tu.")
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+    finally:
+        tracemalloc.stop()
+
+
+def test_deep_and_endless_nests_of_lists_do_no_harm():
+    assert read_pickle(b"\x80\x02}" + short("deep") + b"]" * 200_000 + b"a" * 199_999 + b"s.").keys() == {"deep"}
+    found = read_pickle(b"\x80\x02}" + short("laughs") + b"](" + LAUGHS + b"es.")["laughs"]
+    assert (len(found), len(found[0]), len(found[-1]), found[-1][0] is found[-2]) == (61, 0, 50, True)
+    itself = read_pickle(b"\x80\x02}" + short("itself") + b"]q\x00h\x00as.")["itself"]
+    assert itself[0] is itself
+
+
+def test_the_largest_file_as_python_3_writes_it_is_within_the_bounds():
+    n = 50_000
+    content = {b"filenames": [b"%d.png" % i for i in range(n)], b"data": np.full((n, 8), 255, np.uint8)}
+    content |= {b"fine_labels": [i % 100 for i in range(n)], b"coarse_labels": [i % 20 for i in range(n)]}
+    assert read_pickle(pickle.dumps(content, protocol=2))["filenames"] == content[b"filenames"]
 
 
 @pytest.mark.parametrize("crafted", CRAFTED)

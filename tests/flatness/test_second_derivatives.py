@@ -309,6 +309,15 @@ def test_compiled_networks_run_eagerly(data, way):
         assert recording.recorded == 2
 
 
+def test_forward_mode_changes_no_version_of_a_weight(data):
+    model = mlp()
+    held = F.cross_entropy(model(data[0][0]), data[0][1])
+    H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
+    H.times(torch.ones(H.size, dtype=H.dtype))
+    assert H.differentiation == "forward"
+    held.backward()  # would raise if a weight that it needs had been written to
+
+
 def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):
     class Part(nn.Module):
         """A determinant whose part of the product is small."""

@@ -91,6 +91,11 @@ def test_parameters_are_as_many_as_counted_by_hand(name):
         assert count(build(name)) == MODELS[name].parameters
 
 
+def test_the_published_sizes():
+    sizes = {"resnet18": 11_173_962, "wide_resnet28_10": 36_479_194, "pyramidnet110": 28_485_477}
+    assert {name: MODELS[name].parameters for name in sizes} == sizes
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
     model = build(name, classes=7, seed=0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,16 @@ from ..core.errors import BsamRuntimeError
 _ERRORS: tuple[type[Exception], ...] = (pickle.UnpicklingError, struct.error, EOFError, MemoryError)
 _ERRORS += (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, Warning)
 
+MAX_INSTRUCTIONS = 1_000_000  # the largest file of CIFAR takes fewer, whoever wrote it
+
 
 class _Dtype:
     """Takes the place of ``numpy.dtype``; only ``uint8`` is accepted."""
 
     def __init__(self, name: Any, align: Any = False, copy: Any = True) -> None:
         if name not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"an array of dtype {str(name)[:40]!r} instead of bytes (uint8)")
+            shown = name[:40] if isinstance(name, (str, bytes)) else type(name)  # the repr of a nest may have no end
+            raise pickle.UnpicklingError(f"an array of dtype {shown!r} instead of bytes (uint8)")
 
     def __setstate__(self, state: Any) -> None:
         pass  # the byte order and the flags of uint8 are known
@@ -43,29 +47,58 @@ class _Array:
         self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran_order else "C")
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    """Takes the place of ``_codecs.encode``, which Python 3 writes for bytes in protocol 2."""
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"bytes of the encoding {encoding[:40]!r} instead of latin1")
-    return text.encode("latin-1")
-
-
 _GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
 }
+
+
+def _checked(instruction: int, load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Count an instruction, and check the keys that it gives a dictionary: the hash of a deep tuple ends Python."""
+
+    def checked(self: _Unpickler) -> None:
+        self.instructions += 1
+        if self.instructions > MAX_INSTRUCTIONS:
+            raise pickle.UnpicklingError(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
+        if instruction in b"sud" and not _are_text(self.stack[-2 if instruction == ord("s") else 0 :: 2]):
+            raise pickle.UnpicklingError("it holds a dictionary with keys that are not text")
+        load(self)
+
+    return checked
 
 
 class _Unpickler(pickle._Unpickler):
     """In Python: the one in C reserves memory up to the largest memo index, gigabytes after one damaged byte."""
 
+    stack: list[Any]
+    # without byte arrays, whose memory is reserved before they are read, and sets
+    dispatch: ClassVar = {i: _checked(i, f) for i, f in pickle._Unpickler.dispatch.items() if i not in b"\x96\x8f\x91"}
+
+    def __init__(self, content: bytes) -> None:
+        self.file, self.instructions, self.bytes_left = io.BytesIO(content), 0, len(content)
+        super().__init__(self.file, encoding="bytes")
+
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):
+            return self._encode
         if (module, name) not in _GLOBALS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:80])
         return _GLOBALS[module, name]
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        """Takes the place of ``_codecs.encode``, which Python 3 writes for bytes in protocol 2."""
+        if encoding not in ("latin1", "latin-1"):
+            raise pickle.UnpicklingError("bytes of another encoding than latin1")
+        self.bytes_left -= len(text)
+        if self.bytes_left < 0:
+            raise pickle.UnpicklingError("it makes more bytes than it has itself")
+        return text.encode("latin-1")
+
+
+def _are_text(keys: Iterable[Any]) -> bool:
+    return all(isinstance(key, (str, bytes)) for key in keys)
 
 
 def read_pickle(content: bytes) -> dict[str, Any]:
@@ -88,12 +121,12 @@ def read_pickle(content: bytes) -> dict[str, Any]:
         ...
         bsam.core.errors.BsamRuntimeError: not a pickle of numbers, text and arrays of bytes: it asks for builtins.print
     """
-    file = io.BytesIO(content)
+    unpickler = _Unpickler(content)
     try:
-        found = _Unpickler(file, encoding="bytes").load()
-        if type(found) is not dict or not all(isinstance(key, (str, bytes)) for key in found):
-            raise pickle.UnpicklingError("it holds no dictionary with keys of text")
-        if file.read(1):
+        found = unpickler.load()
+        if type(found) is not dict:
+            raise pickle.UnpicklingError("it holds no dictionary")
+        if unpickler.file.read(1):
             raise pickle.UnpicklingError("bytes follow its end")
     except _ERRORS as error:
         reason = str(error) or type(error).__name__
