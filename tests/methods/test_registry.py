@@ -14,7 +14,7 @@ import test_contract
 from bsam import cli
 from bsam.core.optimizer import SharpnessAware
 from bsam.methods import METHODS, Method
-from bsam.recipes.demo import candidates
+from bsam.recipes.digits_demo import candidates
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
 

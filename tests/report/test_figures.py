@@ -1,7 +1,7 @@
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.demo import demo_recipe
+from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.variants import variants
 from bsam.report.figures import (
     ACCURACY,

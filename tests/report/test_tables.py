@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.demo import demo_recipe
+from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
 from bsam.recipes.variants import variants

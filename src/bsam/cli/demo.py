@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..recipes.demo import DEFAULT, demo_recipe
+from ..recipes.digits_demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
 from .run import NEEDS, run_recipe

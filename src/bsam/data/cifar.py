@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ..core.errors import BsamError, BsamRuntimeError
 from .examples import Dataset, Examples
-from .files import check_labels, read_exactly, read_file
 from .pickled import read_pickle
+from .raw_files import check_labels, read_exactly, read_file
 from .sources import Source
 
 SIDE, PIXELS = 32, 3 * 32 * 32

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError
 from .examples import Dataset, Examples
-from .files import check_labels, read_exactly
+from .raw_files import check_labels, read_exactly
 from .sources import Source
 
 SIDE, CLASSES = 28, 10

@@ -6,7 +6,7 @@ Example:
 """
 
 from ..core.errors import BsamValueError
-from .demo import demo_recipe
+from .digits_demo import demo_recipe
 from .experiments import (
     Recipe,
     by_noise,

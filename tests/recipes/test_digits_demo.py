@@ -4,7 +4,7 @@ import pytest
 
 import bsam
 from bsam.recipes import runner
-from bsam.recipes.demo import DEFAULT, NOISE_RATES, candidates, demo_recipe
+from bsam.recipes.digits_demo import DEFAULT, NOISE_RATES, candidates, demo_recipe
 from bsam.recipes.runner import run_all, tuning_runs, with_tuned_settings
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
