@@ -326,3 +326,7 @@ def test_a_discriminator_with_a_wrapper_of_its_own_keeps_its_gradients(ranks):
         assert rank["adversarial"]["kept"]
         assert rank["adversarial"]["tracked"] == 4  # its own two passes, and one of each of the two steps
     assert_close(*(rank["adversarial"]["weights"] for rank in ranks), atol=0)
+
+
+def test_filters_of_warnings_are_as_they_were(ranks):
+    assert not any("global hooks" in message for rank in ranks for message in rank["filters"]["messages"])

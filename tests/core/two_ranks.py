@@ -470,6 +470,7 @@ CASES = {
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,
     "static-refusal": static_refusal,
+    "filters": lambda rank: {"messages": [str(entry[1]) for entry in warnings.filters]},  # after all others
 }
 
 if __name__ == "__main__":
