@@ -160,3 +160,18 @@ BASES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.fixture(params=sorted(BASES))
 def make_base(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Optimizer]:
     return BASES[request.param]
+
+
+LONG = (
+    "test_distributed.py",
+    "test_ranks.py",
+    "test_demo.py",
+    "test_workers.py",
+    "test_resume.py",
+    "test_environment.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files with the longest tests first, so that no process of pytest-xdist waits for another at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)

@@ -226,7 +226,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
         (clean, "empty"): "empty is not a run directory of bsam train: it has no config.json",
         ("other",): "other is not a run directory",
         (clean, "begun"): "the run in begun is not finished (1 of 3 epochs are)",
-        ("damaged",): "damaged/model.safetensors is damaged",
+        ("damaged",): "damaged/checksums.json is missing or damaged",
         ("torn",): "line 1 of torn/metrics.jsonl is damaged: it holds no JSON object",
         (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
         (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
