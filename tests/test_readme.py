@@ -2,103 +2,110 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from bsam.methods import METHODS
-from bsam.models.digits_net import DigitsNet
 
 README = Path(__file__).parents[1] / "README.md"
+TEXT = README.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
 def blocks():
-    """The nine pieces of code, in their order, and the names that a reader has."""
+    """The pieces of code, in their order."""
+    return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+@pytest.fixture
+def names():
+    """The names that a reader has."""
     torch.manual_seed(0)
     x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
-    names = {
-        "model": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
-        "loader": list(zip(x.split(8), y.split(8), strict=True)),
-        "dataset": TensorDataset(x, y),
-        "device": "cpu",
-        "classes": 3,
-        "epochs": 7,
-    }
-    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(found) == 9
-    return names, found
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    return {"model": model, "loader": list(zip(x.split(8), y.split(8), strict=True)), "device": "cpu"}
 
 
-def test_the_code_of_the_readme_runs():
-    names, (plain, scaled, choosing, saf, mesa, *_) = blocks()
-    exec(plain, names)
+class SAM(torch.optim.Optimizer):
+    """The interface of two half-steps, which the README shows as what a reader comes from."""
+
+    def __init__(self, params, base, rho=0.05, **settings):
+        super().__init__(params, {"rho": rho, **settings})
+        self.base = base(self.param_groups, **settings)
+
+    def weights(self):
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def first_step(self, zero_grad=False):
+        norm = torch.stack([p.grad.norm() for p in self.weights()]).norm()
+        self.moves = [0.05 * p.grad / norm for p in self.weights()]
+        for p, move in zip(self.weights(), self.moves, strict=True):
+            p.add_(move)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad=False):
+        for p, move in zip(self.weights(), self.moves, strict=True):
+            p.sub_(move)
+        self.base.step()
+        self.zero_grad()
+
+
+def test_the_loops_run(blocks, names):
+    use, scaled, *_ = blocks
+    exec(use, names)
+    assert names["optimizer"].t == 4
+    assert int(names["model"][1].num_batches_tracked) == 4
+    before = names["model"][0].weight.clone()
+    names["optimizer"].param_groups[0]["lr"] = 0.05  # the schedule has ended at 0
     exec(scaled, names)
     assert torch.isfinite(names["loss"])
+    assert names["optimizer"].t == 6
     assert int(names["model"][1].num_batches_tracked) == 8
-    assert names["optimizer"].t == 8
-
-    exec(choosing, names)
-    assert torch.isfinite(names["loss"])
-    assert names["optimizer"].t == 4
-
-    exec(saf, names)
-    loss = names["loss_fn"]
-    assert sorted(set(loss.stamp.flatten().tolist())) == [3, 4, 5, 6]  # every sample, in each of the last epochs
-    assert torch.isfinite(names["loss"])
-
-    exec(mesa, names)
-    average, model = names["loss_fn"].average, names["model"]
-    assert torch.isfinite(names["loss"])
-    assert 0 < (average[0].weight - model[0].weight).abs().max() < 1
+    assert not torch.equal(before, names["model"][0].weight)
+    assert all(p.grad is None for p in names["model"].parameters())
 
 
-def test_the_measurements_of_the_readme_run(tmp_path, monkeypatch):
-    names, (plain, *_, measuring, probing, loading, _) = blocks()
-    monkeypatch.chdir(tmp_path)
-    exec(plain, names)
-    before = [t.clone() for t in names["model"].state_dict().values()]
+def test_before_and_after_train_alike(blocks, names):
+    use, _, before, after, _ = blocks
+    names["model"] = names["model"].double()
+    names["loader"] = [(x.double(), y) for x, y in names["loader"]]
+    other = {**names, "model": copy.deepcopy(names["model"])}
+    exec(use.split("base =")[0] + after, names)
+
+    def tracking(on):
+        return lambda model: setattr(model[1], "track_running_stats", on)
+
+    old_ways = {"SAM": SAM, "enable_running_stats": tracking(True), "disable_running_stats": tracking(False)}
+    exec(use.split("base =")[0] + before, other | old_ways)
+    for new, old in zip(names["model"].state_dict().values(), other["model"].state_dict().values(), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=1e-12)
+
+
+def test_the_measurements_run(blocks, names):
+    use, *_, measuring = blocks
+    exec(use, names)
+    before = copy.deepcopy(names["model"].state_dict())
     exec(measuring, names)
-    assert all(torch.equal(a, b) for a, b in zip(before, names["model"].state_dict().values(), strict=True))
+    assert all(torch.equal(before[name], t) for name, t in names["model"].state_dict().items())
     assert names["top"].converged
     assert len(names["top"].values) == 5
     assert names["plane"].loss[10, 10] == names["near"].loss
-    assert abs(float(names["density"].weights @ names["density"].nodes) * names["H"].size - names["total"].value) < 1
-
-    exec(probing, names)
-    assert [reading.step for reading in names["probe"].readings] == [0, 2]
-    assert {reading.extra_passes for reading in names["probe"].readings} == {0}
-    assert (tmp_path / "probe.png").stat().st_size > 10_000
-
-    exec(loading, names)
-    torch.save(DigitsNet().state_dict(), tmp_path / "net.pt")
-    model, loss_fn, data = names["load"](tmp_path / "net.pt")
-    assert sum(len(y) for _, y in data) == 757
-    assert torch.isfinite(loss_fn(model(data[0][0]), data[0][1]))
-
-
-def test_the_training_of_the_readme_runs(tmp_path, monkeypatch):
-    names, (*_, training) = blocks()
-    monkeypatch.chdir(tmp_path)
-    exec(training, names)
-    assert names["accuracy"] > 0.6
-    assert (tmp_path / "runs/first/model.safetensors").exists()
+    assert abs(names["total"].value) > names["total"].standard_error
 
 
 def test_the_table_of_methods_is_the_list_of_methods():
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|"))
-        for line in README.read_text(encoding="utf-8").splitlines()
-        if line.startswith("| `")
-    ]
-    assert [row for row in rows if len(row) == 5] == [
-        (f"`{m.cls.__name__}`", f"{m.passes:g}", m.memory, m.needs or "-", m.purpose) for m in METHODS.values()
-    ]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line[:3] == "| `"]
+    assert rows == [[f"`{m.cls.__name__}`", f"{m.passes:g}", m.purpose] for m in METHODS.values()]
 
 
-def test_the_two_commands_come_first():
-    opening = README.read_text(encoding="utf-8")[:500]
-    assert "make demo" in opening
-    assert "make test" in opening
+def test_linked_files_exist():
+    links = re.findall(r"\]\(([^)#]+)", TEXT)
+    assert links
+    assert [link for link in links if not (README.parent / link).exists()] == []

@@ -1,0 +1,73 @@
+"""Draw the figures of the README from the files in results/: python docs/figures/draw.py
+
+The colours are readable on white and on dark pages: the background is transparent, and text and axes are grey.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / "results"
+GREY = "#808080"
+METHODS = {"sgd": ("SGD", "#8c8c8c"), "sam": ("SAM", "#2f8fd0"), "bsam": ("BSAM", "#e0701a")}
+STYLE = {
+    "font.size": 11,
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "bsam",  # the same file from the same numbers
+}
+
+
+def label_noise() -> plt.Figure:
+    """Test accuracy of every epoch, with 40 % of the training labels flipped."""
+    figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    for name, (title, colour) in METHODS.items():
+        lines = (RESULTS / f"cifar10-resnet18-noise40/{name}-seed0.jsonl").read_text(encoding="utf-8").splitlines()
+        accuracy = [100 * json.loads(line)["test_accuracy"] for line in lines]
+        ax.plot(range(1, len(accuracy) + 1), accuracy, color=colour, linewidth=1.5)
+        ax.annotate(
+            f"{title} {accuracy[-1]:.1f}", (len(accuracy), accuracy[-1]), (6, 0), textcoords="offset points",
+            va="center", color=colour, fontweight="bold",
+        )  # fmt: skip
+    ax.set(xlim=(0, 200), xlabel="epoch", ylabel="test accuracy, %")
+    ax.set_title("ResNet-18 on CIFAR-10, 40 % of the training labels flipped", fontsize=11, color=GREY)
+    return figure
+
+
+def flatness() -> plt.Figure:
+    """The largest eigenvalues of the Hessian of three trained networks, and their loss on a plane, on one scale."""
+    models = json.loads((RESULTS / "cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
+    figure, (spectrum, *planes) = plt.subplots(1, 4, figsize=(10, 2.9), width_ratios=(1.5, 1, 1, 1), layout="constrained")
+    levels = np.geomspace(0.08, 3.2, 12)
+    for model, ax, (title, colour) in zip(models, planes, METHODS.values(), strict=True):
+        values = model["eigenvalues"]["values"]
+        spectrum.plot(range(1, len(values) + 1), values, color=colour, marker="o", markersize=3, label=title)
+        axis, loss = model["landscape"]["axis"], model["landscape"]["loss"]
+        filled = ax.contourf(axis, axis, loss, levels=levels, norm="log", cmap="viridis")
+        ax.set(aspect="equal", xticks=[], yticks=[])
+        ax.set_title(f"{title}, {100 * model['metrics']['test_accuracy']:.1f} %", fontsize=11, color=colour)
+    spectrum.set(xlabel="number", ylabel="eigenvalue of the Hessian", ylim=(0, None), xticks=(1, 5, 10, 15, 20))
+    spectrum.legend(frameon=False)
+    figure.colorbar(filled, ax=planes, label="training loss", ticks=(0.1, 0.3, 1, 3), format="%g", pad=0.02)
+    return figure
+
+
+if __name__ == "__main__":
+    with plt.rc_context(STYLE):
+        for draw in (label_noise, flatness):
+            path = HERE / f"{draw.__name__}.svg"
+            draw().savefig(path, transparent=True, metadata={"Date": None})
+            print(path, path.stat().st_size)
