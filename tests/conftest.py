@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # here and in the processes that tests start: pytest-xdist fills the cores
@@ -18,9 +20,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # here and in the processes that tests star
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch.nn import functional as F
 
 torch.set_num_threads(1)
+# While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
+fake_tensor.traceback = SimpleNamespace(extract_stack=list)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
@@ -175,3 +180,9 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files with the longest tests first, so that no process of pytest-xdist waits for another at the end."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over modules and tests, which stay: a collection is then fast."""
+    gc.collect()
+    gc.freeze()
