@@ -64,6 +64,16 @@ def files(tmp_path, monkeypatch):
     return paths
 
 
+DRAWING = ("plot_spectrum", "plot_density", "plot_contours", "plot_surfaces", "write_interactive")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are empty files: that they are drawn is tested once, and what is in them elsewhere."""
+    for name in DRAWING:
+        monkeypatch.setattr(measurements, name, lambda infos, path: path.touch())
+
+
 def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     console = Console(file=io.StringIO(), width=80)
     written = report(files, tmp_path / "out", console)
@@ -120,6 +130,7 @@ def hessian(model, loss_fn, x, y):
     return torch.autograd.functional.hessian(value, flat)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, tmp_path, monkeypatch):
     broken, out = files[1].read_text(), tmp_path / "out"
     files[1].write_text("-1 4")
@@ -157,6 +168,7 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
     assert models[2]["eigenvalues"] != after["models"][0]["eigenvalues"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_process_on_the_folder_is_refused_and_loses_nothing(files, tmp_path, monkeypatch):
     """Each wrote the file with what it knew, and the models of the other were gone."""
     out, genuine = tmp_path / "out", measurements.measure
@@ -201,6 +213,7 @@ def identity(module):
         ({"build": scaled}, "the architecture changed"),
     ],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_a_file_is_measured_again_when_its_loader_or_the_data_changed(change, words, files, tmp_path, monkeypatch):
     def measured():
         console = Console(file=io.StringIO(), width=80)
@@ -254,6 +267,7 @@ class Counted:
         return self.function(*arguments)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_settings_and_other_folders_are_refused_untouched(files, tmp_path):
     out = tmp_path / "out"
     report(files[:1], out)
@@ -292,6 +306,7 @@ def test_a_device_that_is_not_there_is_refused(device, files, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     twin = tmp_path / "other" / "a.pt"
@@ -305,7 +320,7 @@ def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, 
 
 def test_models_of_one_architecture_are_one_group(files, tmp_path, monkeypatch):
     seen = []
-    for name in ("plot_spectrum", "plot_density", "plot_contours", "plot_surfaces", "write_interactive"):
+    for name in DRAWING:
         monkeypatch.setattr(
             measurements, name, lambda infos, path: seen.append([len(group) for group in panels.grouped(infos)])
         )
@@ -348,6 +363,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypatch):
     drawn = []
     genuine = measurements.plot_probe
@@ -369,6 +385,7 @@ def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypa
     assert drawn == [expected] * 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_runs_of_one_name_have_a_figure_each(runs, tmp_path):
     twin = tmp_path / "other" / "probed"
     shutil.copytree(runs / "probed", twin)
@@ -385,6 +402,7 @@ def test_two_runs_of_one_name_have_a_figure_each(runs, tmp_path):
     assert all(name.endswith("_probed.png") for name in (path.name for path in figures))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_runs_whose_names_differ_in_odd_signs_have_a_figure_each(runs, tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("run 1", "run_1", "run:1", "run_1_2")]
     drawn = []
