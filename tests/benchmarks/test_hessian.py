@@ -14,7 +14,7 @@ FEW = [
     "--images",
     "8",
     "--batch",
-    "5",
+    "4",
     "--epochs",
     "0",
     "--repeats",
