@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 torch.set_num_threads(1)
 # While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
-fake_tensor.traceback = SimpleNamespace(extract_stack=list)
+fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
