@@ -199,7 +199,7 @@ def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.
     twin.load_state_dict(model.state_dict())
     other = build(method, twin)
     other.load_state_dict(saved)
-    for _ in range(STEPS):
+    for _ in range(3):  # LookSAM's period
         optimizer.step(closure(method, model, x, y))
         other.step(closure(method, twin, x, y))
     goes_on = all(
