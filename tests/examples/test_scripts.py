@@ -21,7 +21,7 @@ import bsam
 from bsam.data.digits import digits
 from bsam.flatness import Probe
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 
 
