@@ -1,0 +1,45 @@
+"""Watch sharpness while training: a probe reads it every few steps, and the training stays what it was.
+
+BSAM evaluates all points that the probe needs, so its readings cost no pass. For SAM the probe adds one pass to the
+steps that it reads.
+
+Run: python examples/probe_training.py        (the digits need scikit-learn: pip install "bsam[train]")
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bsam
+from bsam.data.digits import digits
+from bsam.flatness import Probe
+
+
+def train(method, probe=None, epochs=6, **radii):
+    torch.manual_seed(0)
+    batches = digits().train.batches(64)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = method(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, **radii)
+    if probe is not None:
+        probe.attach(optimizer)
+    for _ in range(epochs):
+        for x, y in batches:
+            optimizer.step(lambda: F.cross_entropy(model(x), y))
+    return model
+
+
+def main():
+    readings = {}
+    for method, radii in ((bsam.BSAM, {"rho_max": 0.1, "rho_min": 0.1}), (bsam.SAM, {"rho": 0.1})):
+        probe = Probe(every=10)
+        train(method, probe, **radii)
+        readings[method.__name__] = probe.readings
+        print(f"{method.__name__}\nstep    loss    MaxS    MinS    |g|  cos(g, g_min)  extra passes")
+        for r in probe.readings:
+            print(f"{r.step:4d}  {r.loss:.4f}  {r.max_sharpness:.4f}  {r.min_sharpness:.4f}", end="  ")
+            print(f"{r.g_norm:.3f}  {r.cosine:13.3f}  {r.extra_passes:12d}")
+    return readings  # bsam.report.probes.plot_probe draws them
+
+
+if __name__ == "__main__":
+    main()
