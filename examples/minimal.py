@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits with BSAM: the shortest complete loop.
 
-Run: python examples/minimal.py        (the digits need scikit-learn: pip install "bsam[train]")
+Run: python examples/minimal.py        (the digits need scikit-learn: pip install ".[train]")
 """
 
 import torch
