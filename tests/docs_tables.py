@@ -24,10 +24,8 @@ def row(*cells: object) -> str:
 
 def step_times() -> list[str]:
     found = [r for name in ("cuda_bf16", "cuda_fp32", "cpu") for r in stored(f"step_time_{name}")["results"]]
-    return [
-        row(r["model"], r["base"], f"{r['precision']} {r['mode']}", r["n"], *(spread(r["ratios"].get(c)) for c in COLUMNS))
-        for r in found
-    ]
+    heads = [(r["model"], r["base"], f"{r['precision']} {r['mode']}", r["n"]) for r in found]
+    return [row(*head, *(spread(r["ratios"].get(c)) for c in COLUMNS)) for head, r in zip(heads, found, strict=True)]
 
 
 def method_costs() -> list[str]:
