@@ -1,0 +1,71 @@
+"""Rows of the tables in docs/benchmarks.md, from the stored measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+COLUMNS = ("SAM", "BSAM3", "BSAM2", "pytorch_optimizer SAM")
+
+
+def stored(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def spread(found: dict[str, float] | None) -> str:
+    return "-" if found is None else f"{found['median']:.2f} [{found['q1']:.2f}, {found['q3']:.2f}]"
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def step_times() -> list[str]:
+    found = [r for name in ("cuda_bf16", "cuda_fp32", "cpu") for r in stored(f"step_time_{name}")["results"]]
+    heads = [(r["model"], r["base"], f"{r['precision']} {r['mode']}", r["n"]) for r in found]
+    return [row(*head, *(spread(r["ratios"].get(c)) for c in COLUMNS)) for head, r in zip(heads, found, strict=True)]
+
+
+def method_costs() -> list[str]:
+    runs = [stored(f"step_time_cpu_methods{n}")["results"][0]["costs"] for n in ("", "_again", "_third")]
+    memory = stored("memory_cpu")["methods"]
+    return [
+        row(name, f"{costs['promised']:g}", *(spread(r.get(name)) for r in runs), f"{memory[name]['extra_step']:.2f}")
+        for name, costs in runs[0].items()
+    ]
+
+
+def epochs() -> list[str]:
+    return [
+        row(
+            r["model"] + ", compiled" * r["compile"],
+            *(f"{r['epoch_seconds'][name]['median']:.2f}" for name in ("SGD", "SAM", "BSAM2", "BSAM3")),
+            f"{r['over_sgd']['BSAM3']['median']:.2f}",
+            r["steps_timed"],
+        )
+        for r in stored("throughput_cuda")["results"]
+    ]
+
+
+def products() -> list[str]:
+    return [
+        row(d["model"], d["images"], kind, *(f"{d[key]['ratio']['median']:.2f}" for key in ("product", inside)))
+        for name, kind, inside in (
+            ("hessian_linearized_cuda", "H200", "linearized_product"),
+            ("hessian_linearized_cpu", "CPU", "linearized_product"),
+            ("hessian_wide_resnet_cuda", "H200, earlier code", "kept_product"),
+        )
+        for d in (stored(name),)
+    ]
+
+
+def eigenvalues() -> list[str]:
+    return [
+        row(e["tool"], f"{e['tol']:.1e}", f"{e['seconds']:.1f}", f"{e['worst_relative_residual']:.0e}")
+        for e in stored("hessian_cuda")["eigenvalues"]
+    ]
+
+
+TABLES = (step_times, method_costs, epochs, products, eigenvalues)

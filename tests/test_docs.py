@@ -1,0 +1,214 @@
+"""The pages of docs/: their code runs, their commands parse, their paths exist, their tables are the stored numbers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import docs_tables
+from bsam.cli import _parser
+from bsam.cli.run_flags import run_of
+from bsam.recipes import recipe_of
+from bsam.recipes.experiments import select
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GENERATED = {"_build", "methods", "reference"}
+PAGES = {
+    path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+    if not GENERATED & set(path.relative_to(DOCS).parts)
+}
+
+
+def blocks(page: str, language: str) -> list[tuple[int, str]]:
+    """The blocks of a page in one language, each with the number of lines before it."""
+    text = PAGES[page]
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [(text[: match.start(1)].count("\n"), match[1]) for match in found]
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """What a reader has: a model, batches, an empty folder; and torchrun's variables, for a world of one process."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in world.items():
+        monkeypatch.setenv(name, str(value))
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
+    yield {
+        "__name__": "docs",
+        "model": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
+        "loader": list(zip(x.split(8), y.split(8), strict=True)),
+    }
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check_get_started(names):
+    assert names["optimizer"].t == 4
+    assert names["result"].score > 0.6
+    assert {"config.json", "identity.json", "metrics.jsonl", "environment.json", "checkpoint.pt", "checksums.json"} <= {
+        file.name for file in Path("runs/second").iterdir()
+    }
+
+
+def check_training_loops(names):
+    assert names["norm"] > 0
+    assert names["radii"] == pytest.approx([0.0005, 0.02525, 0.05, 0.025])
+    assert names["scaler"].get_scale() > 0
+    assert names["train_g"].t == names["train_c"].t == len(names["loader"]) == 4
+    assert int(names["generator"][1].num_batches_tracked) == 8  # once in each step of either optimizer
+    assert int(names["network"][1].num_batches_tracked) == names["ddp"].module[1].num_batches_tracked == 4
+    assert type(names["sharded"][0].weight).__name__ == "DTensor"
+    assert 0 < (names["loss_fn"].average[0].weight - names["model"][0].weight).abs().max() < 1
+    assert not dist.is_initialized()
+
+
+def check_flatness(names):
+    top, plane, near, density = (names[name] for name in ("top", "plane", "near", "density"))
+    assert top.converged
+    assert list(top.values) == sorted(top.values, reverse=True)
+    assert plane.loss[2, 2] == near.loss
+    assert near.bilateral == pytest.approx(near.max_sharpness + near.min_sharpness)
+    assert np.trapezoid(density.density, density.grid) == pytest.approx(1, abs=0.01)
+    assert 0 < names["total"].standard_error < names["total"].value < names["H"].size * top.values[0]
+    assert Path("probe.png").stat().st_size > 10_000
+    torch.save(names["DigitsNet"]().state_dict(), "net.pt")
+    model, loss_fn, data = names["load"]("net.pt")
+    assert sum(len(y) for _, y in data) == 757
+    assert torch.isfinite(loss_fn(model(data[0][0]), data[0][1]))
+
+
+def check_radii(names):
+    assert 10 < names["found"] < 100
+
+
+CHECKS = {  # beyond the assertions in the pages
+    "guides/get-started.md": check_get_started,
+    "guides/training-loops.md": check_training_loops,
+    "guides/flatness.md": check_flatness,
+    "guides/methods-and-radii.md": check_radii,
+}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_the_code_of_a_page_runs(page, reader):
+    for line, code in blocks(page, "python"):
+        exec(compile("\n" * line + code, DOCS / page, "exec"), reader)
+    CHECKS.get(page, lambda names: None)(reader)
+
+
+def test_every_guide_has_code_or_commands():
+    assert set(CHECKS) <= set(PAGES)
+    guides = {page for page in PAGES if page.startswith("guides/")}
+    assert len(guides) >= 7
+    assert all(blocks(page, "python") or blocks(page, "bash") for page in guides)
+
+
+def commands(page: str) -> list[str]:
+    """The command lines of a page, without comments; of a transcript, those after the prompt."""
+    typed = [line for _, block in blocks(page, "bash") for line in block.splitlines()]
+    shown = [line[2:] for _, block in blocks(page, "console") for line in block.splitlines() if line.startswith("$ ")]
+    return [line for line in (*typed, *shown) if line.strip() and not line.startswith("#")]
+
+
+def check_command(line: str) -> None:
+    """Raise if a command would be refused for its name or its arguments."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]
+    if words[0] == "bsam":
+        arguments = _parser().parse_args(words[1:])
+        if arguments.command == "train":
+            run_of(arguments)
+        if arguments.command == "run":
+            runs = recipe_of(arguments.recipe).runs(arguments.scale, arguments.seeds)
+            assert select(runs, arguments.only, arguments.models, arguments.data)
+    elif words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in words[1:])
+    elif words[0] == "python":
+        scripts = (ROOT / words[1], ROOT / "benchmarks" / "machine.py")
+        known = "".join(script.read_text(encoding="utf-8") for script in scripts)
+        assert all(f'"{flag}"' in known for flag in words if flag.startswith("--"))
+    else:
+        assert words[:2] == ["pip", "install"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_the_commands_of_a_page_parse(page):
+    for line in commands(page):
+        try:
+            check_command(line)
+        except (SystemExit, Exception) as error:
+            pytest.fail(f"{page}: {line}: {error!r}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bsam train --method bsma",
+        "bsam train --method bsam --set rho=0.1",
+        "bsam flatness --kk 3 run",
+        "bsam run classification --only nobody",
+        "make everything",
+        "python benchmarks/step_time.py --modles tiny",
+        "curl anything",
+    ],
+)
+def test_a_wrong_command_would_be_found(line):
+    with pytest.raises((SystemExit, Exception)):
+        check_command(line)
+
+
+@pytest.mark.parametrize("page", list(PAGES))
+def test_the_paths_of_a_page_exist(page):
+    named = re.findall(r"`((?:tests|benchmarks|results|src|examples|docs)/[\w./-]*)`", PAGES[page])
+    missing = [path for path in named if not (ROOT / path).exists()]
+    links = re.findall(r"\]\(([\w./-]+\.md)", PAGES[page])
+    folder = (DOCS / page).parent
+    own = [link for link in links if not GENERATED & set(Path(link).parts)]
+    missing += [link for link in own if not (folder / link).exists()]
+    assert not missing
+
+
+def test_every_promise_names_a_test():
+    promises = re.split(r"\n(?=- )", PAGES["guarantees.md"].partition("\n- ")[2])
+    assert len(promises) > 20
+    assert all("`tests/" in promise or "`benchmarks/" in promise for promise in promises)
+
+
+@pytest.mark.parametrize("rows", docs_tables.TABLES, ids=lambda rows: rows.__name__)
+def test_the_tables_of_benchmarks_are_the_stored_measurements(rows):
+    lines = PAGES["benchmarks.md"].splitlines()
+    missing = [row for row in rows() if row not in lines]
+    assert not missing
+
+
+def test_the_tables_of_results_are_the_stored_ones():
+    lines = set(PAGES["results.md"].splitlines())
+    tables = sorted((ROOT / "results").glob("*/table.md"))
+    assert len(tables) >= 3
+    for table in tables:
+        rows = [line for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        assert rows
+        assert set(rows) <= lines, table
+        assert f"`results/{table.parent.name}`" in PAGES["results.md"]
+
+
+def test_lines_are_short():
+    long = [f"{page}: {line}" for page, text in PAGES.items() for line in text.splitlines() if len(line) > 120]
+    assert not long
