@@ -1,0 +1,160 @@
+"""Pages that are made from the code: one for each method, their overview, and the help of every command."""
+
+import argparse
+import os
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from bsam.cli import _parser
+from bsam.methods import METHODS, Method
+from bsam.training import Run
+
+OVERVIEW = """\
+# Methods
+
+All optimizers are used alike: `bsam.GSAM(base, model)`. `SAF` and `MESA` are losses, for any optimizer.
+
+| class | passes | extra memory | needs | when to use it |
+|---|---|---|---|---|
+{rows}
+
+**Passes** are forward and backward passes of the whole batch in a step, with the default arguments. Those of LookSAM,
+AE-SAM and RST are averages; AE-SAM's depends on the data. ESAM leaves out some gradients in its first pass and half of
+the samples in its second, K-SAM takes both on `k` samples, and each needs one more forward pass to choose them.
+
+**Extra memory** is beyond the base optimizer's own peak, in units of the parameters' size, measured on the CPU by
+`benchmarks/memory.py`. What is kept is there between steps, and in `state_dict` (of the loss itself, for SAF and MESA).
+
+{captured} can be captured in a CUDA graph. A graph always replays the same step, so it cannot contain what changes from
+step to step.
+
+```{{toctree}}
+:hidden:
+
+{toctree}
+```
+"""
+PAGE = """\
+# {title}
+
+{purpose}
+
+:::{{list-table}}
+:stub-columns: 1
+:class: facts
+
+* - Passes
+  - {passes:g} per step
+* - Extra memory
+  - {memory} (times the size of the parameters; [what is counted](index.md))
+* - Needs
+  - {needs}
+* - Can be captured in a CUDA graph
+  - {captured}
+* - On the command line
+  - `bsam train --method {name}`
+* - Paper
+  - {reference}
+:::
+
+```{{eval-rst}}
+.. autoclass:: bsam.{cls}
+{options}
+```
+
+{after}
+"""
+OPTIMIZER = (
+    "[`step`](../reference/optimizers.md), `backward` and `state_dict` are those of "
+    "{class}`bsam.SharpnessAware`; [which radius to start with](../guides/methods-and-radii.md)."
+)
+LOSS = "It is a `torch.nn.Module`: `state_dict` holds what it remembers."
+COMMANDS = """\
+# Command line
+
+`bsam` and `python -m bsam` are the same command. `bsam COMMAND --help` prints what is below.
+
+{commands}
+"""
+SETTINGS = """\
+# Settings of a run
+
+The arguments of {{class}}`bsam.training.Run`, and with dashes the flags of [`bsam train`](command-line.md).
+
+| setting | default | what it is |
+|---|---|---|
+{rows}
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its path below docs/."""
+    return {
+        "methods/index.md": overview(),
+        **{f"methods/{name}.md": method_page(method) for name, method in METHODS.items()},
+        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, fields(Run)))),
+        "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, *zip(*parsers(), strict=True)))),
+    }
+
+
+def overview() -> str:
+    """Return the page with the table of all methods."""
+    rows = (
+        f"| [`{m.cls.__name__}`]({m.name}.md) | {m.passes:g} | {m.memory} | {m.needs or '-'} | {m.purpose} |"
+        for m in METHODS.values()
+    )
+    captured = ", ".join(m.title for m in METHODS.values() if m.capturable)
+    return OVERVIEW.format(rows="\n".join(rows), toctree="\n".join(METHODS), captured=captured)
+
+
+def method_page(method: Method) -> str:
+    """Return the page of a method."""
+    return PAGE.format(
+        title=method.title,
+        purpose=method.purpose,
+        passes=method.passes,
+        memory=method.memory,
+        needs=method.needs or "nothing but a closure that returns the loss",
+        captured="yes" if method.capturable else "no",
+        name=method.name,
+        reference=method.reference,
+        cls=method.cls.__name__,
+        options="   :members: set_epoch, forward\n   :inherited-members: Module" if method.is_loss else "",
+        after=LOSS if method.is_loss else OPTIMIZER,
+    )
+
+
+def setting_row(setting: Field[Any]) -> str:
+    """Return the row of a setting, with the help that the command line shows."""
+    default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
+    about = setting.metadata.get("help", "the arguments of the method, by name")
+    return f"| `{setting.name}` | {default} | {about} |"
+
+
+def parsers() -> list[tuple[str, argparse.ArgumentParser]]:
+    """Return the parser of ``bsam`` and those of its commands, by name."""
+    main = _parser()
+    (commands,) = (action for action in main._actions if isinstance(action, argparse._SubParsersAction))
+    return [("bsam", main), *((f"bsam {name}", parser) for name, parser in commands.choices.items())]
+
+
+def help_of(name: str, parser: argparse.ArgumentParser) -> str:
+    """Return the section of a command."""
+    return f"## {name}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
+
+
+def write(app: Any) -> None:
+    """Write the pages that have changed."""
+    os.environ["COLUMNS"] = "90"  # of argparse
+    for name, text in pages().items():
+        path = Path(app.srcdir, name)
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Write the pages before Sphinx looks for its sources."""
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
