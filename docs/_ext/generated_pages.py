@@ -26,8 +26,8 @@ the samples in its second, K-SAM takes both on `k` samples, and each needs one m
 **Extra memory** is beyond the base optimizer's own peak, in units of the parameters' size, measured on the CPU by
 `benchmarks/memory.py`. What is kept is there between steps, and in `state_dict` (of the loss itself, for SAF and MESA).
 
-{captured} can be captured in a CUDA graph. A graph always replays the same step, so it cannot contain what changes from
-step to step.
+**CUDA graphs** always replay the same step, so they cannot contain what changes from step to step. Steps of these
+methods can be captured: {captured}.
 
 ```{{toctree}}
 :hidden:
@@ -50,9 +50,9 @@ PAGE = """\
   - {memory} (times the size of the parameters; [what is counted](index.md))
 * - Needs
   - {needs}
-* - Can be captured in a CUDA graph
-  - {captured}
-* - On the command line
+* - CUDA graph
+  - a step {captured} be captured
+* - Command
   - `bsam train --method {name}`
 * - Paper
   - {reference}
@@ -93,7 +93,7 @@ def pages() -> dict[str, str]:
     return {
         "methods/index.md": overview(),
         **{f"methods/{name}.md": method_page(method) for name, method in METHODS.items()},
-        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, fields(Run)))),
+        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, sorted(fields(Run), key=lambda f: f.kw_only is True)))),
         "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, *zip(*parsers(), strict=True)))),
     }
 
@@ -116,7 +116,7 @@ def method_page(method: Method) -> str:
         passes=method.passes,
         memory=method.memory,
         needs=method.needs or "nothing but a closure that returns the loss",
-        captured="yes" if method.capturable else "no",
+        captured="can" if method.capturable else "cannot",
         name=method.name,
         reference=method.reference,
         cls=method.cls.__name__,

@@ -9,23 +9,27 @@ from sphinx.errors import SphinxError
 from sphinx.writers.html5 import HTML5Translator
 
 
-def converted(node: nodes.Element, block: bool) -> str:
-    """Return a formula, or in a block one for each of its paragraphs, as MathML."""
+def mathml(tex: str, as_block: bool = False) -> str:
+    """Return a formula as MathML, its bars set as those of a norm."""
     try:
-        return "\n".join(tex2mathml(tex.strip(), as_block=block) for tex in node.astext().split("\n\n"))
+        found = tex2mathml(tex.strip(), as_block=as_block)
     except MathError as error:
-        raise SphinxError(f"{node.astext()!r} is not a formula: {error}") from error
+        raise SphinxError(f"{tex!r} is not a formula: {error}") from error
+    # the bars are those of a norm, not of "such that"
+    return found.replace('<mo stretchy="false">|</mo>', '<mo stretchy="false" lspace="0" rspace="0">|</mo>')
 
 
 def inline(translator: HTML5Translator, node: nodes.math) -> None:
     """Write a formula in a line of text."""
-    translator.body.append(converted(node, block=False))
+    translator.body.append(mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    """Write formulas on lines of their own."""
-    translator.body.append(f'<div class="formula">{converted(node, block=True)}</div>\n')
+    r"""Write a line for each paragraph; its parts, which ``\qquad`` separates, move to further lines on a small screen."""
+    for line in node.astext().split("\n\n"):
+        parts = "".join(mathml(part, as_block=True) for part in line.split(r"\qquad"))
+        translator.body.append(f'<div class="formula">{parts}</div>\n')
     raise nodes.SkipNode
 
 

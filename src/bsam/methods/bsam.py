@@ -41,9 +41,9 @@ class BSAM(SharpnessAware):
             all steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's
             schedulers store in the group, or else the learning rate when the optimizer was built. A warm-up to that
             rate raises the radius with it. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
-            ``lr_scale``, timm's layer-wise decay, does not lower the radius. In the parameter groups it is called
-            ``sharpness_lr_max``, and ``lr_min`` ``sharpness_lr_min``: some base optimizers have an ``lr_max`` of their
-            own.
+            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups hold it as
+            ``sharpness_lr_max``, and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have an ``lr_max``
+            of their own.
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
             the radii (ours, not the paper's).
