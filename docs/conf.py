@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1] / "src")]
 
-import bsam
+import bsam  # noqa: E402
 
 project, author, copyright = "bsam", "bsam contributors", "bsam contributors"
 release = version = bsam.__version__

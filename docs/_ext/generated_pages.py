@@ -93,8 +93,8 @@ def pages() -> dict[str, str]:
     return {
         "methods/index.md": overview(),
         **{f"methods/{name}.md": method_page(method) for name, method in METHODS.items()},
-        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, sorted(fields(Run), key=lambda f: f.kw_only is True)))),
-        "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, *zip(*parsers(), strict=True)))),
+        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, settings()))),
+        "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, parsers()))),
     }
 
 
@@ -125,6 +125,11 @@ def method_page(method: Method) -> str:
     )
 
 
+def settings() -> list[Field[Any]]:
+    """Return the settings of a run, the method and its arguments first."""
+    return sorted(fields(Run), key=lambda setting: setting.kw_only is True)
+
+
 def setting_row(setting: Field[Any]) -> str:
     """Return the row of a setting, with the help that the command line shows."""
     default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
@@ -132,16 +137,16 @@ def setting_row(setting: Field[Any]) -> str:
     return f"| `{setting.name}` | {default} | {about} |"
 
 
-def parsers() -> list[tuple[str, argparse.ArgumentParser]]:
-    """Return the parser of ``bsam`` and those of its commands, by name."""
+def parsers() -> list[argparse.ArgumentParser]:
+    """Return the parser of ``bsam`` and those of its commands."""
     main = _parser()
     (commands,) = (action for action in main._actions if isinstance(action, argparse._SubParsersAction))
-    return [("bsam", main), *((f"bsam {name}", parser) for name, parser in commands.choices.items())]
+    return [main, *commands.choices.values()]
 
 
-def help_of(name: str, parser: argparse.ArgumentParser) -> str:
+def help_of(parser: argparse.ArgumentParser) -> str:
     """Return the section of a command."""
-    return f"## {name}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
+    return f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
 
 
 def write(app: Any) -> None:

@@ -26,7 +26,7 @@ def inline(translator: HTML5Translator, node: nodes.math) -> None:
 
 
 def block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    r"""Write a line for each paragraph; its parts, which ``\qquad`` separates, move to further lines on a small screen."""
+    r"""Write a line for each paragraph. Its parts, which ``\qquad`` separates, wrap on a small screen."""
     for line in node.astext().split("\n\n"):
         parts = "".join(mathml(part, as_block=True) for part in line.split(r"\qquad"))
         translator.body.append(f'<div class="formula">{parts}</div>\n')

@@ -52,7 +52,7 @@ class Task(ABC):
     """
 
     measure: ClassVar[Measure]
-    logits: ClassVar[bool] = False  #: whether outputs are logits and the first target is the class, as SAF and MESA need
+    logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
     samples: int  #: to train on
     classes: int  #: outputs of a sample
     smoothing: float = 0.0  #: torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
