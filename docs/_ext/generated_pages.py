@@ -15,9 +15,11 @@ OVERVIEW = """\
 
 All optimizers are used alike: `bsam.GSAM(base, model)`. `SAF` and `MESA` are losses, for any optimizer.
 
+:::{{container}} wide-last-column
 | class | passes | extra memory | needs | when to use it |
 |---|---|---|---|---|
 {rows}
+:::
 
 **Passes** are forward and backward passes of the whole batch in a step, with the default arguments. Those of LookSAM,
 AE-SAM and RST are averages; AE-SAM's depends on the data. ESAM leaves out some gradients in its first pass and half of
@@ -82,9 +84,11 @@ SETTINGS = """\
 
 The arguments of {{class}}`bsam.training.Run`, and with dashes the flags of [`bsam train`](command-line.md).
 
+:::{{container}} wide-last-column
 | setting | default | what it is |
 |---|---|---|
 {rows}
+:::
 """
 
 
@@ -120,7 +124,7 @@ def method_page(method: Method) -> str:
         name=method.name,
         reference=method.reference,
         cls=method.cls.__name__,
-        options="   :members: set_epoch, forward\n   :inherited-members: Module" if method.is_loss else "",
+        options="   :members: set_epoch, forward" if method.is_loss else "",
         after=LOSS if method.is_loss else OPTIMIZER,
     )
 

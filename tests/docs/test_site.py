@@ -24,12 +24,12 @@ VOID = {"br", "col", "hr", "img", "input", "link", "meta", "source"}  # elements
 class Page(HTMLParser):
     """The links, the anchors, what is loaded, and the text of the elements of a page."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, html: Path | str) -> None:
         super().__init__()
         self.links, self.anchors, self.loads = list[str](), set[str](), list[str]()
         self.texts = list[tuple[str, str]]()  # of elements that are closed, innermost first: (tag.class, text)
         self._open = list[tuple[str, str, list[str]]]()
-        self.feed(path.read_text(encoding="utf-8"))
+        self.feed(html if isinstance(html, str) else html.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
@@ -58,9 +58,12 @@ class Page(HTMLParser):
         return [text for name, text in self.texts if name.startswith(start)]
 
 
-def dead_links(site: Path) -> list[str]:
+def pages_of(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def dead_links(site: Path, pages: dict[Path, Page]) -> list[str]:
     """Return the links to pages and anchors of the site, and what it loads, that are not there."""
-    pages = {path: Page(path) for path in site.rglob("*.html")}
     dead = []
     for path, page in pages.items():
         for link in (*page.links, *page.loads):
@@ -73,9 +76,9 @@ def dead_links(site: Path) -> list[str]:
     return dead
 
 
-def foreign_loads(site: Path) -> list[str]:
+def foreign_loads(site: Path, pages: dict[Path, Page]) -> list[str]:
     """Return what pages and style sheets load from another host."""
-    loads = [(path, load) for path in site.rglob("*.html") for load in Page(path).loads]
+    loads = [(path, load) for path, page in pages.items() for load in page.loads]
     for path in site.rglob("*.css"):
         css = path.read_text(encoding="utf-8")
         loads += [(path, load.strip("\"' ")) for load in re.findall(r"url\(([^)]*)\)", css)]
@@ -83,9 +86,8 @@ def foreign_loads(site: Path) -> list[str]:
     return [f"{path.relative_to(site)}: {load}" for path, load in loads if load.startswith(EXTERNAL)]
 
 
-def missing_parts(path: Path, method: Method) -> list[str]:
+def missing_parts(page: Page, method: Method) -> list[str]:
     """Return what the page of a method does not say."""
-    page = Page(path)
     facts = dict(zip(page.text("th.stub"), page.text("td."), strict=True))
     needs = method.needs or "nothing but a closure that returns the loss"
     wanted = {
@@ -115,10 +117,11 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(ROOT / "docs"), str(site)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
-    assert dead_links(site) == []
-    assert foreign_loads(site) == []
-    pages = {name: site / f"methods/{name}.html" for name in METHODS}
-    assert {name: missing_parts(path, METHODS[name]) for name, path in pages.items()} == {name: [] for name in METHODS}
+    pages = pages_of(site)
+    assert dead_links(site, pages) == []
+    assert foreign_loads(site, pages) == []
+    missing = {name: missing_parts(pages[site / f"methods/{name}.html"], method) for name, method in METHODS.items()}
+    assert missing == {name: [] for name in METHODS}
 
     text = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -126,12 +129,12 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
     assert {m.cls.__name__: found.get(m.cls.__name__) for m in METHODS.values()} == {
         m.cls.__name__: f"methods/{name}" for name, m in METHODS.items()
     }
-    commands = Page(site / "reference/command-line.html")
+    commands = pages[site / "reference/command-line.html"]
     titles = [text.rstrip("\N{PILCROW SIGN}") for text in commands.text("h2")]
     assert {"bsam", "bsam list", "bsam demo", "bsam train", "bsam run", "bsam flatness"} <= set(titles)
     assert all(text.startswith(f"usage: {title} [") for title, text in zip(titles, commands.text("pre"), strict=True))
 
-    page = pages["pgn"].read_text(encoding="utf-8")  # the checks above find what is missing
+    page = (site / "methods/pgn.html").read_text(encoding="utf-8")  # the checks above find what is missing
     for part, fault in (
         ("Reference", page.replace("2022.", "")),
         ("Differences from the paper", page.replace("Differences from the paper", "")),
@@ -142,8 +145,7 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
         ("Passes", page.replace("2 per step", "3 per step")),
     ):
         assert fault != page
-        pages["pgn"].write_text(fault, encoding="utf-8")
-        assert part in missing_parts(pages["pgn"], METHODS["pgn"])
+        assert part in missing_parts(Page(fault), METHODS["pgn"])
 
 
 @pytest.mark.parametrize(
@@ -167,4 +169,5 @@ def test_faulty_pages_are_found(tmp_path: Path, page: str, dead: list[str], fore
     (tmp_path / "b.html").write_text('<p id="there">')
     if '"a.css"' in page:
         (tmp_path / "a.css").write_text('@import "http://example.org/b"; p {src: url("https://example.org/f")}')
-    assert (dead_links(tmp_path), foreign_loads(tmp_path)) == (dead, foreign)
+    pages = pages_of(tmp_path)
+    assert (dead_links(tmp_path, pages), foreign_loads(tmp_path, pages)) == (dead, foreign)
