@@ -49,7 +49,7 @@ PAGE = """\
 * - Passes
   - {passes:g} per step
 * - Extra memory
-  - {memory} (times the size of the parameters; [what is counted](index.md))
+  - {memory} ([in units of the parameters' size](index.md))
 * - Needs
   - {needs}
 * - CUDA graph
@@ -154,9 +154,13 @@ def help_of(parser: argparse.ArgumentParser) -> str:
 
 
 def write(app: Any) -> None:
-    """Write the pages that have changed."""
+    """Write the pages that have changed, and remove those of methods that are gone."""
     os.environ["COLUMNS"] = "90"  # of argparse
-    for name, text in pages().items():
+    made = pages()
+    for path in Path(app.srcdir, "methods").glob("*.md"):
+        if f"methods/{path.name}" not in made:
+            path.unlink()
+    for name, text in made.items():
         path = Path(app.srcdir, name)
         path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -14,6 +14,8 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 
+import bsam.flatness
+import bsam.training
 from bsam.methods import METHODS, Method
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +131,9 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
     assert {m.cls.__name__: found.get(m.cls.__name__) for m in METHODS.values()} == {
         m.cls.__name__: f"methods/{name}" for name, m in METHODS.items()
     }
+    for module in (bsam, bsam.flatness, bsam.training):
+        names = {name for name in dir(module) if not name.startswith("_") and not inspect.ismodule(vars(module)[name])}
+        assert names <= {name for *_, name in index["objects"][module.__name__]}
     commands = pages[site / "reference/command-line.html"]
     titles = [text.rstrip("\N{PILCROW SIGN}") for text in commands.text("h2")]
     assert {"bsam", "bsam list", "bsam demo", "bsam train", "bsam run", "bsam flatness"} <= set(titles)
