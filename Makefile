@@ -4,7 +4,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
 
-.PHONY: help demo test lint bench test-gpu clean
+.PHONY: help demo test lint docs bench test-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,10 @@ lint: $(READY)  ## style, types and layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+docs: $(READY)  ## the documentation, in docs/_build/html
+	OMP_NUM_THREADS=1 $(PY) -m sphinx -q -W --keep-going -n -E docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
 bench: $(READY)  ## time and memory of a step against its gradient passes
 	$(PY) benchmarks/step_time.py
 	$(PY) benchmarks/memory.py
@@ -35,5 +39,6 @@ test-gpu:  ## the tests that need a CUDA device, with the python3 that has one
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
 
 clean:  ## remove .venv, caches and runs
+	rm -rf docs/_build docs/methods docs/reference/settings.md docs/reference/command-line.md
 	rm -rf .venv runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -168,6 +168,7 @@ def make_base(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Opt
 
 
 LONG = (
+    "test_site.py",
     "test_distributed.py",
     "test_ranks.py",
     "test_demo.py",

@@ -34,7 +34,7 @@ class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad``
-    empty. After :meth:`close` the weights and the batch-norm flags are as they were. Running statistics of batch norm
+    empty. After ``close`` the weights and the batch-norm flags are as they were. Running statistics of batch norm
     are updated in the first evaluation only, and later ones repeat its random numbers, if ``rng`` is enabled.
 
     Args:

@@ -113,7 +113,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     @property
     def params(self) -> list[Tensor]:
-        """The parameters that this step moves: those that require a gradient."""
+        """The parameters that this step moves, which are those that require a gradient."""
         return self._weights.params
 
     def vector(self, tensors: Iterable[Tensor]) -> Vector:

@@ -69,7 +69,7 @@ class Vector:
     Args:
         tensors: one tensor per parameter; the vector refers to them and copies nothing.
         layout: the buckets of the tensors (computed from the tensors if not given).
-        scratch: whether :meth:`materialize_` may overwrite the tensors.
+        scratch: whether ``materialize_`` may overwrite the tensors.
 
     Example:
         >>> u = Vector([torch.tensor([3.0, 0.0]), torch.tensor([4.0])])

@@ -20,11 +20,11 @@ class Density:
 
     grid: Array
     density: Array
-    nodes: Array  # of the quadrature
+    nodes: Array  #: of the quadrature
     weights: Array
     sigma: float
     products: int
-    note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
+    note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
 
 
 def spectral_density(
@@ -61,8 +61,9 @@ def spectral_density(
         >>> round(float(np.sum(found.density) * (found.grid[1] - found.grid[0])), 3)
         1.0
 
-    Reference: Ghorbani, Krishnan, Xiao, "An Investigation into Neural Net Optimization via Hessian Eigenvalue Density",
-        ICML 2019.
+    Reference:
+        Ghorbani, Krishnan, Xiao, "An Investigation into Neural Net Optimization via Hessian Eigenvalue Density", ICML
+        2019.
     """
     steps, probes = min(check_count("steps", steps), H.size), check_count("probes", probes)
     check_count("points", points, low=2)

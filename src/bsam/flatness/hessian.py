@@ -96,7 +96,7 @@ class HessianOperator:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns: the number of trainable parameters."""
+        """Rows and columns, both the number of trainable parameters."""
         return self.size, self.size
 
     def __matmul__(self, v: Vector) -> Vector:

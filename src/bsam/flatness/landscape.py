@@ -37,8 +37,8 @@ class Plane:
     """Two orthonormal directions, and the coordinates of models in the plane that they span, relative to the first."""
 
     directions: tuple[Vector, Vector]
-    coordinates: Array  # a row per model
-    distances: Array  # of each model from the plane
+    coordinates: Array  #: a row per model
+    distances: Array  #: of each model from the plane
 
 
 def landscape(
@@ -81,7 +81,8 @@ def landscape(
         >>> landscape(model, nn.functional.mse_loss, data, points=3, dims=1, directions=[v]).loss
         array([1., 4., 9.])
 
-    Reference: Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018.
+    Reference:
+        Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018.
     """
     if dims not in (1, 2):
         raise BsamValueError(f"dims must be 1 or 2, got {dims!r}")

@@ -27,7 +27,7 @@ class DataChanged(Exception):
 
 
 class Recording:
-    """What :meth:`HessianOperator.linearized` recorded.
+    """What :meth:`bsam.flatness.HessianOperator.linearized` recorded.
 
     Args:
         budget: the most bytes to take.

@@ -19,12 +19,12 @@ class Sharpness:
     """The loss at ``w`` and how it changes along its gradient ``g``."""
 
     loss: float
-    max_sharpness: float  # MaxS: the rise uphill
-    min_sharpness: float  # MinS: the fall downhill
-    bilateral: float  # BilS = MaxS + MinS
-    cosine: float  # between g and the gradient at the point downhill
-    average_sharpness: float | None = None  # the mean rise at rho_max in a random direction
-    average_error: float | None = None  # and its standard error
+    max_sharpness: float  #: MaxS, the rise uphill
+    min_sharpness: float  #: MinS, the fall downhill
+    bilateral: float  #: BilS = MaxS + MinS
+    cosine: float  #: between g and the gradient at the point downhill
+    average_sharpness: float | None = None  #: the mean rise at rho_max in a random direction
+    average_error: float | None = None  #: the standard error of this mean
 
 
 def sharpness(
@@ -44,8 +44,9 @@ def sharpness(
     r"""Measure MaxS, MinS and BilS of a network over all of ``data``.
 
     .. math::
-        MaxS = L(w + \rho_{max}\, g / |g|) - L(w), \qquad MinS = L(w) - L(w - \rho_{min}\, g / |g|), \qquad
-        BilS = MaxS + MinS
+        \mathrm{MaxS} = L(w + \rho_{\max}\, g / |g|) - L(w), \qquad \mathrm{MinS} = L(w) - L(w - \rho_{\min}\, g / |g|)
+
+        \mathrm{BilS} = \mathrm{MaxS} + \mathrm{MinS}, \qquad g = \nabla L(w)
 
     The model is afterwards as it was, bit for bit: weights, gradients, buffers, and which of its modules train.
 
@@ -65,7 +66,8 @@ def sharpness(
         >>> round(found.max_sharpness, 5), round(found.min_sharpness, 5), round(found.bilateral, 5)
         (0.21, 0.19, 0.4)
 
-    Reference: the BSAM paper's MaxS, MinS and BilS.
+    Reference:
+        Deng, Pang, Zhang, Huang, "Bilateral Sharpness-Aware Minimization for Flatter Minima".
     """
     check_radius("rho_max", rho_max)
     check_radius("rho_min", rho_min)

@@ -35,7 +35,7 @@ class Eigenvalues:
     converged: np.bool_
     products: int
     vectors: tuple[Vector, ...] | None = None
-    note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
+    note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
 
 
 def top_eigenvalues(
@@ -73,8 +73,9 @@ def top_eigenvalues(
         >>> (top_eigenvalues(H, k=2).values * 3 / 2).round(4)
         array([9., 4.])
 
-    Reference: Wu, Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM J. Matrix Anal.
-        Appl. 22 (2000).
+    Reference:
+        Wu, Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems", SIAM J. Matrix Anal. Appl. 22
+        (2000).
     """
     k = min(check_count("k", k), H.size)
     check_number("tol", tol, low=0)

@@ -22,7 +22,7 @@ class Trace:
     value: float
     standard_error: float
     products: int
-    note: str = ""  # what was computed without a recording, and why: see HessianOperator.linearized
+    note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
 
 
 def trace(
@@ -50,8 +50,9 @@ def trace(
         >>> round(trace(H, samples=9).value * 3 / 2, 3)
         14.0
 
-    Reference: Hutchinson, Commun. Stat. Simul. Comput. 19 (1990); Meyer, Musco, Musco, Woodruff, "Hutch++: Optimal
-        Stochastic Trace Estimation", SOSA 2021.
+    Reference:
+        Hutchinson, Commun. Stat. Simul. Comput. 19 (1990); Meyer, Musco, Musco, Woodruff, "Hutch++: Optimal Stochastic
+        Trace Estimation", SOSA 2021.
     """
     if method not in ("hutch++", "hutchinson"):
         raise BsamValueError(f'method must be "hutch++" or "hutchinson", got {method!r}')

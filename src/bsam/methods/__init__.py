@@ -73,7 +73,7 @@ class Method:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph of one step can replay all: no decision is made in Python, and no memory moves."""
+        """Whether a CUDA graph of one step can replay all, as no decision is made in Python and no memory moves."""
         return self.cls.capturable
 
 

@@ -21,15 +21,23 @@ class AESAM(SharpnessAware):
     r"""AE-SAM: SAM if ``|g|^2`` is large compared with its running mean and variance, else the plain gradient.
 
     .. math::
-        s = |g|^2, \ \mu \leftarrow \delta \mu + (1 - \delta) s, \ v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
+        d = \begin{cases}
+        \nabla L(w + \rho\, g / |g|) & \text{if } s \ge \mu + c_t \sqrt{v} \\
+        g & \text{otherwise}
+        \end{cases}
 
-        d = \nabla L(w + \rho\, g / |g|) \ \text{ if } s \ge \mu + c_t \sqrt{v}, \ \text{ else } g
+        g = \nabla L(w), \qquad s = |g|^2, \qquad c_t = \tfrac{t}{T} \lambda_1 + (1 - \tfrac{t}{T}) \lambda_2
 
-        c_t = \tfrac{t}{T} \lambda_1 + (1 - \tfrac{t}{T}) \lambda_2
+        \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
+
+    The first step has :math:`\mu = s` and :math:`v = 0`. Whether to make a second pass is decided on the host: a step
+    synchronizes with the device once, and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank decides
+    for itself, so its forward pass must not wait for the others (as SyncBatchNorm does), and each rank's
+    ``state_dict`` is its own.
 
     Args:
         rho: the radius.
-        decay: of the running mean and variance.
+        decay: :math:`\delta`, of the running mean and variance.
         lambda_1: the threshold at the end, in standard deviations.
         lambda_2: the threshold at the start.
         total_steps: T, the steps of the whole training.
@@ -47,10 +55,11 @@ class AESAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023. No
-    official code was found to compare with. Whether to make a second pass is decided on the host: a step synchronizes
-    with the device once, and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank decides for itself, so
-    its forward pass must not wait for the others (as SyncBatchNorm does), and each rank's ``state_dict`` is its own.
+    Reference:
+        Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023.
+
+    Differences from the paper:
+        None known for ``alpha=0``; no official code was found to compare with. ``alpha`` is ours.
     """
 
     title, reference = "AE-SAM", "Jiang et al., ICLR 2023"

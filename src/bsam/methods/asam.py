@@ -18,9 +18,9 @@ from ..core.vector import Vector
 class ASAM(SharpnessAware):
     r"""Adaptive SAM: a neighbourhood that scales with the weights, so that rescaling a layer does not change it.
 
-    .. math::  d = \nabla L(w + \rho\, T^2 g / |T g|), \qquad T = |w| + \eta
+    .. math::  d = \nabla L(w + \rho\, T^2 g / |T g|), \qquad T = |w| + \eta, \qquad g = \nabla L(w)
 
-    for weights and norm scales, and 1 for biases.
+    ``T`` acts elementwise; it is 1 for biases. Weights and the scales of norm layers have the ``T`` of the formula.
 
     Args:
         rho: the radius. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
@@ -37,9 +37,15 @@ class ASAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep
-    Neural Networks", ICML 2021. Norm scales are recognized by their names; without a model, every parameter of one
-    dimension counts as a bias. The real and the imaginary part of complex weights are scaled separately.
+    Reference:
+        Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural
+        Networks", ICML 2021.
+
+    Differences from the paper:
+        None known in the formula. The released code scales the parameters whose name contains "weight". Here these are
+        all parameters with two or more dimensions, and of the others those named "weight"; without a model, every
+        parameter of one dimension counts as a bias. The real and the imaginary part of complex weights are scaled
+        separately.
     """
 
     title, reference = "ASAM", "Kwon et al., ICML 2021"

@@ -23,12 +23,12 @@ class BSAM(SharpnessAware):
     (Not Bayesian SAM, which others call bSAM.)
 
     .. math::
-        g_{max} = \nabla L(w + \rho_{max}\, g / |g|), \qquad g_{min} = \nabla L(w - \rho_{min}\, g / |g|)
+        g_{\max} = \nabla L(w + \rho_{\max}\, g / |g|), \qquad g_{\min} = \nabla L(w - \rho_{\min}\, g / |g|)
 
-        d = g + g_{max} - \frac{|g_{max}|}{|g_{min}|}\, g_{min}
+        d = g + g_{\max} - \frac{|g_{\max}|}{|g_{\min}|}\, g_{\min}, \qquad g = \nabla L(w)
 
-    :math:`\rho_{min}` follows the learning rate from ``rho_min`` at ``lr_max`` down to ``rho_min_floor`` at ``lr_min``:
-    near a minimum a fixed one overshoots it, and :math:`g_{min}` turns against :math:`g`.
+    :math:`\rho_{\min}` follows the learning rate from ``rho_min`` at ``lr_max`` down to ``rho_min_floor`` at
+    ``lr_min``: near a minimum a fixed one overshoots it, and :math:`g_{\min}` turns against :math:`g`.
 
     Args:
         base: the optimizer that takes the step.
@@ -41,7 +41,9 @@ class BSAM(SharpnessAware):
             all steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's
             schedulers store in the group, or else the learning rate when the optimizer was built. A warm-up to that
             rate raises the radius with it. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
-            ``lr_scale``, timm's layer-wise decay, does not lower the radius.
+            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups hold it as
+            ``sharpness_lr_max``, and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have an ``lr_max``
+            of their own.
         lr_min: the learning rate at which it is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
             the radii (ours, not the paper's).
@@ -63,10 +65,15 @@ class BSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: the BSAM paper, Algorithm 1, Eqs. grad_L_s and rho_change. The released code differs in
-    ``start_from_min`` (off by default here) and in its first step, where it sets ``rho_min`` to 0. In the parameter
-    groups ``lr_max`` and ``lr_min`` are called ``sharpness_lr_max`` and ``sharpness_lr_min``: some base optimizers have
-    an ``lr_max`` of their own.
+    Reference:
+        Deng, Pang, Zhang, Huang, "Bilateral Sharpness-Aware Minimization for Flatter Minima", Algorithm 1.
+
+    Differences from the paper:
+        With the default arguments, none but for special cases: where :math:`|g_{\min}| = 0` the ratio is 0, and a
+        learning rate outside ``lr_min`` to ``lr_max`` leaves the radius downhill at its floor or at its top.
+        ``passes=2`` and ``adaptive=True`` are ours. The authors' released code steps from
+        :math:`w - \rho_{\min}\, g / |g|`, as ``start_from_min=True`` does, and has :math:`\rho_{\min} = 0` in its
+        first step.
     """
 
     title, reference = "BSAM", "Deng, Pang, Zhang, Huang"

@@ -20,10 +20,12 @@ class ESAM(SharpnessAware):
     r"""Efficient SAM: a perturbation of some of the weights, and the gradient there of the samples it affects most.
 
     .. math::
-        \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|, \qquad d = \nabla L_B(w + \epsilon)
+        d = \nabla L_B(w + \epsilon), \qquad \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|
 
-    Each parameter tensor is in S with probability beta. B is the fraction gamma of the samples whose losses rise most
-    from w to w + epsilon.
+    :math:`g_S` is the gradient with respect to the parameter tensors in S; each tensor is in S with probability
+    ``beta``. B is the fraction ``gamma`` of the samples, those whose losses rise most from :math:`w` to
+    :math:`w + \epsilon`. Each rank of DDP selects among its own samples. Sharded (FSDP) and compiled models compute all
+    gradients in the first pass, and those that are not in S are discarded.
 
     Args:
         rho: the radius.
@@ -46,11 +48,12 @@ class ESAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Each rank of DDP selects among its own samples. Sharded (FSDP) and compiled models compute all gradients in the
-    first pass, and those that are not in S are discarded.
+    Reference:
+        Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of Neural
+        Networks", ICLR 2022.
 
-    Reference: Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of
-    Neural Networks", ICLR 2022.
+    Differences from the paper:
+        None known.
     """
 
     title, reference = "ESAM", "Du et al., ICLR 2022"

@@ -17,7 +17,11 @@ class FisherSAM(SharpnessAware):
     r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information, where steep entries move less.
 
     .. math::
-        d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad F^{-1} = 1 / (1 + \eta\, g^2)
+        d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad g = \nabla L(w)
+
+        F^{-1} = 1 / (1 + \eta\, g^2) \quad \text{elementwise}
+
+    The result depends on the scale of the loss; that of a ``GradScaler`` is taken out first.
 
     Args:
         rho: the radius.
@@ -34,8 +38,11 @@ class FisherSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022.
-    No official code was found.
+    Reference:
+        Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022.
+
+    Differences from the paper:
+        None known; no official code was found to compare with.
     """
 
     title, reference = "Fisher SAM", "Kim et al., ICML 2022"

@@ -18,14 +18,16 @@ class FriendlySAM(SharpnessAware):
     r"""Friendly SAM (F-SAM): perturb along what is particular to this batch, without the running mean of the gradients.
 
     .. math::
-        d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad m \leftarrow \lambda m + (1 - \lambda) g
+        d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad g = \nabla L(w)
 
-    The first step has no mean yet and perturbs along ``g``.
+        m \leftarrow \lambda m + (1 - \lambda) g
+
+    The first step has no mean yet: it perturbs along ``g``, which becomes the mean.
 
     Args:
         rho: the radius. The paper's for CIFAR-100: 0.2.
         sigma: the weight of the mean that is subtracted.
-        decay: of the mean. The paper's for CIFAR-100: 0.6.
+        decay: :math:`\lambda`, of the mean. The paper's for CIFAR-100: 0.6.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -38,8 +40,12 @@ class FriendlySAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024. The paper updates the
-    mean before it subtracts it: the same direction for ``sigma = 1``.
+    Reference:
+        Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024.
+
+    Differences from the paper:
+        The paper updates the mean before it subtracts it. For ``sigma=1`` this gives the same direction, for other
+        values another one.
     """
 
     title, reference = "F-SAM", "Li et al., CVPR 2024"

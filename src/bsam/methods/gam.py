@@ -18,7 +18,8 @@ from ..core.vector import TINY, Vector
 class GAM(SharpnessAware):
     r"""Gradient norm Aware Minimization: flat to first order, where the gradient stays small all around.
 
-    The released form, without second derivatives, with :math:`h = g_1 - g` and :math:`\epsilon = \rho_n h / |h|`:
+    The released form, without second derivatives, with :math:`g = \nabla L(w)`, :math:`h = g_1 - g` and
+    :math:`\epsilon = \rho_n h / |h|`:
 
     .. math::
         g_1 = \nabla L(w + \rho\, g / |g|), \quad g_2 = \nabla L(w + \epsilon),
@@ -31,7 +32,7 @@ class GAM(SharpnessAware):
 
     Args:
         rho: the radius of the differences (released form only).
-        rho_norm: the radius within which the gradient should stay small.
+        rho_norm: :math:`\rho_n`, the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
         gamma: the weight of the orthogonal part; in the paper's form its alpha, the weight of the flatness term.
         form: ``"released"`` or ``"paper"``; neither is a special case of the other.
@@ -47,8 +48,13 @@ class GAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves
-    Generalization", CVPR 2023.
+    Reference:
+        Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves
+        Generalization", CVPR 2023.
+
+    Differences from the paper:
+        The default is the form of the released code, which is another method than the paper's; ``form="paper"`` is the
+        paper's.
     """
 
     title, reference = "GAM", "Zhang et al., CVPR 2023"

@@ -18,7 +18,9 @@ from ..core.vector import Vector
 class GSAM(SharpnessAware):
     r"""Surrogate-Gap Guided SAM: SAM's gradient, minus the part of the gradient that is orthogonal to it.
 
-    .. math::  d = g_p - \alpha\, (g - \mathrm{proj}_{g_p} g), \qquad g_p = \nabla L(w + \rho_t\, g / |g|)
+    .. math::
+        d = g_p - \alpha\, (g - \mathrm{proj}_{g_p} g), \qquad g_p = \nabla L(w + \rho_t\, g / |g|), \qquad
+        g = \nabla L(w)
 
     Args:
         rho: the radius, at its largest.
@@ -40,8 +42,13 @@ class GSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves
-    Sharpness-Aware Training", ICLR 2022. The projection is over all parameters at once.
+    Reference:
+        Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves
+        Sharpness-Aware Training", ICLR 2022.
+
+    Differences from the paper:
+        The radius is constant unless ``rho_floor`` is given; the paper's follows the learning rate. The projection is
+        over all parameters at once.
     """
 
     title, reference = "GSAM", "Zhuang et al., ICLR 2022"

@@ -20,6 +20,9 @@ class KSAM(SharpnessAware):
 
     .. math::  d = \nabla L_K(w + \rho\, g / |g|), \qquad g = \nabla L_K(w)
 
+    K are the k samples. Each rank of DDP chooses among its own samples. Statistics of batch norm are updated in the
+    forward pass that finds the samples, the only one over the whole batch.
+
     Args:
         rho: the radius.
         k: the number of samples; a smaller batch is used whole.
@@ -38,9 +41,12 @@ class KSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein, "K-SAM: Sharpness-Aware Minimization at the Speed of
-    SGD", 2022. Each rank of DDP chooses among its own samples. Statistics of batch norm are updated in the forward pass
-    that finds the samples, the only one over the whole batch.
+    Reference:
+        Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein, "K-SAM: Sharpness-Aware Minimization at the Speed of SGD",
+        2022.
+
+    Differences from the paper:
+        None known in the formula. The default of ``k`` is ours; it was not compared with the paper's.
     """
 
     title, reference = "K-SAM", "Ni et al., 2022"

@@ -18,9 +18,12 @@ class LookSAM(SharpnessAware):
     r"""LookSAM: SAM every k-th step; in between, the gradient and the last orthogonal part of SAM's gradient.
 
     .. math::
-        t \bmod k = 0: \quad d = g_s = \nabla L(w + \rho\, g / |g|), \qquad g_v = g_s - \mathrm{proj}_g\, g_s
+        d = \begin{cases}
+        g_s & \text{if } t \bmod k = 0 \\
+        g + \alpha\, \frac{|g|}{|g_v|}\, g_v & \text{otherwise}
+        \end{cases}
 
-        \text{else}: \quad d = g + \alpha\, \frac{|g|}{|g_v|}\, g_v
+        g_s = \nabla L(w + \rho\, g / |g|), \qquad g_v = g_s - \mathrm{proj}_g\, g_s, \qquad g = \nabla L(w)
 
     Args:
         rho: the radius.
@@ -38,8 +41,11 @@ class LookSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
-    Norms are over all parameters.
+    Reference:
+        Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
+
+    Differences from the paper:
+        None known. Norms and projections are over all parameters; several other implementations take them per tensor.
     """
 
     title, reference = "LookSAM", "Liu et al., CVPR 2022"

@@ -23,6 +23,8 @@ class MESA(Distillation):
         \mathrm{CE}(z, y)
         + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(\bar z / \tau)\, \|\, \mathrm{softmax}(z / \tau))
 
+    with the logits :math:`z`, and :math:`\bar z` those of a moving average of the model.
+
     Any optimizer can minimise it. The moving average is updated after each step of ``optimizer`` and is part of
     ``state_dict``; it is evaluated in eval mode, without gradients. In eval mode the loss is the cross-entropy. In DDP
     every rank averages the same weights; buffers (statistics of batch norm) are the rank's own.
@@ -31,8 +33,8 @@ class MESA(Distillation):
         model: the network in training (or its DDP or compiled wrapper).
         optimizer: the optimizer after whose steps the average is updated.
         decay: of the average.
-        lam: the weight of the second term.
-        tau: the temperature.
+        lam: :math:`\lambda`, the weight of the second term.
+        tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
         label_smoothing: of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
@@ -47,7 +49,11 @@ class MESA(Distillation):
         >>> bool(loss(model(x), y, inputs=x) > nn.functional.cross_entropy(model(x), y))
         True
 
-    Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022.
+    Reference:
+        Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022.
+
+    Differences from the paper:
+        None known.
     """
 
     title, reference = "MESA", "Du et al., NeurIPS 2022"

@@ -21,7 +21,8 @@ class MSAM(SharpnessAware):
 
     .. math::  d = \nabla L(w - \rho\, v / |v|)
 
-    with SGD's momentum buffer or Adam's first moment as ``v``. The first step has none and is unperturbed.
+    with SGD's momentum buffer or Adam's first moment as ``v``. The first step has none and is unperturbed. ``step``
+    returns the loss at the perturbed point: the only pass.
 
     Args:
         base: the optimizer that takes the step; it must have momentum.
@@ -39,9 +40,13 @@ class MSAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead",
-    2024. The released code leaves the weights perturbed between steps and decays them there; here they are back at
-    ``w`` after each step, and decay acts there. ``step`` returns the loss at the perturbed point: the only pass.
+    Reference:
+        Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead", 2024.
+
+    Differences from the paper:
+        None known in the formula. The released code leaves the weights perturbed between steps and decays them there;
+        here they are back at ``w`` after each step, and weight decay acts there. Without weight decay the trajectory is
+        the same.
     """
 
     title, reference = "MSAM", "Becker et al., 2024"

@@ -16,7 +16,7 @@ from ..core.vector import Vector
 class PGN(SharpnessAware):
     r"""Penalizing the gradient norm: a weighted mean of the gradient and SAM's gradient.
 
-    .. math::  d = (1 - \alpha)\, g + \alpha\, \nabla L(w + \rho\, g / |g|)
+    .. math::  d = (1 - \alpha)\, g + \alpha\, \nabla L(w + \rho\, g / |g|), \qquad g = \nabla L(w)
 
     Args:
         rho: the radius.
@@ -33,8 +33,12 @@ class PGN(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning",
-    ICML 2022. The released code has ``g / |g|`` in place of the first ``g``; this is the paper's form.
+    Reference:
+        Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning", ICML
+        2022.
+
+    Differences from the paper:
+        None known. The released code differs from both: it has ``g / |g|`` in place of the first ``g``.
     """
 
     title, reference = "PGN", "Zhao et al., ICML 2022"

@@ -18,7 +18,11 @@ class RST(SharpnessAware):
     r"""Randomized Sharpness-Aware Training: SAM with probability p, else the plain gradient; G-RST by ``gamma``.
 
     .. math::
-        d = (1 - \gamma)\, g + \gamma\, \nabla L(w + \rho\, g / |g|) \ \text{ with probability } p, \ \text{ else } g
+        d = \begin{cases}
+        (1 - \gamma)\, g + \gamma\, \nabla L(w + \rho\, g / |g|) & \text{with probability } p \\
+        g & \text{otherwise}
+        \end{cases}
+        \qquad g = \nabla L(w)
 
     Args:
         rho: the radius.
@@ -37,8 +41,12 @@ class RST(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Zhao, Zhang, Hu, "Randomized Sharpness-Aware Training for Boosting Computational Efficiency in Deep
-    Learning", 2022.
+    Reference:
+        Zhao, Zhang, Hu, "Randomized Sharpness-Aware Training for Boosting Computational Efficiency in Deep Learning",
+        2022.
+
+    Differences from the paper:
+        None known.
     """
 
     title, reference = "RST", "Zhao et al., 2022"

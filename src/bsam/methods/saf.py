@@ -20,7 +20,9 @@ class SAF(Distillation):
 
     .. math::
         \mathrm{CE}(z, y)
-        + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))
+        + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{\mathrm{past}} / \tau)\, \|\, \mathrm{softmax}(z / \tau))
+
+    with the logits :math:`z` and, of ``epochs_back`` epochs ago, :math:`z_{\mathrm{past}}`.
 
     Any optimizer can minimise it. In train mode the logits of a sample are stored once an epoch, the first time it is
     seen, so that further passes of a sharpness-aware optimizer do not change them. Non-finite logits are not stored. In
@@ -31,8 +33,8 @@ class SAF(Distillation):
     Args:
         samples: the size of the training set.
         classes: the number of logits of a sample.
-        lam: the weight of the second term.
-        tau: the temperature.
+        lam: :math:`\lambda`, the weight of the second term.
+        tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
         epochs_back: how old the logits are.
         label_smoothing: of the cross-entropy.
@@ -48,8 +50,12 @@ class SAF(Distillation):
         >>> bool(loss(2 * z, y, indices=indices) > torch.nn.functional.cross_entropy(2 * z, y))
         True
 
-    Reference: Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022. A sample that was not seen
-    at that time adds no second term; the released code uses zeros there.
+    Reference:
+        Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022.
+
+    Differences from the paper:
+        A sample that was not seen ``epochs_back`` epochs ago adds no second term; the released code uses zeros as its
+        logits.
     """
 
     title, reference = "SAF", "Du et al., NeurIPS 2022"

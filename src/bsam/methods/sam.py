@@ -35,8 +35,12 @@ class SAM(SharpnessAware):
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
-    Reference: Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving
-    Generalization", ICLR 2021.
+    Reference:
+        Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization",
+        ICLR 2021.
+
+    Differences from the paper:
+        None known.
     """
 
     title, reference = "SAM", "Foret et al., ICLR 2021"

@@ -30,11 +30,11 @@ class LandscapeInfo:
     title: str
     group: str
     axis: list[float]
-    loss: list[list[float]]  # a row for each point along the first direction
+    loss: list[list[float]]  #: a row for each point along the first direction
     centre: float
-    lowest: float  # of what is finite
+    lowest: float  #: of what is finite
     highest: float
-    share_near: float  # of the grid, where the loss is at most 0.1 above that of the centre
+    share_near: float  #: of the grid, where the loss is at most 0.1 above that of the centre
 
 
 def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[LandscapeInfo]:

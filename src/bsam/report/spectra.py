@@ -36,7 +36,7 @@ class SpectrumInfo:
     converged: bool
     products: int
     which: str = "largest"
-    note: str = ""  # as in Eigenvalues
+    note: str = ""  #: as in Eigenvalues
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DensityInfo:
     second_moment: float
     sigma: float
     products: int
-    note: str = ""  # as in Density
+    note: str = ""  #: as in Density
 
 
 def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str = "largest") -> list[SpectrumInfo]:

@@ -52,10 +52,10 @@ class Task(ABC):
     """
 
     measure: ClassVar[Measure]
-    logits: ClassVar[bool] = False  # whether outputs are logits and the first target is the class: SAF and MESA need it
-    samples: int  # to train on
-    classes: int  # outputs of a sample
-    smoothing: float = 0.0  # torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
+    logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
+    samples: int  #: to train on
+    classes: int  #: outputs of a sample
+    smoothing: float = 0.0  #: torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
 
     @abstractmethod
     def __init__(self, run: TaskSettings, device: torch.device, data_dir: Path | None = None) -> None: ...

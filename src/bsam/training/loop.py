@@ -41,8 +41,8 @@ def fit(
     """Train one network.
 
     With a folder, every epoch is saved there: called again, an interrupted run continues after its last finished epoch
-    and ends as it would have ended, on a CPU bit for bit; a non-finite loss raises :class:`Diverged`. Without a folder
-    such a run continues to its end, and its metrics are NaN.
+    and ends as it would have ended, on a CPU bit for bit; a non-finite loss raises
+    :class:`bsam.training.loop.Diverged`. Without a folder such a run continues to its end, and its metrics are NaN.
 
     Started by ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's
     share, and methods that choose samples (esam, ksam) choose from it: two processes give the result of one only in

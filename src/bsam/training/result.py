@@ -37,14 +37,14 @@ class Result:
 
     run: Run
     epochs: tuple[Epoch, ...]
-    seconds_per_step: float  # the mean over an epoch, whose steps may differ; of these the median
-    top_eigenvalue: float | None = None  # the largest of the Hessian; NaN where that is not finite
+    seconds_per_step: float  #: the mean over an epoch, whose steps may differ; of these the median
+    top_eigenvalue: float | None = None  #: the largest of the Hessian; NaN where that is not finite
     relief: LossSurface | None = None
-    measure: str = "accuracy"  # of the task
+    measure: str = "accuracy"  #: of the task
 
     @property
     def last(self) -> Epoch:
-        """The epoch that is reported: the last one, never the best one."""
+        """The epoch that is reported, which is the last one and never the best one."""
         return self.epochs[-1]
 
     @property

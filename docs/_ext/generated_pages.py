@@ -1,0 +1,173 @@
+"""Pages that are made from the code: one for each method, their overview, and the help of every command."""
+
+import argparse
+import os
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from bsam.cli import _parser
+from bsam.methods import METHODS, Method
+from bsam.training import Run
+
+OVERVIEW = """\
+# Methods
+
+All optimizers are used alike: `bsam.GSAM(base, model)`. `SAF` and `MESA` are losses, for any optimizer.
+
+:::{{container}} wide-last-column
+| class | passes | extra memory | needs | when to use it |
+|---|---|---|---|---|
+{rows}
+:::
+
+**Passes** are forward and backward passes of the whole batch in a step, with the default arguments. Those of LookSAM,
+AE-SAM and RST are averages; AE-SAM's depends on the data. ESAM leaves out some gradients in its first pass and half of
+the samples in its second, K-SAM takes both on `k` samples, and each needs one more forward pass to choose them.
+
+**Extra memory** is beyond the base optimizer's own peak, in units of the parameters' size, measured on the CPU by
+`benchmarks/memory.py`. What is kept is there between steps, and in `state_dict` (of the loss itself, for SAF and MESA).
+
+**CUDA graphs** always replay the same step, so they cannot contain what changes from step to step. Steps of these
+methods can be captured: {captured}.
+
+```{{toctree}}
+:hidden:
+
+{toctree}
+```
+"""
+PAGE = """\
+# {title}
+
+{purpose}
+
+:::{{list-table}}
+:stub-columns: 1
+:class: facts
+
+* - Passes
+  - {passes:g} per step
+* - Extra memory
+  - {memory} ([in units of the parameters' size](index.md))
+* - Needs
+  - {needs}
+* - CUDA graph
+  - a step {captured} be captured
+* - Command
+  - `bsam train --method {name}`
+* - Paper
+  - {reference}
+:::
+
+```{{eval-rst}}
+.. autoclass:: bsam.{cls}
+{options}
+```
+
+{after}
+"""
+OPTIMIZER = (
+    "[`step`](../reference/optimizers.md), `backward` and `state_dict` are those of "
+    "{class}`bsam.SharpnessAware`; [which radius to start with](../guides/methods-and-radii.md)."
+)
+LOSS = "It is a `torch.nn.Module`: `state_dict` holds what it remembers."
+COMMANDS = """\
+# Command line
+
+`bsam` and `python -m bsam` are the same command. `bsam COMMAND --help` prints what is below.
+
+{commands}
+"""
+SETTINGS = """\
+# Settings of a run
+
+The arguments of {{class}}`bsam.training.Run`, and with dashes the flags of [`bsam train`](command-line.md).
+
+:::{{container}} wide-last-column
+| setting | default | what it is |
+|---|---|---|
+{rows}
+:::
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its path below docs/."""
+    return {
+        "methods/index.md": overview(),
+        **{f"methods/{name}.md": method_page(method) for name, method in METHODS.items()},
+        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, settings()))),
+        "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, parsers()))),
+    }
+
+
+def overview() -> str:
+    """Return the page with the table of all methods."""
+    rows = (
+        f"| [`{m.cls.__name__}`]({m.name}.md) | {m.passes:g} | {m.memory} | {m.needs or '-'} | {m.purpose} |"
+        for m in METHODS.values()
+    )
+    captured = ", ".join(m.title for m in METHODS.values() if m.capturable)
+    return OVERVIEW.format(rows="\n".join(rows), toctree="\n".join(METHODS), captured=captured)
+
+
+def method_page(method: Method) -> str:
+    """Return the page of a method."""
+    return PAGE.format(
+        title=method.title,
+        purpose=method.purpose,
+        passes=method.passes,
+        memory=method.memory,
+        needs=method.needs or "nothing but a closure that returns the loss",
+        captured="can" if method.capturable else "cannot",
+        name=method.name,
+        reference=method.reference,
+        cls=method.cls.__name__,
+        options="   :members: set_epoch, forward" if method.is_loss else "",
+        after=LOSS if method.is_loss else OPTIMIZER,
+    )
+
+
+def settings() -> list[Field[Any]]:
+    """Return the settings of a run, the method and its arguments first."""
+    return sorted(fields(Run), key=lambda setting: setting.kw_only is True)
+
+
+def setting_row(setting: Field[Any]) -> str:
+    """Return the row of a setting, with the help that the command line shows."""
+    default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
+    about = setting.metadata.get("help", "the arguments of the method, by name")
+    return f"| `{setting.name}` | {default} | {about} |"
+
+
+def parsers() -> list[argparse.ArgumentParser]:
+    """Return the parser of ``bsam`` and those of its commands."""
+    main = _parser()
+    (commands,) = (action for action in main._actions if isinstance(action, argparse._SubParsersAction))
+    return [main, *commands.choices.values()]
+
+
+def help_of(parser: argparse.ArgumentParser) -> str:
+    """Return the section of a command."""
+    return f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
+
+
+def write(app: Any) -> None:
+    """Write the pages that have changed, and remove those of methods that are gone."""
+    os.environ["COLUMNS"] = "90"  # of argparse
+    made = pages()
+    for path in Path(app.srcdir, "methods").glob("*.md"):
+        if f"methods/{path.name}" not in made:
+            path.unlink()
+    for name, text in made.items():
+        path = Path(app.srcdir, name)
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Write the pages before Sphinx looks for its sources."""
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

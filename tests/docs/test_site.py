@@ -1,0 +1,178 @@
+"""The documentation builds without a warning, its links lead somewhere, and it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise, takewhile
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+import bsam.flatness
+import bsam.training
+from bsam.methods import METHODS, Method
+
+ROOT = Path(__file__).parents[2]
+EXTERNAL = ("http:", "https:", "//", "mailto:")
+VOID = {"br", "col", "hr", "img", "input", "link", "meta", "source"}  # elements without an end
+
+
+class Page(HTMLParser):
+    """The links, the anchors, what is loaded, and the text of the elements of a page."""
+
+    def __init__(self, html: Path | str) -> None:
+        super().__init__()
+        self.links, self.anchors, self.loads = list[str](), set[str](), list[str]()
+        self.texts = list[tuple[str, str]]()  # of elements that are closed, innermost first: (tag.class, text)
+        self._open = list[tuple[str, str, list[str]]]()
+        self.feed(html if isinstance(html, str) else html.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if "href" in values:
+            linked = tag != "link" or values.get("rel") in ("index", "search", "next", "prev")
+            (self.links if linked else self.loads).append(values["href"])
+        self.loads += [values[name] for name in ("src", "data", "poster") if name in values]
+        self.loads += re.findall(r"url\(([^)]*)\)", values.get("style", ""))
+        if tag not in VOID:
+            self._open.append((tag, f"{tag}.{values.get('class', '')}", []))
+
+    def handle_data(self, data: str) -> None:
+        for _, _, text in self._open:
+            text.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        while any(tag == own for own, *_ in self._open):
+            own, name, text = self._open.pop()
+            self.texts.append((name, " ".join("".join(text).split())))
+            if own == tag:
+                break
+
+    def text(self, start: str) -> list[str]:
+        """Return the texts of all elements whose ``tag.class`` begins with ``start``."""
+        return [text for name, text in self.texts if name.startswith(start)]
+
+
+def pages_of(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def dead_links(site: Path, pages: dict[Path, Page]) -> list[str]:
+    """Return the links to pages and anchors of the site, and what it loads, that are not there."""
+    dead = []
+    for path, page in pages.items():
+        for link in (*page.links, *page.loads):
+            if link.startswith((*EXTERNAL, "data:")):
+                continue
+            address, anchor = urldefrag(link)
+            target = (path.parent / unquote(urlsplit(address).path)).resolve() if address else path
+            if not target.is_file() or (anchor and target in pages and unquote(anchor) not in pages[target].anchors):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    return dead
+
+
+def foreign_loads(site: Path, pages: dict[Path, Page]) -> list[str]:
+    """Return what pages and style sheets load from another host."""
+    loads = [(path, load) for path, page in pages.items() for load in page.loads]
+    for path in site.rglob("*.css"):
+        css = path.read_text(encoding="utf-8")
+        loads += [(path, load.strip("\"' ")) for load in re.findall(r"url\(([^)]*)\)", css)]
+        loads += [(path, load) for load in re.findall(r"@import\s+[\"']([^\"']*)", css)]
+    return [f"{path.relative_to(site)}: {load}" for path, load in loads if load.startswith(EXTERNAL)]
+
+
+def missing_parts(page: Page, method: Method) -> list[str]:
+    """Return what the page of a method does not say."""
+    facts = dict(zip(page.text("th.stub"), page.text("td."), strict=True))
+    needs = method.needs or "nothing but a closure that returns the loss"
+    wanted = {
+        "Passes": f"{method.passes:g} per step",
+        "Needs": needs,
+        "CUDA graph": f"a step {'can' if method.capturable else 'cannot'} be captured",
+        "Paper": method.reference,
+    }
+    missing = [name for name, value in wanted.items() if facts.get(name) != value]
+    missing += [] if facts.get("Extra memory", "").startswith(f"{method.memory} (") else ["Extra memory"]
+    missing += [] if page.text("h1")[0].startswith(method.title) else ["title"]
+    missing += [] if method.purpose.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}") in page.text("p.") else ["purpose"]
+    missing += [] if any(page.text("div.formula")) else ["formula"]
+    described = {text.split(" ")[0] for text in page.text("li.")}
+    missing += [name for name in inspect.signature(method.cls).parameters if name not in described]
+    docstring = takewhile(lambda element: not element[0].startswith("dl.py class"), page.texts)
+    paragraphs = [(name, text) for name, text in docstring if name.startswith("p.")]
+    sections = {title: text for (name, title), (_, text) in pairwise(paragraphs) if name == "p.rubric"}
+    missing += [] if re.search(r"“.+”.*(\d{4}|Algorithm 1)\.", sections.get("Reference", "")) else ["Reference"]
+    missing += [] if sections.get("Differences from the paper") else ["Differences from the paper"]
+    missing += [] if any(text.startswith(">>>") for text in page.text("pre")) else ["Example"]
+    return missing
+
+
+def test_the_site_is_complete(tmp_path: Path) -> None:
+    site = tmp_path / "html"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(ROOT / "docs"), str(site)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    pages = pages_of(site)
+    assert dead_links(site, pages) == []
+    assert foreign_loads(site, pages) == []
+    missing = {name: missing_parts(pages[site / f"methods/{name}.html"], method) for name, method in METHODS.items()}
+    assert missing == {name: [] for name in METHODS}
+
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    found = {name: index["docnames"][page] for page, *_, name in index["objects"]["bsam"]}
+    assert {m.cls.__name__: found.get(m.cls.__name__) for m in METHODS.values()} == {
+        m.cls.__name__: f"methods/{name}" for name, m in METHODS.items()
+    }
+    for module in (bsam, bsam.flatness, bsam.training):
+        names = {name for name in dir(module) if not name.startswith("_") and not inspect.ismodule(vars(module)[name])}
+        assert names <= {name for *_, name in index["objects"][module.__name__]}
+    commands = pages[site / "reference/command-line.html"]
+    titles = [text.rstrip("\N{PILCROW SIGN}") for text in commands.text("h2")]
+    assert {"bsam", "bsam list", "bsam demo", "bsam train", "bsam run", "bsam flatness"} <= set(titles)
+    assert all(text.startswith(f"usage: {title} [") for title, text in zip(titles, commands.text("pre"), strict=True))
+
+    page = (site / "methods/pgn.html").read_text(encoding="utf-8")  # the checks above find what is missing
+    for part, fault in (
+        ("Reference", page.replace("2022.", "")),
+        ("Differences from the paper", page.replace("Differences from the paper", "")),
+        ("Differences from the paper", page.replace("<p>None known. The released", "The released")),
+        ("Example", page.replace("&gt;&gt;&gt;", "")),
+        ("formula", page.replace('class="formula"', "")),
+        ("alpha", page.replace("<strong>alpha</strong>", "")),
+        ("Passes", page.replace("2 per step", "3 per step")),
+    ):
+        assert fault != page
+        assert part in missing_parts(Page(fault), METHODS["pgn"])
+
+
+@pytest.mark.parametrize(
+    ("page", "dead", "foreign"),
+    [
+        ('<a href="b.html">', [], []),
+        ('<a href="b.html#there">', [], []),
+        ('<a href="#here" id="here"><img src="data:image/png;base64,">', [], []),
+        ('<a href="https://example.org">', [], []),
+        ('<a href="c.html">', ["a.html: c.html"], []),
+        ('<a href="b.html#gone">', ["a.html: b.html#gone"], []),
+        ('<a href="#gone">', ["a.html: #gone"], []),
+        ('<img src="gone.png">', ["a.html: gone.png"], []),
+        ('<script src="https://example.org/a.js"></script>', [], ["a.html: https://example.org/a.js"]),
+        ('<link rel="stylesheet" href="//example.org/a.css">', [], ["a.html: //example.org/a.css"]),
+        ('<link rel="stylesheet" href="a.css">', [], ["a.css: https://example.org/f", "a.css: http://example.org/b"]),
+    ],
+)
+def test_faulty_pages_are_found(tmp_path: Path, page: str, dead: list[str], foreign: list[str]) -> None:
+    (tmp_path / "a.html").write_text(page)
+    (tmp_path / "b.html").write_text('<p id="there">')
+    if '"a.css"' in page:
+        (tmp_path / "a.css").write_text('@import "http://example.org/b"; p {src: url("https://example.org/f")}')
+    pages = pages_of(tmp_path)
+    assert (dead_links(tmp_path, pages), foreign_loads(tmp_path, pages)) == (dead, foreign)
