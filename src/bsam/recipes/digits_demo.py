@@ -9,7 +9,7 @@ The shared settings and the candidates were set with runs of seeds 20000 to 2000
 of two numbers: the accuracy on the validation set, and the share of flipped labels that the network predicts. Learning
 rates from 0.02 to 0.2, batches of 32 and 64, and 20 to 30 epochs were tried: at 0.03, batch 64 and 30 epochs SGD
 predicts more than nine of ten flipped labels at the end. Without the warm-up, BSAM with both radii 0.2 did not learn at
-all with one seed of four.
+all with two seeds of four.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def draw_curves(ax: Any, curves: Sequence[Curve], which: int, label: str) -> Non
         _draw_curve(ax, curve.metrics[which], curve.title, number, len(curves) > MAX_BANDS)
     ax.set_xlabel("epoch")
     ax.set_ylabel(label)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
     tidy(ax)
 
 

@@ -23,7 +23,7 @@ from .settings import TaskSettings
 from .task import Measure, Task, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
-MEMORISED_SAMPLES = 5000  # at most as many flipped labels are looked at after an epoch, half as many as CIFAR's test set
+MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
 
 _load_cached = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
 
@@ -97,12 +97,14 @@ class Classification(Task):
         """Return cross-entropy, without label smoothing, and accuracy.
 
         Where training labels are flipped, also ``memorised``: the share of flipped training samples, not augmented, for
-        which the network predicts the flipped label. With more than :data:`MEMORISED_SAMPLES` it is of as many of them.
+        which the network predicts the flipped label. Of more than :data:`MEMORISED_SAMPLES`, evenly spaced ones count.
         """
         split = self.run.eval_split
         loss, accuracy = self._loss_and_accuracy(network, self._eval_split)
         found = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
-        return found | ({"memorised": self._loss_and_accuracy(network, self._memorised)[1]} if len(self._memorised) else {})
+        if len(self._memorised):
+            found["memorised"] = self._loss_and_accuracy(network, self._memorised)[1]
+        return found
 
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
