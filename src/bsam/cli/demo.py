@@ -43,5 +43,6 @@ def add(commands: Any) -> None:
 def _demo(arguments: argparse.Namespace) -> None:
     recipe = demo_recipe(arguments.methods)
     runs = recipe.runs(seeds=arguments.seeds, first_seed=arguments.seed)
-    runs = [replace(run, epochs=arguments.epochs) for run in runs]
+    epochs = arguments.epochs
+    runs = [replace(run, epochs=epochs, warmup=min(run.warmup, epochs)) for run in runs]
     run_recipe(arguments, recipe, runs, runs)

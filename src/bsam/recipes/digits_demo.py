@@ -96,7 +96,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
     """Return the demo with these methods."""
     return Recipe(
         "demo",
-        "Digits with flipped training labels: who learns them by heart?",
+        "Digits with 40 % of the training labels flipped: which methods learn them by heart",
         grid(methods),
         by_method,
         figures=("demo",),

@@ -131,13 +131,11 @@ def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState], sgd: M
 
 
 def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
-    """Return what tuning chose for a run: settings and arguments of its method, without those that tell its variant."""
+    """Return what tuning chose for a run: the settings, and arguments of its method, in which the candidates differ."""
     candidates = recipe.tuning.settings(run) if recipe.tuning is not None else []
-    names = dict.fromkeys(name for candidate in candidates for name in candidate)
-    arguments = run.arguments if "arguments" in names else {}
-    own = {name: value for name, value in arguments.items() if name not in variant_of(run).arguments}
-    found = {name: getattr(run, name) for name in names if name != "arguments"} | own
-    return found or None
+    tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
+    varied = {name for each in tried for name in each if each[name] != tried[0][name]} - {"arguments"}
+    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in varied} or None
 
 
 def score_title(run: Run) -> str:
@@ -218,10 +216,11 @@ def chosen_text(chosen: Mapping[str, Any] | None) -> str:
     """Return the settings that tuning chose as text.
 
     Example:
-        >>> chosen_text({"weight_decay": 0.1}), chosen_text({"rho_max": 0.1, "rho_min": 0.1}), chosen_text(None)
-        ('weight_decay 0.1', 'rho_max 0.1, rho_min 0.1', '-')
+        >>> chosen_text({"rho_max": 0.1, "rho_min": 0.1}), chosen_text({"weight_decay": 0.1}), chosen_text(None)
+        ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
     """
-    return ", ".join(f"{name} {value:g}" for name, value in (chosen or {}).items()) or "-"
+    words = {"weight_decay": "weight decay"}
+    return ", ".join(f"{words.get(name, name)} {value:g}" for name, value in (chosen or {}).items()) or "-"
 
 
 def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
