@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "demo",
-        help="SGD, SAM and BSAM, or any other methods, on handwritten digits, in about a minute",
+        help="SGD, SAM and BSAM, or any other methods, on digits with flipped labels, in about a minute",
         description=DESCRIPTION,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
