@@ -60,7 +60,9 @@ def _draw_eigenvalues(ax: Any, values: Sequence[SeedStatistics | None]) -> None:
             ax.errorbar(number, found.mean, found.std, color=colour, marker="o", markersize=7, capsize=4)
     ax.set_xticks([])
     ax.set_xlim(-0.5, len(values) - 0.5)
-    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    ends = [0.0, *(found.mean + side * (found.std or 0.0) for found in values if found is not None for side in (-1, 1))]
+    margin = 0.06 * (max(ends) - min(ends)) or 1.0
+    ax.set_ylim(min(ends) - margin, max(ends) + margin)
     ax.set_ylabel("largest eigenvalue of the Hessian")
     tidy(ax)
 
