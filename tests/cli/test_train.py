@@ -44,7 +44,8 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     assert len(epochs) == len(metrics) == 3
     for i, (line, found) in enumerate(zip(epochs, metrics, strict=True)):
         losses = f"train loss {found['train_loss']:.4f}  test loss {found['test_loss']:.4f}"
-        assert line.startswith(f"epoch {i + 1}/3  {losses}  test accuracy {found['test_accuracy']:.4f}  BilS ")
+        shares = f"test accuracy {found['test_accuracy']:.4f}  memorised {found['memorised']:.4f}"
+        assert line.startswith(f"epoch {i + 1}/3  {losses}  {shares}  BilS ")
         assert re.search(r"  lr \S+  rho_min \S+  .*" + (r"left \d+:\d\d$" if i < 2 else r" s$"), line)
     assert last.startswith(f"After epoch 3: train loss {metrics[2]['train_loss']:.4f}  ")
     eigenvalue = json.loads((folder / "curvature.json").read_text())["top_eigenvalue"]

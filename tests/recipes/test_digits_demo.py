@@ -3,28 +3,36 @@ from dataclasses import replace
 import pytest
 
 import bsam
+from bsam.methods import METHODS
 from bsam.recipes import runner
-from bsam.recipes.digits_demo import DEFAULT, NOISE_RATES, candidates, demo_recipe
+from bsam.recipes.digits_demo import DEFAULT, TUNED_SGD, by_method, candidates, demo_recipe
 from bsam.recipes.runner import run_all, tuning_runs, with_tuned_settings
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 
-SAME = {"seed": 0, "eval_split": "test", "radius": None, "curvature": False, "relief": None}
+SHARED = {
+    "lr": 0.04,
+    "warmup": 3,
+    "weight_decay": 5e-4,
+    "epochs": 25,
+    "batch": 64,
+    "label_smoothing": 0.0,
+    "label_noise": 0.4,
+}
+ROWS = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
+
+
+def second_is_best(run):
+    """The score singles the second candidate of each row out."""
+    chosen = ({"rho": 0.2}, {"rho_max": 0.1, "rho_min": 0.1})
+    return 0.9 if run.arguments in chosen or run.weight_decay == 0.1 else 0.5
 
 
 @pytest.fixture
 def asked(fake_fit, monkeypatch):
-    """The runs that were asked for, none of them trained.
-
-    The score singles one candidate out, another one for each noise rate.
-    """
-
-    def score(run):
-        wanted = 0.1 if run.label_noise == 0 else 0.03
-        return 0.9 if run.lr == wanted and run.arguments.get("rho", run.arguments.get("rho_max", 0.1)) == 0.1 else 0.5
-
-    fit = fake_fit(score)
+    """The runs that were asked for, none of them trained."""
+    fit = fake_fit(second_is_best)
     monkeypatch.setattr(runner, "fit", fit)
     return fit.asked
 
@@ -35,80 +43,72 @@ def demo(recipe, runs, out):
     return run_all(with_tuned_settings(recipe, runs, out), out)
 
 
-def test_every_method_has_as_many_candidates():
+def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_none():
     for variant in variants().values():
-        found = candidates(Run(variant.method, variant.arguments))
-        assert len({repr(each) for each in found}) == len(found) == 8
-        assert {each["weight_decay"] for each in found} == {5e-4, 5e-2}
-        assert all(variant_of(Run(variant.method, each["arguments"])) == variant for each in found)
+        run = Run(variant.method, variant.arguments, **SHARED)
+        found = candidates(run)
+        if variant.name == "sgd":
+            assert found == []
+            continue
+        assert len({repr(each) for each in found}) == len(found) == 3
+        assert all(list(each) == ["arguments"] for each in found)
+        assert all(variant_of(replace(run, **each)) == variant for each in found)
+    assert all(len(method.cls.tuning) == 3 for method in METHODS.values())
+    decays = [each["weight_decay"] for each in candidates(Run("sgd", **{**SHARED, "weight_decay": 0.1}))]
+    assert len(set(decays)) == len(decays) == 3
+    assert 5e-4 not in decays  # the shared one has a row of its own
 
 
-def test_the_default_is_what_it_was():
-    """Every setting of it, in the order that decides ties."""
-    family = [(decay, lr, rho) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1) for rho in (0.03, 0.1)]
-    same = {"batch": 64, "label_smoothing": 0.0, "epochs": 10, "eval_split": "validation", "seed": 10_000}
-    base = [Run("sgd", lr=lr, weight_decay=decay, **same) for decay in (5e-4, 5e-2) for lr in (0.03, 0.1, 0.3, 0.6)]
-
-    def runs(method, **names):
-        return [
-            Run(method, {name: rho if value is None else value for name, value in names.items()}, **same, lr=lr)
-            for _, lr, rho in family
-        ]
-
-    sam, bsam3 = runs("sam", rho=None), runs("bsam", rho_max=None, rho_min=None)
-    bsam2 = runs("bsam", rho_max=None, rho_min=None, passes=2)
-    decays = [decay for decay, _, _ in family]
-    expected = base + [
-        replace(run, weight_decay=decay)
-        for group in (sam, bsam3, bsam2)
-        for run, decay in zip(group, decays, strict=True)
-    ]
+def test_every_setting_but_the_chosen_ones_is_shared():
     recipe = demo_recipe()
     trials = tuning_runs(recipe, recipe.runs())
-    assert trials == expected + [replace(run, label_noise=0.4) for run in expected]
-    assert [variant_of(run).name for run in recipe.runs()[:4]] == list(DEFAULT)
+    tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
+    assert trials == [
+        *(Run("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
+        *(Run("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
+        *(Run("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),
+    ]
+    measured = {"curvature": True, "relief": 13}
+    assert recipe.runs()[:3] == [Run(name, **SHARED, **measured) for name in DEFAULT]
+    assert [by_method(run).row for run in recipe.runs()] == ROWS
 
 
 def test_methods_are_those_asked_for_each_once():
-    assert [variant_of(run).name for run in demo_recipe(["msam", "sgd", "msam"]).runs()] == ["msam", "sgd"] * 2
+    assert [by_method(run).row for run in demo_recipe(["msam", "sgd", "msam"]).runs()] == ["MSAM", "SGD", TUNED_SGD]
+    assert [by_method(run).row for run in demo_recipe(["saf"]).runs()] == ["SAF"]
     with pytest.raises(bsam.BsamError, match=r"no method 'adam': choose from sgd, sam, .*saf, mesa, bsam, bsam-2"):
         demo_recipe(["sgd", "adam"])
     with pytest.raises(bsam.BsamError, match="at least one method"):
         demo_recipe([])
 
 
-def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):
-    before = demo(demo_recipe(), demo_recipe().runs(), tmp_path)
-    asked.clear()
-    other = demo_recipe(["saf", "sgd"])
-    states = demo(other, other.runs(), tmp_path)
-    assert {run.method for run in asked} == {"saf"}
-    assert len(asked) == 18
-    assert [variant_of(state.run).name for state in states] == ["saf", "sgd"] * 2
-    assert states[1::2] == before[::4]
-
-
 def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
     recipe = demo_recipe()
     runs = [replace(run, epochs=4) for run in recipe.runs(seeds=2, first_seed=3)]
     states = demo(recipe, runs, tmp_path)
-    tuning = [run for run in asked if run.eval_split == "validation"]
-    final = [run for run in asked if run.eval_split == "test"]
-    assert asked == tuning + final
-    assert (len(tuning), len(final)) == (64, 16)
+    tuning, final = asked[:9], asked[9:]
+    assert {run.eval_split for run in tuning} == {"validation"}
+    assert {run.eval_split for run in final} == {"test"}
     assert {run.epochs for run in asked} == {4}
     assert {run.seed for run in tuning} == {10_003}
-    assert [run.seed for run in final] == [3] * 8 + [4] * 8  # seed by seed, so that methods take turns
-    assert {(run.radius, run.curvature) for run in final} == {(0.05, True)}
+    assert [run.seed for run in final] == [3] * 4 + [4] * 4  # seed by seed, so that methods take turns
     assert {(run.seed, run.relief) for run in final} == {(3, 13), (4, None)}
-    assert {(run.radius, run.curvature, run.relief) for run in tuning} == {(None, False, None)}
-    assert [(variant_of(run).name, run.label_noise) for run in final] == [
-        (n, r) for r in NOISE_RATES for n in DEFAULT
-    ] * 2
-    for state in states:
-        best = 0.1 if state.run.label_noise == 0 else 0.03
-        assert state.run.lr == best
-        assert replace(state.run, **SAME) in [replace(run, **SAME) for run in tuning]
+    assert {run.curvature for run in final} == {True}
+    assert {(run.curvature, run.relief) for run in tuning} == {(False, None)}
+    assert [by_method(run).row for run in final] == ROWS * 2
+    chosen = [(5e-4, {}), (5e-4, {"rho": 0.2}), (5e-4, {"rho_max": 0.1, "rho_min": 0.1}), (0.1, {})]
+    assert [(state.run.weight_decay, state.run.arguments) for state in states] == chosen * 2
+
+
+def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):
+    before = demo(demo_recipe(), demo_recipe().runs(), tmp_path)
+    asked.clear()
+    other = demo_recipe(["bsam-2", "sgd"])
+    states = demo(other, other.runs(), tmp_path)
+    assert {variant_of(run).name for run in asked} == {"bsam-2"}
+    assert len(asked) == 4
+    assert [by_method(state.run).row for state in states] == ["BSAM (2 passes)", "SGD", TUNED_SGD]
+    assert states[1:] == [before[0], before[3]]
 
 
 def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, fake_fit, monkeypatch):
@@ -121,19 +121,18 @@ def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, fake
     run_all(trials[:-1], tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # nor in the middle of it
     run_all(trials, tmp_path)
-    (chosen,) = with_tuned_settings(recipe, [run], tmp_path)
-    assert (chosen.lr, chosen.weight_decay, chosen.arguments) == (0.03, 5e-4, {"rho": 0.1})
+    assert with_tuned_settings(recipe, [run], tmp_path) == [replace(run, arguments={"rho": 0.2})]
 
 
 def test_a_candidate_that_diverged_is_not_chosen(tmp_path, fake_fit, monkeypatch):
-    recipe = demo_recipe(["sgd"])
+    recipe = demo_recipe(["sam"])
     run = recipe.runs()[0]
     trials = tuning_runs(recipe, [run])
     fit = fake_fit(lambda run: 0.1)
     fit.trouble[run_dir_name(trials[0])] = "diverged"
     monkeypatch.setattr(runner, "fit", fit)
     run_all(trials, tmp_path)
-    assert with_tuned_settings(recipe, [run], tmp_path)[0].lr == 0.1
+    assert with_tuned_settings(recipe, [run], tmp_path)[0].arguments == {"rho": 0.2}
 
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"seeds": 0}, {"seeds": 10**6}])

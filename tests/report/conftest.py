@@ -15,7 +15,7 @@ from bsam.flatness.probe import Reading
 from bsam.recipes import RECIPES
 from bsam.recipes.runner import state_of
 from bsam.recipes.variants import variant_of, variants
-from bsam.report import figures, panels, probes, spectra
+from bsam.report import demo_report, figures, panels, probes, spectra
 from bsam.training.run_dir import RunState, run_dir_name
 
 OLD = b"as it was"
@@ -26,22 +26,19 @@ def accuracy_of(run):
     return 0.9 + 0.01 * run.seed - 0.1 * run.label_noise
 
 
+def place_of(run):
+    """Of the method, in the list of all."""
+    return list(variants()).index(variant_of(run).name)
+
+
 def finished_run(run, out=Path("out")):
     """The state of a finished run. Epochs before the last one are better: the last one is reported.
 
-    The sharpness tells the method (hundreds) and the seed (ones); the machine slows down from seed to seed, and each
-    method takes as many seconds as its place in the list of all.
+    The share of memorised labels tells the method and the seed; where it is recorded, the machine slows down from seed
+    to seed, and each method takes as many seconds as its place in the list of all.
     """
-    place = list(variants()).index(variant_of(run).name)
-    base = place / 10 + run.seed / 1000
-    near = {
-        "loss": base,
-        "max_sharpness": base + 1,
-        "min_sharpness": base + 2,
-        "bilateral": 2 * base + 3,
-        "cosine": 0.5,
-    }
-    seconds = 2.0 if run.radius is None else (place + 1.0) * (1 + run.seed)
+    place = place_of(run)
+    seconds = (place + 1.0) * (1 + run.seed) if run.label_noise else 2.0
     epochs = [
         {
             "epoch": e + 1,
@@ -49,7 +46,7 @@ def finished_run(run, out=Path("out")):
             "test_loss": 1.0 / (e + 1),
             "seconds": seconds,
             f"{run.eval_split}_accuracy": 0.99,
-            **({} if run.radius is None else {"sharpness": near}),
+            **({"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)} if run.label_noise else {}),
         }
         for e in range(run.epochs)
     ]
@@ -64,7 +61,7 @@ def write_run(run, out):
     content = save({"weight": torch.ones(2)})
     machine = {"device": "cpu", "torch": "2", "bsam": "1", "date": f"2026-11-1{run.seed}T00:00:00+00:00"}
     reading = {**dict.fromkeys(Reading.__dataclass_fields__, 1.0), "cosine": float(run.seed), "extra_passes": 0}
-    base = state.epochs[-1].get("sharpness", {}).get("loss", 0.0)
+    base = place_of(run) / 10 + run.seed / 1000
     surface = {"axis": [-1.0, 0.0, 1.0], "loss": [[3.0] * 3, [base + 1, base, base + 1], [3.0] * 3]}
     files = {
         "config.json": run.settings(),
@@ -124,7 +121,7 @@ def shown():
 def drawn(monkeypatch):
     """The figures, as matplotlib holds them."""
     made, genuine = [], panels.figure
-    for module in (panels, figures, spectra, probes):
+    for module in (panels, figures, spectra, probes, demo_report):
         monkeypatch.setattr(module, "figure", lambda *size: made.append(genuine(*size)) or made[-1])
     return made
 

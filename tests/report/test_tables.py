@@ -18,7 +18,6 @@ from bsam.report.tables import (
     ours_text,
     rich_tables,
     sections_info,
-    settings_section,
     table_info,
 )
 from bsam.training.config import Run
@@ -51,7 +50,7 @@ def test_the_table_by_hand(finished_run):
     assert rows["ASAM"][1] == "96.63 ± 0.15ᵃ"
     assert rows["MSAM"] == ("91.00 ± 1.00 (3)", "-", "91.00 ± 1.00 (3)", "-")
     assert len(notes_info(cells)) == 4
-    assert settings_section(recipe, [finished_run(RUN)]) == []
+    assert {each.chosen for each in cells} == {None}
 
 
 def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said(finished_run):
@@ -101,19 +100,22 @@ def test_markdown_and_terminal_say_the_same(finished_run, shown):
 @pytest.mark.parametrize("methods", [("sgd", "sam", "bsam", "bsam-2"), variants()])
 def test_details_are_means_over_the_seeds_and_time_is_against_sgd_of_the_same_seed(methods, finished_run, shown):
     recipe = demo_recipe(methods)
-    cells = table_info(recipe, [finished_run(run) for run in recipe.runs(seeds=3)])
-    own = next(each for each in cells if (each.cell.section, each.cell.row) == ("Clean labels", "BSAM (2 passes)"))
-    base = list(variants()).index("bsam-2") / 10 + 0.001
-    assert own.details["loss"] == pytest.approx(base)
-    assert own.details["bilateral"] == pytest.approx(2 * base + 3)
-    assert own.details["time"] == list(variants()).index("bsam-2") + 1
+    place = list(variants()).index("bsam-2")
+    runs = [replace(run, **(recipe.tuning.settings(run) or [{}])[-1]) for run in recipe.runs(seeds=3)]
+    cells = table_info(recipe, [finished_run(run) for run in runs])
+    own = next(each for each in cells if each.cell.row == "BSAM (2 passes)")
+    assert own.details["memorised"] == SeedStatistics(pytest.approx(place + 0.1), pytest.approx(0.1), 3)
+    assert own.details["time"] == SeedStatistics(place + 1, 0.0, 3)
     assert own.details["top_eigenvalue"] is None  # there is no file
-    sections = sections_info(recipe, cells)
-    assert [section.title for section in sections] == ["Clean labels", "40% of the training labels flipped"]
-    numbers = ["91.00 ± 1.00 (3)", f"{base:.3f}", *(f"{x:.4f}" for x in (base + 1, base + 2, 2 * base + 3))]
-    rows = {row[0]: row[1:] for row in sections[0].rows}
-    assert rows["BSAM (2 passes)"] == (*numbers, "-", f"{list(variants()).index('bsam-2') + 1:.2f}")
-    assert "…" not in shown(*rich_tables(sections), width=80)
+    assert own.chosen == {"rho_max": 0.2, "rho_min": 0.2}
+    (section,) = sections_info(recipe, cells)
+    assert section.title == "40% of the training labels flipped"
+    assert section.header == ("method", "test accuracy, %", "learned by heart, %", "λmax", "time", "chosen")
+    rows = {row[0]: row[1:] for row in section.rows}
+    numbers = ("87.00 ± 1.00 (3)", f"{place + 0.1:.1f} ± 0.1", "-", f"{place + 1:.2f} ± 0.00")
+    assert rows["BSAM (2 passes)"] == (*numbers, "rho_max 0.2, rho_min 0.2")
+    assert (rows["SGD"][-1], rows["SGD, tuned weight decay"][-1]) == ("-", "weight decay 0.3")
+    assert "…" not in shown(*rich_tables([section]), width=80)
 
 
 def test_footnotes_beyond_the_letters_are_numbered():
@@ -130,13 +132,4 @@ def test_without_sgd_there_is_no_relative_time(finished_run):
     recipe = demo_recipe(["sam", "saf"])
     cells = table_info(recipe, [finished_run(run) for run in recipe.runs()])
     assert {each.details["time"] for each in cells} == {None}
-    assert {row[-1] for section in sections_info(recipe, cells) for row in section.rows} == {"-"}
-
-
-def test_the_settings_that_tuning_chose_are_a_section(finished_run):
-    recipe = demo_recipe(["sgd", "bsam"])
-    runs = [replace(run, **recipe.tuning.settings(run)[-1]) for run in recipe.runs()]
-    (section,) = settings_section(recipe, [finished_run(run) for run in runs])
-    assert section.header == ("method", "Clean labels", "40% of the training labels flipped")
-    assert section.rows[0] == ("SGD", *["weight_decay 0.05, lr 0.6"] * 2)
-    assert section.rows[1][1] == "weight_decay 0.05, lr 0.1, rho_max 0.1, rho_min 0.1"
+    assert {row[-2] for section in sections_info(recipe, cells) for row in section.rows} == {"-"}

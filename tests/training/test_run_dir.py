@@ -164,6 +164,13 @@ def test_damaged_metrics_are_named_and_written_again(name, folder, finished, mon
     assert (folder / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
 
 
+def test_epochs_of_an_older_version_may_lack_the_memorised_labels(folder):
+    file = folder / "metrics.jsonl"
+    *older, last = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in (*older, {**last, "memorised": 0.25})))
+    assert RunDir(folder).metrics() == [*({**row, "memorised": None} for row in older), {**last, "memorised": 0.25}]
+
+
 CURVATURES = {
     **BROKEN,
     "a list": lambda file: file.write_text("[1]"),

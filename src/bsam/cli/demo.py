@@ -13,17 +13,18 @@ from ..recipes.variants import variants
 from .run import NEEDS, run_recipe
 
 DESCRIPTION = """\
-Tune and train some methods on scikit-learn's digits, with clean labels and with 40 % of them flipped. Writes a
-directory for each run, table.md, results.json (all numbers, tuning included), accuracy_and_sharpness.png and
-landscape.png. Interrupted, it continues when called again. Called with other methods on the same folder, it trains
-those that are missing, and writes the files again with the methods asked for last."""
+Train some methods on scikit-learn's digits with 40 % of the training labels flipped: which of them learn the flipped
+labels by heart? Only radii are chosen, on the validation set. Writes a directory for each run, table.md, results.json
+(all numbers, tuning included) and the picture demo.png. Interrupted, it continues when called again. Called with other
+methods on the same folder, it trains those that are missing, and writes the files again with the methods asked for
+last."""
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "demo",
-        help="SGD, SAM and BSAM, or any other methods, on handwritten digits, in about a minute",
+        help="SGD, SAM and BSAM, or any other methods, on digits with flipped labels, in about a minute",
         description=DESCRIPTION,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -42,5 +43,6 @@ def add(commands: Any) -> None:
 def _demo(arguments: argparse.Namespace) -> None:
     recipe = demo_recipe(arguments.methods)
     runs = recipe.runs(seeds=arguments.seeds, first_seed=arguments.seed)
-    runs = [replace(run, epochs=arguments.epochs) for run in runs]
+    epochs = arguments.epochs
+    runs = [replace(run, epochs=epochs, warmup=min(run.warmup, epochs)) for run in runs]
     run_recipe(arguments, recipe, runs, runs)

@@ -82,8 +82,8 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     from rich.console import Console
 
     from ..report.progress import plan_table, totals
-    from ..report.results import write_results
-    from ..report.tables import caption, rich_tables, sections_info, settings_section, table_info
+    from ..report.results import text_below, write_results
+    from ..report.tables import rich_tables, sections_info, table_info
 
     scale = arguments.scale or recipe.scales[0]
     name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}"
@@ -103,10 +103,10 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     # written before it is shown: the reader of a pipe may be gone
     written = write_results(out, recipe, scale, finals, states_of(tuning_runs(recipe, runs), out))
     summaries = table_info(recipe, finals)
-    for table in rich_tables([*sections_info(recipe, summaries), *settings_section(recipe, finals)]):
+    for table in rich_tables(sections_info(recipe, summaries)):
         console.print(table)
         console.print()
-    console.print("\n".join(caption(recipe, summaries, runs[0])), highlight=False)
+    console.print("\n".join(text_below(recipe, summaries, runs[0])), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
 
 

@@ -41,6 +41,7 @@ class MethodInfo:
     # Used in the recipes.
     sam_radii: ClassVar[tuple[str, ...]] = ()  # arguments that are set to SAM's radius for the data set
     data_settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # arguments for some data sets, by data set
-    tuning: ClassVar[tuple[Mapping[str, Any], ...]] = ({"rho": 0.03}, {"rho": 0.1})  # arguments to try in the demo
+    # the arguments that the demo tries: for every method three
+    tuning: ClassVar[tuple[Mapping[str, Any], ...]] = ({"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4})
     # the variants that tables list, name: (title, arguments); if empty, they list only the method itself
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}

@@ -52,7 +52,7 @@ class ASAM(SharpnessAware):
     purpose = "SAM with radii that do not change when a layer is rescaled."
     memory = "5"
     data_settings: ClassVar = {"cifar100": {"rho": 1.0}}
-    tuning: ClassVar = ({"rho": 0.3}, {"rho": 1.0})
+    tuning: ClassVar = ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0})
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class BSAM(SharpnessAware):
     passes: float = 3
     memory = "3"
     sam_radii = ("rho_max", "rho_min")
-    tuning: ClassVar = tuple({"rho_max": rho, "rho_min": rho} for rho in (0.03, 0.1))
+    tuning: ClassVar = tuple({"rho_max": rho, "rho_min": rho} for rho in (0.05, 0.1, 0.2))
     variants: ClassVar = {
         "bsam": ("BSAM (Algorithm 1)", {}),
         "bsam-2": ("BSAM (2 passes)", {"passes": 2}),

@@ -61,7 +61,7 @@ class GAM(SharpnessAware):
     purpose = "First-order flatness: small gradients all around, where four passes are affordable."
     passes: float = 4
     memory = "6"
-    tuning: ClassVar = ({"rho_norm": 0.1}, {"rho_norm": 0.3})
+    tuning: ClassVar = ({"rho_norm": 0.1}, {"rho_norm": 0.2}, {"rho_norm": 0.4})
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class KSAM(SharpnessAware):
     counts_of_batch = ("k",)
     sam_radii = ("rho",)
     data_settings: ClassVar = {"digits": {"k": 32}}  # half of a batch there, too
-    tuning: ClassVar = ({"rho": 0.03, "k": 32}, {"rho": 0.1, "k": 32})
+    tuning: ClassVar = tuple({"rho": rho, "k": 32} for rho in (0.1, 0.2, 0.4))
 
     def __init__(
         self,

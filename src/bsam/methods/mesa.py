@@ -62,7 +62,7 @@ class MESA(Distillation):
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")
     data_settings: ClassVar = {"digits": {"start_epoch": 1}}  # for a few epochs, not for 200
-    tuning: ClassVar = tuple({"lam": lam, "start_epoch": 2, "decay": 0.95} for lam in (0.3, 0.8))
+    tuning: ClassVar = tuple({"lam": lam, "start_epoch": 2, "decay": 0.95} for lam in (0.3, 0.8, 2.0))
 
     def __init__(
         self,

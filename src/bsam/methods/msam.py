@@ -55,7 +55,7 @@ class MSAM(SharpnessAware):
     memory = "1"
     needs = (Need.MOMENTUM,)
     data_settings: ClassVar = {"digits": {"rho": 0.3}}  # the default is for networks a thousand times as large
-    tuning: ClassVar = ({"rho": 0.3}, {"rho": 1.0})
+    tuning: ClassVar = ({"rho": 0.3}, {"rho": 1.0}, {"rho": 3.0})
 
     def __init__(
         self,

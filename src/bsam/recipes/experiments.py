@@ -155,6 +155,7 @@ class Recipe:
         tuning: how settings of the runs are chosen first; None runs them as they are.
         details: more columns of the table, names in :data:`bsam.report.tables.DETAILS`.
         notes: lines below the table.
+        findings: what the numbers show, a name in :data:`bsam.report.results.FINDINGS`; empty for none.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Recipe:
     tuning: Tuning | None = None
     details: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    findings: str = ""
 
     def runs(self, scale: str | None = None, seeds: int = 1, first_seed: int = 0) -> list[Run]:
         """Return all runs, seed by seed: the first seed of every run comes before the second of any.

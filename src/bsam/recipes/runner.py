@@ -207,11 +207,11 @@ def _key(run: Run) -> str:
 
 def _choice(tuning: Tuning, run: Run, out: Path) -> Mapping[str, Any] | None:
     """Return the candidate with the highest validation score after the last epoch, the first one on ties. A candidate
-    that diverged is not chosen, unless all did; None while not all have ended.
+    that diverged is not chosen, unless all did; None while not all have ended. Without candidates nothing is chosen.
     """
     states = states_of(tuning.runs(run), out)
     if not all(state.ended for state in states):
         return None
     candidates = zip(tuning.settings(run), states, strict=True)
     scores = [(score_of(state) if state.finished else -1.0, candidate) for candidate, state in candidates]
-    return max(scores, key=lambda pair: pair[0])[1]
+    return max(scores, key=lambda pair: pair[0], default=(0.0, {}))[1]

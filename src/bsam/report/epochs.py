@@ -98,7 +98,8 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
     """Return losses, the task's metrics, and the sharpness if it was measured, as text."""
-    shown = {name: metrics[name] for name in metrics if name == "train_loss" or name.startswith(f"{run.eval_split}_")}
+    always = ("train_loss", "memorised")
+    shown = {name: metrics[name] for name in metrics if name in always or name.startswith(f"{run.eval_split}_")}
     if "sharpness" in metrics:
         shown["BilS"] = metrics["sharpness"]["bilateral"]
     return [f"{name.replace('_', ' ')} {_number(value)}" for name, value in shown.items()]

@@ -98,25 +98,21 @@ class EpochMetric:
     Args:
         label: of its axis.
         value: called with the metrics of an epoch.
-        log: whether the axis is logarithmic.
     """
 
     label: str
     value: Callable[[Mapping[str, Any]], float]
-    log: bool = False
 
 
 TRAIN_LOSS = EpochMetric("training loss, with label smoothing", lambda metrics: metrics["train_loss"])
 TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
 ACCURACY = EpochMetric("test accuracy, %", lambda metrics: 100 * metrics["test_accuracy"])
-BILATERAL = EpochMetric("BilS on the training data", lambda metrics: metrics["sharpness"]["bilateral"], log=True)
 
 
 @dataclass(frozen=True)
 class Curve:
     """Metrics of a row of the table after each epoch, over the seeds."""
 
-    section: str
     title: str
     where: str
     metrics: tuple[tuple[SeedStatistics, ...], ...]
@@ -128,20 +124,19 @@ class Curve:
 
 
 def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[EpochMetric]) -> list[Curve]:
-    """Return a curve per row and section of the table, of finished runs."""
-    groups: dict[tuple[str, str], list[RunState]] = {}
+    """Return a curve per row of the table, of finished runs."""
+    groups: dict[str, list[RunState]] = {}
     for state in states:
         if state.finished:
-            cell = recipe.cell(state.run)
-            groups.setdefault((cell.section, cell.row), []).append(state)
+            groups.setdefault(recipe.cell(state.run).row, []).append(state)
 
-    def curve(section: str, title: str, group: Sequence[RunState]) -> Curve:
+    def curve(title: str, group: Sequence[RunState]) -> Curve:
         epochs = list(zip(*(state.epochs for state in group), strict=True))
         values = ([[metric.value(each) for each in seeds] for seeds in epochs] for metric in metrics)
         own = tuple(tuple(map(seed_statistics, each)) for each in values)
-        return Curve(section, title, network_and_data(group[0].run), own)
+        return Curve(title, network_and_data(group[0].run), own)
 
-    return [curve(section, title, group) for (section, title), group in groups.items()]
+    return [curve(title, group) for title, group in groups.items()]
 
 
 def network_and_data(run: Run) -> str:
@@ -155,29 +150,43 @@ def network_and_data(run: Run) -> str:
 
 
 def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: Path) -> None:
-    """Draw a panel per metric and section: the mean over the seeds, in a band of one standard deviation.
-
-    Many bands would hide each other: there, whiskers beside the last epoch show its deviation.
-    """
-    sections, titles = (list(dict.fromkeys(getattr(curve, name) for curve in curves)) for name in ("section", "title"))
-    shape = (len(metrics), len(sections)) if len(sections) > 1 else (1, len(metrics))
-    drawn = figure(4.6 * shape[1], 3.8 * shape[0] + 0.4)
-    axes = drawn.subplots(*shape, squeeze=False, sharex=True).reshape(len(metrics), len(sections))
-    many = len(titles) > MAX_BANDS
-    for row, metric in enumerate(metrics):
-        for ax, section in zip(axes[row], sections, strict=True):
-            own = [curve for curve in curves if curve.section == section]
-            for curve in own:
-                _draw_curve(ax, curve.metrics[row], curve.title, titles.index(curve.title), many)
-            _finish(ax, metric, [curve.metrics[row] for curve in own])
-            if len(sections) > 1:
-                ax.set_title(section if row == 0 else "", fontsize=10)
-        axes[row, 0].set_ylabel(metric.label)
+    """Draw a panel per metric, as :func:`draw_curves` does."""
+    drawn = figure(4.6 * len(metrics), 4.2)
+    axes = drawn.subplots(1, len(metrics), squeeze=False)[0]
+    for i, (ax, metric) in enumerate(zip(axes, metrics, strict=True)):
+        draw_curves(ax, curves, i, metric.label)
     legend(drawn, columns=LEGEND_COLUMNS, handlelength=3)
-    seeds = max(curve.n for curve in curves)
-    deviation = f", {'at the end a whisker' if many else 'band'} of one standard deviation" if seeds > 1 else ""
-    drawn.suptitle(f"{curves[0].where}, {seeds_text(curve.n for curve in curves)}{deviation}", fontsize=11)
+    drawn.suptitle(f"{curves[0].where}, {curves_text(curves)}", fontsize=11)
     save(drawn, path)
+
+
+def curves_text(curves: Sequence[Curve]) -> str:
+    """Return of how many seeds the curves are, and how their deviation is drawn."""
+    drawn = "at the end a whisker" if len(curves) > MAX_BANDS else "band"
+    deviation = f", {drawn} of one standard deviation" if max(curve.n for curve in curves) > 1 else ""
+    return f"{seeds_text(curve.n for curve in curves)}{deviation}"
+
+
+def draw_curves(ax: Any, curves: Sequence[Curve], which: int, label: str) -> None:
+    """Draw a metric of each curve: the mean over the seeds, in a band of one standard deviation.
+
+    Many bands would hide each other: there, whiskers beside the last epoch show its deviation. The axes reach as far as
+    the data, with a margin.
+
+    Args:
+        ax: the panel.
+        curves: the curves, in the order of their line styles.
+        which: the number of the metric.
+        label: of the vertical axis.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    for number, curve in enumerate(curves):
+        _draw_curve(ax, curve.metrics[which], curve.title, number, len(curves) > MAX_BANDS)
+    ax.set_xlabel("epoch")
+    ax.set_ylabel(label)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
+    tidy(ax)
 
 
 def _draw_curve(ax: Any, values: Sequence[SeedStatistics], title: str, number: int, many: bool) -> None:
@@ -194,32 +203,11 @@ def _draw_curve(ax: Any, values: Sequence[SeedStatistics], title: str, number: i
 
 
 def _ends(value: SeedStatistics) -> tuple[float, float]:
-    """One standard deviation to either side; above 0, which a logarithmic axis does not have."""
     deviation = value.std or 0.0
-    return max(value.mean - deviation, value.mean / 10), value.mean + deviation
-
-
-def _finish(ax: Any, metric: EpochMetric, values: Sequence[Sequence[SeedStatistics]]) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
-    if metric.log:
-        ax.set_yscale("log", subs=[])
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # decades alone may leave an axis without a number
-        ax.yaxis.set_major_formatter("{x:g}")
-    elif metric is ACCURACY:  # the end matters; the first epochs may lie below
-        final = [each[-1].mean for each in values]
-        ax.set_ylim(max(0, min(final) - 12), min(100.5, max(final) + 4))
-    ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    tidy(ax)
+    return value.mean - deviation, value.mean + deviation
 
 
 def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     """Draw training loss, test loss and test accuracy."""
     metrics = (TRAIN_LOSS, TEST_LOSS, ACCURACY)
     plot_curves(curves_info(recipe, states, metrics), metrics, path)
-
-
-def draw_accuracy_and_sharpness(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw test accuracy above bilateral sharpness."""
-    plot_curves(curves_info(recipe, states, (ACCURACY, BILATERAL)), (ACCURACY, BILATERAL), path)

@@ -75,31 +75,35 @@ def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[L
     return infos
 
 
-def draw_landscapes(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw the landscapes of a recipe."""
-    if infos := recipe_landscapes_info(recipe, states):
-        plot_contours(infos, path)
-
-
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
     """Draw contours of the loss for each model, those of a group on shared levels."""
     drawn, groups = panels(infos, 3.4, 3.3)
     for group in groups:
-        levels, colours = _levels([info for info, _ in group])
-        clipped = any(np.max(np.nan_to_num(info.loss, nan=np.inf)) > levels[-1] for info, _ in group)
-        style = {"levels": levels, **colours, "extend": "max" if clipped else "neither"}
-        for info, ax in group:
-            loss = _clipped(info, levels[-1]).T  # the first direction is the horizontal axis
-            filled = ax.contourf(info.axis, info.axis, loss, **style)
-            ax.contour(info.axis, info.axis, loss, levels=levels, colors="white", linewidths=0.6)
-            ax.plot(0, 0, marker="+", color="white", markersize=9)
-            ax.set_title(_caption(info))
-            ax.set_aspect("equal")
-            _label(ax, info)
+        draw_contours(drawn, group)
         group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
-        axes = [ax for _, ax in group]
-        drawn.colorbar(filled, ax=axes, label="loss", format="%.3g", ticks=levels, shrink=0.85, aspect=25, pad=0.02)
     save(drawn, path)
+
+
+def draw_contours(drawn: Any, group: Sequence[tuple[LandscapeInfo, Any]]) -> None:
+    """Draw contours on shared levels, with one colour bar.
+
+    Args:
+        drawn: a figure, or a part of one.
+        group: the models with their panels.
+    """
+    levels, colours = _levels([info for info, _ in group])
+    clipped = any(np.max(np.nan_to_num(info.loss, nan=np.inf)) > levels[-1] for info, _ in group)
+    style = {"levels": levels, **colours, "extend": "max" if clipped else "neither"}
+    for info, ax in group:
+        loss = _clipped(info, levels[-1]).T  # the first direction is the horizontal axis
+        filled = ax.contourf(info.axis, info.axis, loss, **style)
+        ax.contour(info.axis, info.axis, loss, levels=levels, colors="white", linewidths=0.6)
+        ax.plot(0, 0, marker="+", color="white", markersize=9)
+        ax.set_title(_caption(info))
+        ax.set_aspect("equal")
+        _label(ax, info)
+    axes = [ax for _, ax in group]
+    drawn.colorbar(filled, ax=axes, label="loss", format="%.3g", ticks=levels, shrink=0.85, aspect=25, pad=0.02)
 
 
 def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:

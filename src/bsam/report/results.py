@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 from ..core.errors import BsamRuntimeError
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
+from ..training.config import Run
 from ..training.files import write, write_json
 from ..training.lock import locked
 from ..training.run_dir import RunDir, RunState
-from .figures import draw_accuracy_and_sharpness, draw_accuracy_lines, draw_training_curves
-from .landscapes import draw_landscapes
+from .demo_report import demo_findings, draw_demo
+from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves
-from .tables import CellSummary, caption, markdown, score_title, sections_info, settings_section, table_info
+from .tables import CellSummary, caption, markdown, score_title, sections_info, table_info
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
 FIGURES: dict[str, Draw] = {
@@ -24,9 +25,9 @@ FIGURES: dict[str, Draw] = {
     "training_curves": draw_training_curves,
     "sharpness_curves": draw_sharpness_curves,
     "gradient_conflict": draw_gradient_conflict,
-    "accuracy_and_sharpness": draw_accuracy_and_sharpness,
-    "landscape": draw_landscapes,
+    "demo": draw_demo,
 }
+FINDINGS: dict[str, Callable[[Sequence[CellSummary], Run], list[str]]] = {"demo": demo_findings}
 
 
 def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
@@ -55,7 +56,14 @@ def cell_info(summary: CellSummary) -> dict[str, Any]:
     ours = {"mean": None, "std": None, "n": 0} if summary.ours is None else asdict(summary.ours)
     counts = {"diverged": summary.diverged, "missing": summary.missing}
     paper = None if summary.paper is None else asdict(summary.paper)
-    return {**asdict(summary.cell), **ours, **counts, "paper": paper, **summary.details}
+    details = {name: None if found is None else asdict(found) for name, found in summary.details.items()}
+    return {**asdict(summary.cell), **ours, **counts, "paper": paper, **details, "chosen": summary.chosen}
+
+
+def text_below(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
+    """Return the lines below a table of runs like this one, with what the numbers show."""
+    findings = FINDINGS[recipe.findings](summaries, run) if recipe.findings else []
+    return [*caption(recipe, summaries, run), *findings]
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -87,7 +95,6 @@ def write_results(
     if damaged is not None:  # it may be finished: a table without it would be wrong
         raise BsamRuntimeError(damaged)
     summaries, runs, run = table_info(recipe, states), runs_info(states), states[0].run
-    sections = [*sections_info(recipe, summaries), *settings_section(recipe, states)]
     content = {
         "recipe": recipe.name,
         "scale": scale,
@@ -100,11 +107,11 @@ def write_results(
     }
     paths = [out / "table.md", out / "results.json"]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
-        lines = [*caption(recipe, summaries, run), *origin_info(runs)]
-        write(paths[0], markdown(recipe.title, sections, lines).encode())
+        lines = [*text_below(recipe, summaries, run), *origin_info(runs)]
+        write(paths[0], markdown(recipe.title, sections_info(recipe, summaries), lines).encode())
         write_json(paths[1], content)
         if any(state.finished for state in states):
             for name in recipe.figures:
                 paths.append(out / f"{name}.png")
                 FIGURES[name](recipe, states, paths[-1])
-    return [path for path in paths if path.exists()]  # no landscape before the first seed's runs are finished
+    return [path for path in paths if path.exists()]

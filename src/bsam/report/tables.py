@@ -48,38 +48,43 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
 
 @dataclass(frozen=True)
 class ExtraColumn:
-    """A further column of a table: the mean over the finished seeds.
+    """A further column of a table: mean and standard deviation over the finished seeds.
 
     Args:
         header: of the column.
-        format: of the number.
+        format: of a number.
         value: called with a finished run; None if that has no such number.
+        relative: whether the number is divided by that of SGD's run of the same section and seed.
     """
 
     header: str
     format: str
     value: Callable[[RunState], float | None]
+    relative: bool = False
+
+    def text(self, found: SeedStatistics | None) -> str:
+        """Return mean and standard deviation as text."""
+        if found is None:
+            return "-"
+        return " ± ".join(format(value, self.format) for value in (found.mean, found.std) if value is not None)
 
 
-def _sharpness(name: str) -> Callable[[RunState], float | None]:
-    return lambda state: (state.epochs[-1].get("sharpness") or {}).get(name)
+def _memorised(state: RunState) -> float | None:
+    share = state.epochs[-1].get("memorised")
+    return None if share is None else 100 * share
 
 
 DETAILS: dict[str, ExtraColumn] = {
-    "loss": ExtraColumn("loss", ".3f", _sharpness("loss")),
-    "max_sharpness": ExtraColumn("MaxS", ".4f", _sharpness("max_sharpness")),
-    "min_sharpness": ExtraColumn("MinS", ".4f", _sharpness("min_sharpness")),
-    "bilateral": ExtraColumn("BilS", ".4f", _sharpness("bilateral")),
-    "top_eigenvalue": ExtraColumn("λmax", ".3g", lambda state: RunDir(state.path).top_eigenvalue()),
-    # of an epoch; in the table, the median of the ratios to SGD's run of the same section and seed
-    "time": ExtraColumn("time", ".2f", lambda state: statistics.median(metrics["seconds"] for metrics in state.epochs)),
+    "memorised": ExtraColumn("learned by heart, %", ".1f", _memorised),
+    "top_eigenvalue": ExtraColumn("λmax", ".1f", lambda state: RunDir(state.path).top_eigenvalue()),
+    "time": ExtraColumn("time", ".2f", lambda s: statistics.median(metrics["seconds"] for metrics in s.epochs), True),
 }
 
 
 @dataclass(frozen=True)
 class CellSummary:
     """A cell of the table: the score after the last epoch over the finished seeds, the number of seeds that diverged or
-    are not finished, the paper's number, and further columns of its row.
+    are not finished, the paper's number, further columns of its row, and the settings that tuning chose, by name.
     """
 
     cell: TableCell
@@ -87,7 +92,8 @@ class CellSummary:
     diverged: int
     missing: int
     paper: Published | None
-    details: Mapping[str, float | None] = field(default_factory=dict)
+    details: Mapping[str, SeedStatistics | None] = field(default_factory=dict)
+    chosen: Mapping[str, Any] | None = None
 
 
 def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
@@ -95,8 +101,10 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
     cells: dict[TableCell, list[RunState]] = {}
     for state in states:
         cells.setdefault(recipe.cell(state.run), []).append(state)
-    sgd_runs = (state for state in states if state.finished and variant_of(state.run).name == "sgd")
-    sgd = {_section_and_seed(recipe, state): state for state in sgd_runs}
+    sgd: dict[tuple[str, int], RunState] = {}  # the first row of SGD in a section
+    for state in states:
+        if state.finished and variant_of(state.run).name == "sgd":
+            sgd.setdefault(_section_and_seed(recipe, state), state)
     return [_summary(recipe, cell, group, sgd) for cell, group in cells.items()]
 
 
@@ -107,19 +115,27 @@ def _section_and_seed(recipe: Recipe, state: RunState) -> tuple[str, int]:
 def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState], sgd: Mapping[Any, RunState]) -> CellSummary:
     finished = [state for state in states if state.finished]
     diverged = sum(state.diverged is not None and not state.finished for state in states)
-    details: dict[str, float | None] = {}
+    details: dict[str, SeedStatistics | None] = {}
     for name in recipe.details:
-        value = DETAILS[name].value
-        pairs: list[Any] = [(value(state), sgd.get(_section_and_seed(recipe, state))) for state in finished]
-        if name == "time":
-            ratios = [own / value(other) for own, other in pairs if own is not None and other is not None]
-            details[name] = statistics.median(ratios) if ratios else None
-        else:
-            known = [own for own, _ in pairs if own is not None]
-            details[name] = statistics.fmean(known) if known else None
+        column, values = DETAILS[name], []
+        for state in finished:
+            other = sgd.get(_section_and_seed(recipe, state)) if column.relative else None
+            own, unit = column.value(state), column.value(other) if other is not None else None
+            if own is not None and (unit is not None or not column.relative):
+                values.append(own / unit if unit is not None else own)
+        details[name] = seed_statistics(values) if values else None
     ours = seed_statistics([score_of(state) for state in finished]) if finished else None
     missing = len(states) - len(finished) - diverged
-    return CellSummary(cell, ours, diverged, missing, recipe.published(states[0].run), details)
+    chosen = _chosen(recipe, finished[0].run) if finished else None
+    return CellSummary(cell, ours, diverged, missing, recipe.published(states[0].run), details, chosen)
+
+
+def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
+    """Return what tuning chose for a run: the settings, and arguments of its method, in which the candidates differ."""
+    candidates = recipe.tuning.settings(run) if recipe.tuning is not None else []
+    tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
+    varied = {name for each in tried for name in each if each[name] != tried[0][name]} - {"arguments"}
+    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in varied} or None
 
 
 def score_title(run: Run) -> str:
@@ -186,37 +202,25 @@ def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> Ta
 
     def texts(summary: CellSummary) -> list[str]:
         paper = [paper_text(summary.paper, notes)] if has_paper_column else []
-        details = [
-            "-" if value is None else format(value, DETAILS[name].format) for name, value in summary.details.items()
-        ]
-        return [ours_text(summary), *paper, *details]
+        details = [DETAILS[name].text(found) for name, found in summary.details.items()]
+        return [ours_text(summary), *paper, *details, *([chosen_text(summary.chosen)] if recipe.tuning else [])]
 
-    further = [*(["paper"] if has_paper_column else []), *(DETAILS[name].header for name in recipe.details)]
+    further = ["paper"] if has_paper_column else []
+    further += [*(DETAILS[name].header for name in recipe.details), *(["chosen"] if recipe.tuning else [])]
     header = [text for column in columns for text in (column, *further)]
     body = [(row, *(text for column in columns for text in texts(own[row, column]))) for row in rows]
     return TableSection(title, (recipe.rows, *header), tuple(body))
 
 
-def settings_section(recipe: Recipe, states: Sequence[RunState]) -> list[TableSection]:
-    """Return the settings that tuning chose as a section, if the recipe has tuning: a column for each section."""
-    if recipe.tuning is None:
-        return []
-    names = list(recipe.tuning.settings(states[0].run)[0])
-    found = {(cell.row, cell.section): state.run for state in states if (cell := recipe.cell(state.run))}
-    rows, columns = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
-    body = [(row, *(settings_text(found[row, column], names) for column in columns)) for row in rows]
-    return [TableSection("Settings chosen on the validation set", (recipe.rows, *columns), tuple(body))]
-
-
-def settings_text(run: Run, names: Sequence[str]) -> str:
-    """Return settings of a run as text, the arguments of its method among them.
+def chosen_text(chosen: Mapping[str, Any] | None) -> str:
+    """Return the settings that tuning chose as text.
 
     Example:
-        >>> settings_text(Run("sam", {"rho": 0.1}, lr=0.03), ["lr", "arguments"])
-        'lr 0.03, rho 0.1'
+        >>> chosen_text({"rho_max": 0.1, "rho_min": 0.1}), chosen_text({"weight_decay": 0.1}), chosen_text(None)
+        ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
     """
-    settings = {name: getattr(run, name) for name in names if name != "arguments"}
-    return ", ".join(f"{name} {value:g}" for name, value in {**settings, **run.arguments}.items())
+    words = {"weight_decay": "weight decay"}
+    return ", ".join(f"{words.get(name, name)} {value:g}" for name, value in (chosen or {}).items()) or "-"
 
 
 def notes_info(summaries: Sequence[CellSummary]) -> list[str]:

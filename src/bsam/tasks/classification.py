@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from .settings import TaskSettings
 from .task import Measure, Task, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
+MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
 
 _load_cached = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
 
@@ -59,6 +61,8 @@ class Classification(Task):
         self._original_splits = train, eval_split
         self._train = train.labelled(noisy).to(device)
         self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(device)
+        seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(device)  # all, or evenly spaced ones
+        self._memorised = Examples(self._train.x[seen], self._train.y[seen])
         self._augment = augmentation(run.augment or DATASETS[run.data].augmentation, data)
         self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
         self._eval_batch_size = EVALUATION_BATCH[device.type]
@@ -90,15 +94,26 @@ class Classification(Task):
 
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """Return cross-entropy, without label smoothing, and accuracy."""
+        """Return cross-entropy, without label smoothing, and accuracy.
+
+        Where training labels are flipped, also ``memorised``: the share of flipped training samples, not augmented, for
+        which the network predicts the flipped label. Of more than :data:`MEMORISED_SAMPLES`, evenly spaced ones count.
+        """
+        split = self.run.eval_split
+        loss, accuracy = self._loss_and_accuracy(network, self._eval_split)
+        found = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
+        if len(self._memorised):
+            found["memorised"] = self._loss_and_accuracy(network, self._memorised)[1]
+        return found
+
+    def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
         right = torch.zeros((), device=self.device, dtype=torch.int64)
-        for x, y in self._eval_split.batches(self._eval_batch_size):
+        for x, y in examples.batches(self._eval_batch_size):
             logits = network(self._normalised(x)).float()
             loss += F.cross_entropy(logits, y, reduction="sum")
             right += (logits.argmax(1) == y).sum()
-        split, n = self.run.eval_split, len(self._eval_split)
-        return {f"{split}_loss": float(loss) / n, f"{split}_accuracy": int(right) / n}
+        return float(loss) / len(examples), int(right) / len(examples)
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training (including flipped ones), balanced if limited."""

@@ -80,7 +80,10 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """Return metrics of the network, in eval mode, on the run's ``eval_split``, which their names begin with."""
+        """Return metrics of the network, in eval mode, on the run's ``eval_split``, which their names begin with.
+
+        Classification adds one of training samples, ``memorised``.
+        """
 
     @abstractmethod
     def examples(self, limit: int | None = None) -> Batches:

@@ -180,6 +180,8 @@ class RunDir:
         if not file.exists():
             return []
         rows = read_json_lines(file, REPAIR)
+        if rows and "memorised" in rows[-1]:  # epochs of an older version have none
+            rows = [row if "memorised" in row else {**row, "memorised": None} for row in rows]
         types = {name: _METRIC_TYPES.get(name, float) for name in {"epoch", "seconds", *rows[0]}} if rows else {}
         intact = all(fits(row, types) and row["seconds"] is not None for row in rows)
         if not intact or [row["epoch"] for row in rows] != [*range(1, len(rows) + 1)]:

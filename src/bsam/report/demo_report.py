@@ -1,0 +1,147 @@
+"""The demo's picture, and what its numbers show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.digits import TEST, TRAIN, VALIDATION
+from ..recipes.digits_demo import TUNED_SGD, WEIGHT_DECAYS
+from ..recipes.experiments import Recipe
+from ..recipes.variants import variants
+from ..training.config import Run
+from ..training.run_dir import RunState
+from .figures import ACCURACY, LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw_curves
+from .landscapes import draw_contours, recipe_landscapes_info
+from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
+from .tables import CellSummary, SeedStatistics, chosen_text, table_info
+
+MEMORISED = EpochMetric("flipped labels learned by heart, %", lambda metrics: 100 * metrics["memorised"])
+SGD = variants()["sgd"].title
+WIDTH = 13.0  # of the picture, in inches
+
+
+def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw accuracy and memorised labels over the epochs, the largest eigenvalue, and the loss around each network."""
+    curves = curves_info(recipe, states, (ACCURACY, MEMORISED))
+    eigenvalues = {each.cell.row: each.details["top_eigenvalue"] for each in table_info(recipe, states)}
+    surfaces = recipe_landscapes_info(recipe, states)  # none before the first seed's runs are finished
+    columns = min(max(len(surfaces), 1), MAX_COLUMNS)
+    heights = [4.2, 3.4 * math.ceil(len(surfaces) / columns)][: 1 + bool(surfaces)]
+    drawn = figure(WIDTH, sum(heights))
+    parts = drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    left, middle, right = parts[0].subplots(1, 3, width_ratios=(3, 3, 2))
+    draw_curves(left, curves, 0, ACCURACY.label)
+    draw_curves(middle, curves, 1, MEMORISED.label)
+    _draw_eigenvalues(right, [eigenvalues[curve.title] for curve in curves])
+    legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)
+    noise = f"{states[0].run.label_noise:.0%} of the training labels flipped"
+    parts[0].suptitle(f"{curves[0].where}, {noise}: {curves_text(curves)}", fontsize=11)
+    if surfaces:
+        axes = parts[1].subplots(math.ceil(len(surfaces) / columns), columns, squeeze=False).flatten()
+        draw_contours(parts[1], list(zip(surfaces, axes, strict=False)))
+        axes[0].set_ylabel("second direction")
+        titles = [curve.title for curve in curves]
+        for info, ax in zip(surfaces, axes, strict=False):
+            ax.set_title(ax.get_title(), fontsize=10, color=line_style(titles.index(info.title))["color"])
+        for ax in axes[len(surfaces) :]:
+            ax.set_visible(False)
+        parts[1].suptitle(f"Loss on the training data around the network of seed {states[0].run.seed}", fontsize=11)
+    save(drawn, path)
+
+
+def _draw_eigenvalues(ax: Any, values: Sequence[SeedStatistics | None]) -> None:
+    for number, found in enumerate(values):
+        if found is not None:
+            colour = line_style(number)["color"]
+            ax.errorbar(number, found.mean, found.std, color=colour, marker="o", markersize=7, capsize=4)
+    ax.set_xticks([])
+    ax.set_xlim(-0.5, len(values) - 0.5)
+    ends = [0.0, *(found.mean + side * (found.std or 0.0) for found in values if found is not None for side in (-1, 1))]
+    margin = 0.06 * (max(ends) - min(ends)) or 1.0
+    ax.set_ylim(min(ends) - margin, max(ends) + margin)
+    ax.set_ylabel("largest eigenvalue of the Hessian")
+    tidy(ax)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the table that has finished runs."""
+
+    title: str
+    accuracy: SeedStatistics
+    memorised: SeedStatistics | None
+    chosen: Mapping[str, Any] | None
+
+    @property
+    def score(self) -> str:
+        return " ± ".join(f"{value:.1f}" for value in (self.accuracy.mean, self.accuracy.std) if value is not None)
+
+    @property
+    def share(self) -> str:
+        return "an unknown part" if self.memorised is None else f"{self.memorised.mean:.0f} %"
+
+    def above(self, other: _Row) -> tuple[float, float]:
+        """Return by how much the accuracy is above another one, and the larger of their standard deviations."""
+        return self.accuracy.mean - other.accuracy.mean, max(self.accuracy.std or 0.0, other.accuracy.std or 0.0)
+
+
+def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
+    """Return what the numbers show and what they do not, as sentences.
+
+    A difference counts where it is larger than the spread, the larger of the two standard deviations.
+
+    Args:
+        summaries: of the demo's table.
+        run: one of its runs, with the shared settings.
+    """
+    rows = {
+        each.cell.row: _Row(each.cell.row, each.ours, each.details["memorised"], each.chosen)
+        for each in summaries
+        if each.ours is not None
+    }
+    sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
+    if sgd is None:
+        lines = ["Without SGD there is nothing to compare with."]
+    elif sgd.accuracy.std is None:
+        lines = ["One seed has no spread: nothing is concluded from the differences."]
+    else:
+        lines = [_against_sgd(row, sgd) for row in rows.values()]
+        lines += [] if tuned is None else [_tuned_sgd(tuned, list(rows.values()), run)]
+    return [
+        *lines,
+        f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
+        f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
+        f"Nothing is chosen on the test set: radii and the tuned weight decay are the best of {len(WEIGHT_DECAYS)} by "
+        f"the accuracy after the last epoch on {VALIDATION} validation images, whose labels are clean, with one seed "
+        "that no other run has.",
+        "Results on real data: see the folder results/ of the repository, and the documentation.",
+    ]
+
+
+def _against_sgd(row: _Row, sgd: _Row) -> str:
+    gap, spread = row.above(sgd)
+    numbers = f"{row.score} against {sgd.score} %. It predicts {row.share} of the flipped labels, SGD {sgd.share}."
+    if gap > spread:
+        return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
+    below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
+    return f"The effect is not there for {row.title}, which is {below}: {numbers}"
+
+
+def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:
+    start = (
+        f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {tuned.score} % and "
+        f"predicts {tuned.share} of the flipped labels"
+    )
+    if not others:
+        return f"{start}."
+    best = max(others, key=lambda row: row.accuracy.mean)
+    gap, spread = tuned.above(best)
+    if abs(gap) <= spread:
+        where = f"within a standard deviation ({spread:.1f} points) of"
+    else:
+        where = f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}, more than the spread ({spread:.1f}),"
+    return f"{start}: {where} {best.title}, the best of the others ({best.score} %)."

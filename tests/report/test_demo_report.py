@@ -1,0 +1,122 @@
+from dataclasses import replace
+
+import pytest
+
+from bsam.recipes import RECIPES
+from bsam.recipes.digits_demo import TUNED_SGD, demo_recipe
+from bsam.recipes.experiments import TableCell
+from bsam.recipes.variants import variants
+from bsam.report.demo_report import demo_findings, draw_demo
+from bsam.report.panels import line_style
+from bsam.report.tables import CellSummary, SeedStatistics
+from bsam.training.config import Run
+
+RUN = Run("sgd", weight_decay=5e-4, label_noise=0.4)
+
+
+def row(title, mean, std, share=50.0, chosen=None, n=5):
+    details = {"memorised": SeedStatistics(share, 1.0, n), "top_eigenvalue": None, "time": None}
+    return CellSummary(TableCell("", title, ""), SeedStatistics(mean, std, n), 0, 0, None, details, chosen)
+
+
+def sentences(*rows):
+    return demo_findings(rows, RUN)
+
+
+SGD = row("SGD", 70.0, 2.0, 96.0)
+
+
+def test_a_method_is_above_sgd_only_by_more_than_the_larger_deviation():
+    (sentence, *_) = sentences(SGD, row("SAM", 90.0, 1.0, 5.0))
+    assert sentence == (
+        "SAM is 20.0 points above SGD, more than the spread (2.0): 90.0 ± 1.0 against 70.0 ± 2.0 %. It predicts 5 % of "
+        "the flipped labels, SGD 96 %."
+    )
+    for mean, std, where in (
+        (72.0, 1.0, "within the spread (2.0 points) of SGD"),
+        (74.0, 4.5, "within the spread (4.5 points) of SGD"),
+        (68.5, 1.0, "within the spread (2.0 points) of SGD"),
+        (67.0, 1.0, "3.0 points below SGD"),
+    ):
+        (sentence, *_) = sentences(SGD, row("SAM", mean, std, 90.0))
+        assert sentence.startswith(f"The effect is not there for SAM, which is {where}: {mean} ± {std} against 70.0")
+    first, second, *_ = sentences(SGD, row("SAM", 90.0, 1.0), row("BSAM", 71.0, 1.0))
+    assert first.startswith("SAM is 20.0 points above")
+    assert second.startswith("The effect is not there for BSAM")
+
+
+@pytest.mark.parametrize(
+    ("mean", "where"),
+    [
+        (89.1, "within a standard deviation (1.0 points) of SAM"),
+        (90.9, "within a standard deviation (1.0 points) of SAM"),
+        (93.0, "3.0 points above, more than the spread (1.0), SAM"),
+        (80.0, "10.0 points below, more than the spread (1.0), SAM"),
+    ],
+)
+def test_tuned_weight_decay_is_compared_with_the_best_method(mean, where):
+    tuned = row(TUNED_SGD, mean, 0.5, 4.0, {"weight_decay": 0.1})
+    found = sentences(SGD, row("BSAM", 85.0, 9.0), row("SAM", 90.0, 1.0), tuned)
+    assert found[2] == (
+        f"SGD with weight decay 0.1, tuned, in place of 0.0005 reaches {mean} ± 0.5 % and predicts 4 % of the flipped "
+        f"labels: {where}, the best of the others (90.0 ± 1.0 %)."
+    )
+    alone = sentences(SGD, tuned)[0]
+    assert alone.endswith(f"reaches {mean} ± 0.5 % and predicts 4 % of the flipped labels.")
+
+
+def test_without_sgd_or_a_spread_nothing_is_compared():
+    assert sentences(row("SAM", 90.0, 1.0))[0] == "Without SGD there is nothing to compare with."
+    found = sentences(row("SGD", 70.0, None, n=1), row("SAM", 90.0, None, n=1), row(TUNED_SGD, 90.0, None, n=1))
+    assert found[0] == "One seed has no spread: nothing is concluded from the differences."
+    assert not any("SAM" in sentence for sentence in found)
+    unfinished = replace(SGD, ours=None)
+    assert sentences(unfinished, row("SAM", 90.0, 1.0))[0] == "Without SGD there is nothing to compare with."
+
+
+def test_the_limits_of_the_demo_are_always_said():
+    for rows in ((SGD, row("SAM", 90.0, 1.0)), ()):
+        text = " ".join(sentences(*rows)[-3:])
+        assert "640 training images of 8 x 8 pixels, 256 of them with a flipped label, and 757 test images" in text
+        assert "Nothing is chosen on the test set: radii and the tuned weight decay are the best of 3 by" in text
+        assert "400 validation images, whose labels are clean" in text
+        assert "Results on real data: see the folder results/" in text
+
+
+def colours(ax):
+    return [line.get_color() for line in ax.lines if line.get_label()[:1] != "_"]
+
+
+def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_colour(out, tmp_path, drawn):
+    recipe, states = out("demo")
+    draw_demo(recipe, states, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    accuracy, memorised, eigenvalues, *surfaces, bar = drawn[0].axes
+    own = [line_style(number)["color"] for number in range(4)]
+    assert accuracy.get_ylabel() == "test accuracy, %"
+    assert memorised.get_ylabel() == "flipped labels learned by heart, %"
+    assert colours(accuracy) == colours(memorised) == own
+    assert list(memorised.lines[1].get_ydata())[-1] == pytest.approx(1.05)
+    heights = [float(points.lines[0].get_ydata()[0]) for points in eigenvalues.containers]
+    assert heights == pytest.approx([10.0005, 10.1005, 10.0005 + 0.1 * list(variants()).index("bsam"), 10.0005])
+    assert [points.lines[0].get_color() for points in eigenvalues.containers] == own
+    assert eigenvalues.get_ylim()[0] < 0
+    assert eigenvalues.get_ylim()[1] > 1.05 * max(heights)
+    titles = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
+    assert [ax.get_title().split(": loss")[0] for ax in surfaces] == titles
+    assert [ax.title.get_color() for ax in surfaces] == own
+    assert len({tuple(ax.collections[0].levels) for ax in surfaces}) == 1
+    assert bar.get_ylabel() == "loss"
+
+
+def test_without_a_finished_run_of_the_first_seed_there_are_no_surfaces(out, tmp_path, drawn):
+    recipe, states = out("demo")
+    draw_demo(recipe, [replace(state, finished=state.run.seed == 1) for state in states], tmp_path / "demo.png")
+    assert len(drawn[0].axes) == 3
+
+
+def test_all_methods_fit_into_one_picture(finished_run, tmp_path, drawn):
+    recipe = demo_recipe(variants())
+    draw_demo(recipe, [finished_run(run, tmp_path) for run in recipe.runs(seeds=2)], tmp_path / "demo.png")
+    assert len(drawn[0].axes[0].get_legend_handles_labels()[1]) == len(variants()) + 1
+    assert RECIPES["demo"].figures == ("demo",)
