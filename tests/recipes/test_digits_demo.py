@@ -15,7 +15,7 @@ SHARED = {
     "lr": 0.04,
     "warmup": 3,
     "weight_decay": 5e-4,
-    "epochs": 25,
+    "epochs": 22,
     "batch": 64,
     "label_smoothing": 0.0,
     "label_noise": 0.4,

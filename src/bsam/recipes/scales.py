@@ -90,14 +90,14 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
             Scale("paper", "the paper's protocol: 200 epochs", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
             Scale(
                 "demo",
-                "a small network on digits, 25 epochs: the demo's only scale",
+                "a small network on digits, 22 epochs: the demo's only scale",
                 ("digits_net",),
                 ("digits",),
                 settings={
                     "lr": 0.04,
                     "warmup": 3,
                     "weight_decay": 5e-4,
-                    "epochs": 25,
+                    "epochs": 22,
                     "batch": 64,
                     "label_smoothing": 0.0,
                     "label_noise": 0.4,
