@@ -50,7 +50,9 @@ def label_noise() -> plt.Figure:
 def flatness() -> plt.Figure:
     """The largest eigenvalues of the Hessian of three trained networks, and their loss on a plane, on one scale."""
     models = json.loads((RESULTS / "cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
-    figure, (spectrum, *planes) = plt.subplots(1, 4, figsize=(10, 2.9), width_ratios=(1.5, 1, 1, 1), layout="constrained")
+    figure, (spectrum, *planes) = plt.subplots(
+        1, 4, figsize=(10, 2.9), width_ratios=(1.5, 1, 1, 1), layout="constrained"
+    )
     levels = np.geomspace(0.08, 3.2, 12)
     for model, ax, (title, colour) in zip(models, planes, METHODS.values(), strict=True):
         values = model["eigenvalues"]["values"]
