@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ from bsam.data.digits import digits
 from bsam.data.label_noise import flip_labels
 from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.models.digits_net import DigitsNet
-from bsam.training.run_dir import RunDir
+from bsam.recipes.subjects import find_models
+from bsam.recipes.variants import variant_of
+from bsam.training.run_dir import RunDir, run_dir_name
 
 FEW = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-probes", "1", "--points", "3", "--device", "cpu")
 CHEAP = (*FEW, "--density-steps", "4", "--rho", "0.1")
@@ -199,6 +202,13 @@ def test_flatness_of_runs_is_that_of_what_they_were_trained_on(runs, tmp_path, m
     before = (out / "flatness.json").read_bytes()
     assert cli.main(command) == 0  # known already
     assert (out / "flatness.json").read_bytes() == before
+
+
+def test_a_run_in_a_directory_that_a_recipe_named_is_titled_by_method_and_seed(runs, tmp_path):
+    run = RunDir(runs / "clean").run()
+    named = tmp_path / run_dir_name(run)
+    shutil.copytree(runs / "clean", named)
+    assert find_models([named, runs / "noisy.0"]).titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
 
 
 def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path):

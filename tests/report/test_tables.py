@@ -72,6 +72,26 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said(finis
     assert caption(recipe, cells, RUN)[-2].startswith("diverged: ")
 
 
+def test_rows_columns_and_sections_in_which_nothing_has_ended_are_left_out(finished_run):
+    recipe = RECIPES["classification"]
+    states = [RunState(run, Path("out")) for run in recipe.runs("paper")]
+    some = ("resnet18", "cifar100", ("sam", "base", "esam"))
+    states = [
+        finished_run(state.run) if (state.run.model, state.run.data, state.run.method in some[2]) == (*some[:2], True)
+        else state for state in states
+    ]  # fmt: skip
+    cells = table_info(recipe, states)
+    (section,) = sections_info(recipe, cells)
+    assert (section.title, section.header) == ("ResNet-18", ("method", "CIFAR-100", "paper"))
+    assert [row[0] for row in section.rows] == ["SGD", "SAM", "ESAM"]
+    assert [row[-1][-1] for row in section.rows] == ["8", "7", "ᵃ"]  # marks count what is shown
+    lines = caption(recipe, cells, RUN)
+    assert sum("taken by the paper" in line for line in lines) == 1
+    assert lines[-1] == f"{len(states) - 3} runs are not finished."
+    nothing = table_info(recipe, [RunState(run, Path("out")) for run in recipe.runs("paper")])
+    assert len(sections_info(recipe, nothing)) == 3
+
+
 def test_without_published_numbers_there_is_no_column_for_them(finished_run):
     recipe = RECIPES["gradient-conflict"]
     cells = table_info(recipe, [finished_run(run) for run in recipe.runs("paper")])

@@ -18,7 +18,8 @@ from ..core.checks import check_count
 from ..core.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ..flatness.dataset_loss import Batches, LossFunction
 from ..tasks import TASKS
-from ..training.run_dir import NETWORK, REPAIR, RunDir
+from ..training.run_dir import NETWORK, REPAIR, RunDir, run_dir_name
+from .variants import variant_of
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 IMAGES = 1000  # of a run's training samples by default: the cost of a Hessian product is proportional to their number
@@ -94,12 +95,18 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
         _check_run(path)
     return MeasuredModels(
         paths,
-        _titles(paths, [path.name for path in paths]),
+        _titles(paths, [_run_title(path) for path in paths]),
         {"images": images},
         load=lambda path, device: load_run(path, images, data_dir, device),
         weights=lambda path: path / NETWORK,
         about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
     )
+
+
+def _run_title(path: Path) -> str:
+    """The directory's name, or method and seed where that is the long name that recipes and ``bsam train`` give."""
+    run = RunDir(path).run()
+    return f"{variant_of(run).title}, seed {run.seed}" if path.name == run_dir_name(run) else path.name
 
 
 def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from ..flatness.products import Array
 from ..recipes.experiments import Recipe
 from ..training.files import write
 from ..training.run_dir import RunDir, RunState
-from .panels import grouped, panels, save
+from .panels import grouped, panel_title, panels, save
 
 LEVELS = 12
 STEEPNESS = 2.0  # levels and colours follow this power of the height, as the bottom is of interest
@@ -99,7 +99,7 @@ def draw_contours(drawn: Any, group: Sequence[tuple[LandscapeInfo, Any]]) -> Non
         filled = ax.contourf(info.axis, info.axis, loss, **style)
         ax.contour(info.axis, info.axis, loss, levels=levels, colors="white", linewidths=0.6)
         ax.plot(0, 0, marker="+", color="white", markersize=9)
-        ax.set_title(_caption(info))
+        ax.set_title(_title(info), fontsize=10)
         ax.set_aspect("equal")
         _label(ax, info)
     axes = [ax for _, ax in group]
@@ -116,7 +116,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
             x, y = np.meshgrid(info.axis, info.axis, indexing="ij")
             ax.plot_surface(x, y, _clipped(info, levels[-1]), **style)
             ax.set_zlim(levels[0], levels[-1])
-            ax.set_title(f"{info.group}\n" * (len(groups) > 1) + _caption(info), y=0.98)
+            ax.set_title(f"{info.group}\n" * (len(groups) > 1) + _title(info), y=0.98, fontsize=10)
             ax.locator_params(axis="z", nbins=5)
             _label(ax, info)
             ax.set_ylabel("second direction")
@@ -152,14 +152,15 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
         for m, info in enumerate(group):
             z = _clipped(info, ceiling).T  # rows of z go along y
             visible = True if m == 0 else "legendonly"
-            page.add_surface(x=info.axis, y=info.axis, z=z, name=_caption(info), visible=visible, **options)
+            name = f"{info.title}: loss {info.centre:.3g}"
+            page.add_surface(x=info.axis, y=info.axis, z=z, name=name, visible=visible, **options)
     layout |= {"legend": {"x": 0.01, "y": 0.99}, "margin": {"l": 0, "r": 0, "b": 0, "t": 40}}
     page.update_layout(title="Loss around each model: click a name to show or hide it", **layout)
     write(path, page.to_html(include_plotlyjs=True).encode())
 
 
-def _caption(info: LandscapeInfo) -> str:
-    return f"{info.title}: loss {info.centre:.3g}"
+def _title(info: LandscapeInfo) -> str:
+    return f"{panel_title(info.title)}\nloss {info.centre:.3g}"
 
 
 def _label(ax: Any, info: LandscapeInfo) -> None:

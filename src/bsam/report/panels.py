@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +15,7 @@ from ..core.extras import require_package
 from ..training.files import write
 
 MAX_COLUMNS = 4
+TITLE_WIDTH = 34  # characters of a panel's title in a line
 # told apart by the colour-blind, too
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 pairs
@@ -38,6 +40,16 @@ def seeds_text(counts: Iterable[int]) -> str:
     """
     low, *_, high = sorted([*counts] * 2)
     return "one seed" if high == 1 else f"mean of {high} seeds" if low == high else f"mean of {low} to {high} seeds"
+
+
+def panel_title(text: str) -> str:
+    """Return a title in lines that a panel has room for.
+
+    Example:
+        >>> panel_title("BSAM (Algorithm 1), rho_min 0.1, seed 0")
+        'BSAM (Algorithm 1), rho_min 0.1,\\nseed 0'
+    """
+    return textwrap.fill(text, TITLE_WIDTH)
 
 
 class Grouped(Protocol):

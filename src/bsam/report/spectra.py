@@ -13,7 +13,7 @@ import numpy as np
 
 from ..flatness.density import Density, smoothed
 from ..flatness.spectrum import Eigenvalues
-from .panels import COLOURS, figure, grouped, line_style, panels, save, tidy
+from .panels import COLOURS, figure, grouped, line_style, panel_title, panels, save, tidy
 
 BINS = 25
 POINTS = 2000  # along a density
@@ -115,7 +115,8 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.set_ylim(0, 1.05 * tallest)
             ax.set_xlabel("eigenvalue of the Hessian")
             ax.locator_params(axis="x", nbins=5)
-            ax.set_title(info.title + ("" if info.converged else " (not converged)"), pad=TITLE_PAD)
+            title = info.title + ("" if info.converged else " (not converged)")
+            ax.set_title(panel_title(title), pad=TITLE_PAD, fontsize=10)
             numbers = f"max {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
             ax.text(0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")
             tidy(ax)

@@ -189,9 +189,24 @@ class TableSection:
     rows: tuple[tuple[str, ...], ...]
 
 
+def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
+    """Return the cells of rows and columns in which a run has ended; all cells before the first has."""
+    ended = [each.cell for each in summaries if each.ours is not None or each.diverged]
+    rows, columns = {(cell.section, cell.row) for cell in ended}, {(cell.section, cell.column) for cell in ended}
+
+    def is_shown(cell: TableCell) -> bool:
+        return (cell.section, cell.row) in rows and (cell.section, cell.column) in columns
+
+    return [each for each in summaries if not ended or is_shown(each.cell)]
+
+
 def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:
-    """Return the table as text. The paper's numbers stand beside ours in sections where it has any."""
-    return [_section(recipe, title, summaries) for title in dict.fromkeys(each.cell.section for each in summaries)]
+    """Return the table as text, without rows and columns in which nothing has ended.
+
+    The paper's numbers stand beside ours in sections where it has any.
+    """
+    shown = shown_summaries(summaries)
+    return [_section(recipe, title, shown) for title in dict.fromkeys(each.cell.section for each in shown)]
 
 
 def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
@@ -237,7 +252,7 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
             f"paper: as published, after {EPOCHS} epochs. The paper reports one BSAM; its number is repeated for our "
             "three variants."
         )
-    lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(summaries))]
+    lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
     lines += recipe.notes
     if any(each.diverged for each in summaries):
         lines.append(
