@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt tests/peers.txt
 	$(PY) -m pip install --quiet --no-deps -r tests/peers.txt
 	touch $@
 
-demo: $(READY)  ## SGD, SAM and BSAM on digits with flipped labels: which learn them by heart (about a minute)
+demo: $(READY)  ## SGD, SAM and BSAM on digits with flipped labels (about a minute, after the set-up)
 	$(PY) -m bsam demo
 
 test: lint  ## everything that CI checks: lint, types, layers, tests

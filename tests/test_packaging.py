@@ -123,6 +123,7 @@ def test_the_version_is_in_one_place(built):
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'dynamic = ["version"]' in project
     assert bsam.__version__ not in project
+    assert f"## [{bsam.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_wheel_works_without_the_repository_and_without_optional_packages(built, tmp_path):
