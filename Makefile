@@ -3,19 +3,24 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
+DEMO := .venv/demo
 
 .PHONY: help demo test lint docs bench test-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml constraints.txt tests/peers.txt
+$(DEMO): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(READY): $(DEMO) tests/peers.txt
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
 	$(PY) -m pip install --quiet --no-deps -r tests/peers.txt
 	touch $@
 
-demo: $(READY)  ## SGD, SAM and BSAM on digits with flipped labels (about a minute, after the set-up)
+demo: $(DEMO)  ## SGD, SAM and BSAM on digits with flipped labels (about a minute, after the set-up)
 	$(PY) -m bsam demo
 
 test: lint  ## everything that CI checks: lint, types, layers, tests

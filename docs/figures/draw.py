@@ -48,22 +48,24 @@ def label_noise() -> plt.Figure:
 
 
 def flatness() -> plt.Figure:
-    """The largest eigenvalues of the Hessian of three trained networks, and their loss on a plane, on one scale."""
+    """The largest eigenvalues of the Hessian of three trained networks, and the rise of their loss on a plane."""
     models = json.loads((RESULTS / "cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
     figure, (spectrum, *planes) = plt.subplots(
         1, 4, figsize=(10, 2.9), width_ratios=(1.5, 1, 1, 1), layout="constrained"
     )
-    levels = np.geomspace(0.08, 3.2, 12)
+    levels = np.linspace(0, 1.8, 13) ** 2
+    colours = plt.colormaps["viridis"](np.linspace(0, 1, 12))
     for model, ax, (title, colour) in zip(models, planes, METHODS.values(), strict=True):
         values = model["eigenvalues"]["values"]
         spectrum.plot(range(1, len(values) + 1), values, color=colour, marker="o", markersize=3, label=title)
-        axis, loss = model["landscape"]["axis"], model["landscape"]["loss"]
-        filled = ax.contourf(axis, axis, loss, levels=levels, norm="log", cmap="viridis")
+        axis, rise = model["landscape"]["axis"], np.array(model["landscape"]["loss"]) - model["landscape"]["centre"]
+        filled = ax.contourf(axis, axis, np.maximum(rise, 0).T, levels=levels, colors=colours)
         ax.set(aspect="equal", xticks=[], yticks=[])
-        ax.set_title(f"{title}, {100 * model['metrics']['test_accuracy']:.1f} %", fontsize=11, color=colour)
+        test, loss = 100 * model["metrics"]["test_accuracy"], model["landscape"]["centre"]
+        ax.set_title(f"{title}: {test:.1f} %, loss {loss:.2f}", fontsize=11, color=colour)
     spectrum.set(xlabel="number", ylabel="eigenvalue of the Hessian", ylim=(0, None), xticks=(1, 5, 10, 15, 20))
     spectrum.legend(frameon=False)
-    figure.colorbar(filled, ax=planes, label="training loss", ticks=(0.1, 0.3, 1, 3), format="%g", pad=0.02)
+    figure.colorbar(filled, ax=planes, label="rise of the loss", ticks=levels[::3], format="%.1f", pad=0.02)
     return figure
 
 

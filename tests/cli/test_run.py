@@ -86,6 +86,26 @@ def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     assert "56 runs are not finished." in (tmp_path / "out" / "table.md").read_text()
 
 
+def test_files_of_something_else_are_not_overwritten(tmp_path, refused):
+    out = tmp_path / "out"
+    command = ["run", "rho-min-study", "--scale", "smoke", "--report", "--out", str(out)]
+    out.mkdir()
+    (out / "table.md").write_text("mine")
+    (out / "runs").mkdir()
+    assert "holds files of something else (table.md): choose another folder" in refused(*command)
+    (out / "results.json").write_text('{"recipe": "label-noise"}')
+    assert "results.json holds results of something else" in refused(*command)
+    (out / "results.json").write_text("[")
+    assert "results.json is damaged" in refused(*command)
+    assert (out / "table.md").read_text() == "mine"
+    (out / "results.json").unlink()
+    (out / "table.md").unlink()
+    assert cli.main(command) == 0
+    (out / "notes.txt").write_text("mine")
+    assert cli.main(command) == 0  # what is ours is written again
+    assert (out / "notes.txt").read_text() == "mine"
+
+
 def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "rho-min-study", "--scale", "short", "--report"]) == 0

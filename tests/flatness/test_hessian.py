@@ -303,5 +303,5 @@ def test_refusals(untrained):
         H @ Vector([torch.ones(445)])
     with refused(match="of the same shape"):
         H @ Vector([p.detach().reshape(-1) for p in model.parameters()])
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"bsam\.Vector, got Tensor"):
         H @ torch.ones(445)

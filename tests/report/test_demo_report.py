@@ -14,8 +14,9 @@ from bsam.training.config import Run
 RUN = Run("sgd", weight_decay=5e-4, label_noise=0.4)
 
 
-def row(title, mean, std, share=50.0, chosen=None, n=5):
-    details = {"memorised": SeedStatistics(share, 1.0, n), "top_eigenvalue": None, "time": None}
+def row(title, mean, std, share=50.0, chosen=None, n=5, top=None):
+    eigenvalue = None if top is None else SeedStatistics(top, 1.0, n)
+    details = {"memorised": SeedStatistics(share, 1.0, n), "top_eigenvalue": eigenvalue}
     return CellSummary(TableCell("", title, ""), SeedStatistics(mean, std, n), 0, 0, None, details, chosen)
 
 
@@ -45,6 +46,26 @@ def test_a_method_is_above_sgd_only_by_more_than_the_larger_deviation():
     assert second.startswith("The effect is not there for BSAM")
 
 
+def test_the_two_best_methods_are_compared():
+    found = sentences(SGD, row("SAM", 90.0, 1.0), row("BSAM", 90.5, 1.5), row("PGN", 80.0, 1.0))
+    assert found[3] == "BSAM is 0.5 points above SAM, within the spread (1.5)."
+    found = sentences(SGD, row("SAM", 90.0, 1.0), row("BSAM", 87.0, 1.5))
+    assert found[2] == "SAM is 3.0 points above BSAM, more than the spread (1.5)."
+    assert not any("above BSAM" in sentence for sentence in sentences(SGD, row("BSAM", 87.0, 1.5)))
+
+
+def test_whether_the_most_accurate_is_the_flattest_is_said():
+    tuned = row(TUNED_SGD, 92.0, 0.5, 4.0, {"weight_decay": 0.1}, top=57.2)
+    found = sentences(row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1), tuned)
+    assert found[2] == (
+        "A small λmax is not the same as a good accuracy: the most accurate, SGD, tuned weight decay, has 57.2, and "
+        "SAM the smallest, 3.1."
+    )
+    found = sentences(row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1))
+    assert found[1] == "SAM has the best accuracy and the smallest λmax (3.1)."
+    assert not any("λmax" in sentence for sentence in sentences(SGD, row("SAM", 90.0, 1.0)))
+
+
 @pytest.mark.parametrize(
     ("mean", "where"),
     [
@@ -57,7 +78,7 @@ def test_a_method_is_above_sgd_only_by_more_than_the_larger_deviation():
 def test_tuned_weight_decay_is_compared_with_the_best_method(mean, where):
     tuned = row(TUNED_SGD, mean, 0.5, 4.0, {"weight_decay": 0.1})
     found = sentences(SGD, row("BSAM", 85.0, 9.0), row("SAM", 90.0, 1.0), tuned)
-    assert found[2] == (
+    assert found[3] == (
         f"SGD with weight decay 0.1, tuned, in place of 0.0005 reaches {mean} ± 0.5 % and predicts 4 % of the flipped "
         f"labels: {where}, the best of the others (90.0 ± 1.0 %)."
     )
@@ -80,7 +101,7 @@ def test_the_limits_of_the_demo_are_always_said():
         assert "640 training images of 8 x 8 pixels, 256 of them with a flipped label, and 757 test images" in text
         assert "Nothing is chosen on the test set: radii and the tuned weight decay are the best of 3 by" in text
         assert "400 validation images, whose labels are clean" in text
-        assert "Results on real data: see the folder results/" in text
+        assert "Results on CIFAR: see the folder results/" in text
 
 
 def colours(ax):
@@ -103,10 +124,13 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     assert eigenvalues.get_ylim()[0] < 0
     assert eigenvalues.get_ylim()[1] > 1.05 * max(heights)
     titles = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
-    assert [ax.get_title().split(": loss")[0] for ax in surfaces] == titles
+    assert [ax.get_title().split("\nloss")[0] for ax in surfaces] == titles
     assert [ax.title.get_color() for ax in surfaces] == own
     assert len({tuple(ax.collections[0].levels) for ax in surfaces}) == 1
     assert bar.get_ylabel() == "loss"
+    heading = drawn[0].subfigs[1]._suptitle.get_window_extent()
+    assert heading.y0 >= max(ax.title.get_window_extent().y1 for ax in surfaces)
+    assert min(ax.xaxis.label.get_window_extent().y0 for ax in surfaces) >= 0
 
 
 def test_without_a_finished_run_of_the_first_seed_there_are_no_surfaces(out, tmp_path, drawn):

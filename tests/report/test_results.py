@@ -40,7 +40,6 @@ def test_details_are_in_the_results(out, tmp_path):
     assert [cell["row"] for cell in cells] == ["SGD", "SAM", "BSAM (Algorithm 1)", "SGD, tuned weight decay"]
     assert cells[1]["memorised"] == {"mean": pytest.approx(1.05), "std": pytest.approx(0.05 * 2**0.5), "n": 2}
     assert cells[1]["top_eigenvalue"]["mean"] == pytest.approx(10.1005)
-    assert cells[1]["time"] == {"mean": 2.0, "std": 0.0, "n": 2}
     assert [cell["chosen"] for cell in cells] == [None, None, None, {"weight_decay": 0.03}]
 
 

@@ -118,21 +118,20 @@ def test_markdown_and_terminal_say_the_same(finished_run, shown):
 
 
 @pytest.mark.parametrize("methods", [("sgd", "sam", "bsam", "bsam-2"), variants()])
-def test_details_are_means_over_the_seeds_and_time_is_against_sgd_of_the_same_seed(methods, finished_run, shown):
+def test_details_are_means_over_the_seeds(methods, finished_run, shown):
     recipe = demo_recipe(methods)
     place = list(variants()).index("bsam-2")
     runs = [replace(run, **(recipe.tuning.settings(run) or [{}])[-1]) for run in recipe.runs(seeds=3)]
     cells = table_info(recipe, [finished_run(run) for run in runs])
     own = next(each for each in cells if each.cell.row == "BSAM (2 passes)")
     assert own.details["memorised"] == SeedStatistics(pytest.approx(place + 0.1), pytest.approx(0.1), 3)
-    assert own.details["time"] == SeedStatistics(place + 1, 0.0, 3)
     assert own.details["top_eigenvalue"] is None  # there is no file
     assert own.chosen == {"rho_max": 0.2, "rho_min": 0.2}
     (section,) = sections_info(recipe, cells)
     assert section.title == "40% of the training labels flipped"
-    assert section.header == ("method", "test accuracy, %", "learned by heart, %", "λmax", "time", "chosen")
+    assert section.header == ("method", "test accuracy, %", "learned by heart, %", "λmax", "chosen")
     rows = {row[0]: row[1:] for row in section.rows}
-    numbers = ("87.00 ± 1.00 (3)", f"{place + 0.1:.1f} ± 0.1", "-", f"{place + 1:.2f} ± 0.00")
+    numbers = ("87.00 ± 1.00 (3)", f"{place + 0.1:.1f} ± 0.1", "-")
     assert rows["BSAM (2 passes)"] == (*numbers, "rho_max 0.2, rho_min 0.2")
     assert (rows["SGD"][-1], rows["SGD, tuned weight decay"][-1]) == ("-", "weight decay 0.3")
     assert "…" not in shown(*rich_tables([section]), width=80)
@@ -146,10 +145,3 @@ def test_footnotes_beyond_the_letters_are_numbered():
     marks = ["ᵃ", "ᵇ", "ᶜ", "ᵈ", "ᵉ", "ᶠ", "ᵍ", "ʰ", "[9]", "[10]"]
     assert [row[2] for row in section.rows] == [f"90.00{mark}" for mark in (*marks, "[9]")]
     assert caption(recipe, cells, RUN)[2:12] == [f"{mark} {note}" for mark, note in zip(marks, notes, strict=True)]
-
-
-def test_without_sgd_there_is_no_relative_time(finished_run):
-    recipe = demo_recipe(["sam", "saf"])
-    cells = table_info(recipe, [finished_run(run) for run in recipe.runs()])
-    assert {each.details["time"] for each in cells} == {None}
-    assert {row[-2] for section in sections_info(recipe, cells) for row in section.rows} == {"-"}

@@ -82,7 +82,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     from rich.console import Console
 
     from ..report.progress import plan_table, totals
-    from ..report.results import text_below, write_results
+    from ..report.results import check_folder, text_below, write_results
     from ..report.tables import rich_tables, sections_info, table_info
 
     scale = arguments.scale or recipe.scales[0]
@@ -91,6 +91,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     if arguments.dry_run or arguments.report:
         del arguments.saved_items  # nothing is trained
     console = Console(markup=False)
+    check_folder(out, recipe)
     states = states_of([*tuning_runs(recipe, chosen), *with_tuned_settings(recipe, chosen, out)], out)
     if arguments.dry_run:
         console.print(plan_table(recipe, states))

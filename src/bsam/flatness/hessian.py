@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..core.errors import BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from .batches import Batches, CastBatches
 from .dataset_loss import BatchWeight, DatasetLoss, LossFunction, WeightedBatch
@@ -101,7 +101,10 @@ class HessianOperator:
 
     def __matmul__(self, v: Vector) -> Vector:
         if not isinstance(v, Vector):
-            return NotImplemented
+            raise BsamTypeError(
+                f"H @ v takes a bsam.Vector, got {type(v).__name__}: H.vector(t) makes one of a 1-D tensor, H.flat(v) "
+                "a 1-D tensor of one"
+            )
         return self.vector(self.times(self.flat(v)))
 
     def flat(self, v: Vector) -> Tensor:

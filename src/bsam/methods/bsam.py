@@ -76,7 +76,7 @@ class BSAM(SharpnessAware):
         first step.
     """
 
-    title, reference = "BSAM", "Deng, Pang, Zhang, Huang"
+    title, reference = "BSAM", "Deng et al., arXiv:2409.13173, 2024"
     purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's price."
     passes: float = 3
     memory = "3"

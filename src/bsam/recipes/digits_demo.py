@@ -32,11 +32,13 @@ WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # of the row whose weight decay is chosen
 TUNED_SGD = "SGD, tuned weight decay"
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
+_SHARED = SCALES["demo"].settings
 NOTES = (
     "Learned by heart: of the flipped training labels, the share that the network predicts after the last epoch, in %.",
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",
-    "Time: of a step, relative to SGD's with the same seed.",
+    f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
+    f"{_SHARED['weight_decay']:g} (but for the tuned one), batch {_SHARED['batch']} and epochs.",
 )
 
 
@@ -47,7 +49,7 @@ def is_tuned_sgd(run: Run) -> bool:
         >>> is_tuned_sgd(Run("sgd", weight_decay=0.1)), is_tuned_sgd(Run("sgd", weight_decay=5e-4))
         (True, False)
     """
-    return run.method == BASE and run.weight_decay != SCALES["demo"].settings["weight_decay"]
+    return run.method == BASE and run.weight_decay != _SHARED["weight_decay"]
 
 
 def candidates(run: Run) -> list[dict[str, Any]]:
@@ -105,7 +107,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         figures=("demo",),
         scales=("demo",),
         tuning=Tuning(candidates),
-        details=("memorised", "top_eigenvalue", "time"),
+        details=("memorised", "top_eigenvalue"),
         notes=NOTES,
         findings="demo",
     )

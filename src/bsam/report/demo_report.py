@@ -30,7 +30,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     eigenvalues = {each.cell.row: each.details["top_eigenvalue"] for each in table_info(recipe, states)}
     surfaces = recipe_landscapes_info(recipe, states)  # none before the first seed's runs are finished
     columns = min(max(len(surfaces), 1), MAX_COLUMNS)
-    heights = [4.2, 3.4 * math.ceil(len(surfaces) / columns)][: 1 + bool(surfaces)]
+    heights = [4.2, 4.0 * math.ceil(len(surfaces) / columns)][: 1 + bool(surfaces)]
     drawn = figure(WIDTH, sum(heights))
     parts = drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     left, middle, right = parts[0].subplots(1, 3, width_ratios=(3, 3, 2))
@@ -58,7 +58,7 @@ def _draw_eigenvalues(ax: Any, values: Sequence[SeedStatistics | None]) -> None:
         if found is not None:
             colour = line_style(number)["color"]
             ax.errorbar(number, found.mean, found.std, color=colour, marker="o", markersize=7, capsize=4)
-    ax.set_xticks([])
+    ax.set_xticks([])  # the legend's colours tell the rows
     ax.set_xlim(-0.5, len(values) - 0.5)
     ends = [0.0, *(found.mean + side * (found.std or 0.0) for found in values if found is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
@@ -75,6 +75,7 @@ class _Row:
     accuracy: SeedStatistics
     memorised: SeedStatistics | None
     chosen: Mapping[str, Any] | None
+    top_eigenvalue: SeedStatistics | None
 
     @property
     def score(self) -> str:
@@ -92,14 +93,16 @@ class _Row:
 def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """Return what the numbers show and what they do not, as sentences.
 
-    A difference counts where it is larger than the spread, the larger of the two standard deviations.
+    A difference counts where it is larger than the spread, the larger of the two standard deviations over the seeds.
 
     Args:
         summaries: of the demo's table.
         run: one of its runs, with the shared settings.
     """
     rows = {
-        each.cell.row: _Row(each.cell.row, each.ours, each.details["memorised"], each.chosen)
+        each.cell.row: _Row(
+            each.cell.row, each.ours, each.details["memorised"], each.chosen, each.details["top_eigenvalue"]
+        )
         for each in summaries
         if each.ours is not None
     }
@@ -110,7 +113,9 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         lines = ["One seed has no spread: nothing is concluded from the differences."]
     else:
         lines = [_against_sgd(row, sgd) for row in rows.values()]
+        lines += _between_methods(list(rows.values()))
         lines += [] if tuned is None else [_tuned_sgd(tuned, list(rows.values()), run)]
+        lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
     return [
         *lines,
         f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
@@ -118,7 +123,7 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         f"Nothing is chosen on the test set: radii and the tuned weight decay are the best of {len(WEIGHT_DECAYS)} by "
         f"the accuracy after the last epoch on {VALIDATION} validation images, whose labels are clean, with one seed "
         "that no other run has.",
-        "Results on real data: see the folder results/ of the repository, and the documentation.",
+        "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
     ]
 
 
@@ -129,6 +134,30 @@ def _against_sgd(row: _Row, sgd: _Row) -> str:
         return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
     return f"The effect is not there for {row.title}, which is {below}: {numbers}"
+
+
+def _between_methods(rows: Sequence[_Row]) -> list[str]:
+    """Return how the best method compares with the next one, where there are two."""
+    if len(rows) < 2:
+        return []
+    best, second = sorted(rows, key=lambda row: -row.accuracy.mean)[:2]
+    gap, spread = best.above(second)
+    size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
+    return [f"{best.title} is {gap:.1f} points above {second.title}, {size}."]
+
+
+def _eigenvalues(rows: Sequence[_Row]) -> list[str]:
+    """Return whether the row with the best accuracy is also the flattest one by the largest eigenvalue."""
+    known = [(row.accuracy.mean, row.top_eigenvalue.mean, row.title) for row in rows if row.top_eigenvalue is not None]
+    if len(known) < 2:
+        return []
+    best, flattest = max(known), min(known, key=lambda each: each[1])
+    if best[2] == flattest[2]:
+        return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
+    return [
+        f"A small λmax is not the same as a good accuracy: the most accurate, {best[2]}, has {best[1]:.1f}, and "
+        f"{flattest[2]} the smallest, {flattest[1]:.1f}."
+    ]
 
 
 def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:

@@ -11,7 +11,7 @@ from ..core.errors import BsamRuntimeError
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..training.config import Run
-from ..training.files import write, write_json
+from ..training.files import read_json, refuse_other_files, usable, write, write_json
 from ..training.lock import locked
 from ..training.run_dir import RunDir, RunState
 from .demo_report import demo_findings, draw_demo
@@ -76,6 +76,19 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}."]
 
 
+def check_folder(out: Path, recipe: Recipe) -> None:
+    """Refuse a folder with files that are not results of this recipe: they would be overwritten."""
+    with usable(out, "results"):
+        if not out.exists():
+            return
+        inside = list(out.iterdir())
+    file = out / "results.json"
+    if file not in inside:
+        refuse_other_files(out, (path.name for path in inside if path.is_dir()))
+    elif read_json(file, dict, "choose another folder, or remove it").get("recipe") != recipe.name:
+        raise BsamRuntimeError(f"{file} holds results of something else: choose another folder")
+
+
 def write_results(
     out: Path, recipe: Recipe, scale: str, states: Sequence[RunState], tuning: Sequence[RunState] = ()
 ) -> list[Path]:
@@ -108,8 +121,8 @@ def write_results(
     paths = [out / "table.md", out / "results.json"]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         lines = [*text_below(recipe, summaries, run), *origin_info(runs)]
+        write_json(paths[1], content)  # first: it says that the folder is ours
         write(paths[0], markdown(recipe.title, sections_info(recipe, summaries), lines).encode())
-        write_json(paths[1], content)
         if any(state.finished for state in states):
             for name in recipe.figures:
                 paths.append(out / f"{name}.png")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..recipes.experiments import Recipe, TableCell
 from ..recipes.paper import EPOCHS, Published
 from ..recipes.runner import score_of
-from ..recipes.variants import variant_of
 from ..tasks import TASKS
 from ..training.config import Run
 from ..training.run_dir import RunDir, RunState
@@ -54,13 +53,11 @@ class ExtraColumn:
         header: of the column.
         format: of a number.
         value: called with a finished run; None if that has no such number.
-        relative: whether the number is divided by that of SGD's run of the same section and seed.
     """
 
     header: str
     format: str
     value: Callable[[RunState], float | None]
-    relative: bool = False
 
     def text(self, found: SeedStatistics | None) -> str:
         """Return mean and standard deviation as text."""
@@ -77,7 +74,6 @@ def _memorised(state: RunState) -> float | None:
 DETAILS: dict[str, ExtraColumn] = {
     "memorised": ExtraColumn("learned by heart, %", ".1f", _memorised),
     "top_eigenvalue": ExtraColumn("λmax", ".1f", lambda state: RunDir(state.path).top_eigenvalue()),
-    "time": ExtraColumn("time", ".2f", lambda s: statistics.median(metrics["seconds"] for metrics in s.epochs), True),
 }
 
 
@@ -101,28 +97,15 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
     cells: dict[TableCell, list[RunState]] = {}
     for state in states:
         cells.setdefault(recipe.cell(state.run), []).append(state)
-    sgd: dict[tuple[str, int], RunState] = {}  # the first row of SGD in a section
-    for state in states:
-        if state.finished and variant_of(state.run).name == "sgd":
-            sgd.setdefault(_section_and_seed(recipe, state), state)
-    return [_summary(recipe, cell, group, sgd) for cell, group in cells.items()]
+    return [_summary(recipe, cell, group) for cell, group in cells.items()]
 
 
-def _section_and_seed(recipe: Recipe, state: RunState) -> tuple[str, int]:
-    return recipe.cell(state.run).section, state.run.seed
-
-
-def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState], sgd: Mapping[Any, RunState]) -> CellSummary:
+def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState]) -> CellSummary:
     finished = [state for state in states if state.finished]
     diverged = sum(state.diverged is not None and not state.finished for state in states)
     details: dict[str, SeedStatistics | None] = {}
     for name in recipe.details:
-        column, values = DETAILS[name], []
-        for state in finished:
-            other = sgd.get(_section_and_seed(recipe, state)) if column.relative else None
-            own, unit = column.value(state), column.value(other) if other is not None else None
-            if own is not None and (unit is not None or not column.relative):
-                values.append(own / unit if unit is not None else own)
+        values = [value for state in finished if (value := DETAILS[name].value(state)) is not None]
         details[name] = seed_statistics(values) if values else None
     ours = seed_statistics([score_of(state) for state in finished]) if finished else None
     missing = len(states) - len(finished) - diverged
@@ -246,7 +229,8 @@ def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
 def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """Return the lines below a table of runs like this one."""
     title = score_title(run).capitalize()
-    lines = [f"{title}, after the last of {run.epochs} epochs: mean ± standard deviation (number of seeds)."]
+    epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
+    lines = [f"{title}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
     if any(each.paper is not None for each in summaries):
         lines.append(
             f"paper: as published, after {EPOCHS} epochs. The paper reports one BSAM; its number is repeated for our "
