@@ -30,7 +30,13 @@ def one_thread():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"), [(["--epochs", "0"], "epochs"), (["--seeds", "0"], "seeds"), (["--seed", "-1"], "seed")]
+    ("arguments", "word"),
+    [
+        (["--epochs", "0"], "epochs"),
+        (["--epochs", "-1"], "epochs"),
+        (["--seeds", "0"], "seeds"),
+        (["--seed", "-1"], "seed"),
+    ],
 )
 def test_a_refusal_is_one_sentence_and_status_2(arguments, word, tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2

@@ -44,5 +44,5 @@ def _demo(arguments: argparse.Namespace) -> None:
     recipe = demo_recipe(arguments.methods)
     runs = recipe.runs(seeds=arguments.seeds, first_seed=arguments.seed)
     epochs = arguments.epochs
-    runs = [replace(run, epochs=epochs, warmup=min(run.warmup, epochs)) for run in runs]
+    runs = [replace(run, epochs=epochs, warmup=max(0, min(run.warmup, epochs))) for run in runs]
     run_recipe(arguments, recipe, runs, runs)
