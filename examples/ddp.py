@@ -1,8 +1,6 @@
 """Distributed data parallel: each process takes its share of every batch, and all of them take the same step.
 
-Give the optimizer the DDP wrapper. The gradient of each pass is averaged over the processes, so the step is that of
-one process on the whole batch. With `m_sharpness=True` each process perturbs along its own gradient instead.
-
+Each pass's gradient is averaged over the processes; with `m_sharpness=True` each one perturbs along its own gradient.
 Run: torchrun --nproc-per-node 2 examples/ddp.py
 """
 
@@ -18,41 +16,40 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import bsam
 
 
-def main(epochs=3, batch=64):
-    use_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if use_cuda else torch.device("cpu")
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("nccl" if use_cuda else "gloo")
-    else:
-        print("One process. For two: torchrun --nproc-per-node 2 examples/ddp.py")
-        dist.init_process_group("nccl" if use_cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        torch.manual_seed(0)  # the same data and the same weights in all processes
-        x = torch.randn(640, 10)
-        dataset = TensorDataset(x, x[:, :3].argmax(1))
-        sampler = DistributedSampler(dataset)
-        loader = DataLoader(dataset, batch_size=batch // dist.get_world_size(), sampler=sampler)
-        model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3)).to(device)
-        model = DistributedDataParallel(model, device_ids=[device] if use_cuda else None)
-        optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+def train(device, epochs=3, batch=64):
+    torch.manual_seed(0)  # the same data and the same weights in all processes
+    x = torch.randn(640, 10)
+    dataset = TensorDataset(x, x[:, :3].argmax(1))
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=batch // dist.get_world_size(), sampler=sampler)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3)).to(device)
+    model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+            inputs, labels = inputs.to(device), labels.to(device)
+            loss = optimizer.step(lambda: F.cross_entropy(model(inputs), labels))  # of this process's share
+    return loss, torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)
-            for inputs, labels in loader:
-                inputs, labels = inputs.to(device), labels.to(device)
-                loss = optimizer.step(lambda: F.cross_entropy(model(inputs), labels))  # of this process's share
-        dist.all_reduce(loss)  # the sum over processes
-        loss /= dist.get_world_size()
-        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-        top, low = weights.clone(), weights.clone()
-        dist.all_reduce(top, dist.ReduceOp.MAX)
-        dist.all_reduce(low, dist.ReduceOp.MIN)
-        if dist.get_rank() == 0:
-            print(f"{dist.get_world_size()} process(es): loss of the last batch {loss.item():.5f}", end=", ")
-            print(f"norm of the weights {weights.norm().item():.5f}", end=", ")
-            print(f"largest difference between processes {(top - low).max().item():g}")
-    finally:
-        dist.destroy_process_group()
+
+def main():
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if alone:
+        print("One process. For two: torchrun --nproc-per-node 2 examples/ddp.py")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **alone)
+    loss, weights = train(device)  # in a function: the wrapper must be gone before the group is
+    dist.all_reduce(loss)  # the sum over processes
+    first = weights.clone()
+    dist.broadcast(first, 0)
+    difference = (weights - first).abs().max()
+    dist.all_reduce(difference, dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        n, norm = dist.get_world_size(), weights.norm().item()
+        print(f"{n} process(es): loss of the last batch {loss.item() / n:.5f}, norm of the weights {norm:.5f}", end="")
+        print(f", largest difference between processes {difference.item():g}")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import socket
@@ -212,3 +213,19 @@ def test_the_tables_of_results_are_the_stored_ones():
 def test_lines_are_short():
     long = [f"{page}: {line}" for page, text in PAGES.items() for line in text.splitlines() if len(line) > 120]
     assert not long
+
+
+def test_the_flatness_of_the_networks_is_that_of_the_stored_file():
+    models = json.loads((ROOT / "results/cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
+    rows = [line[2:-2].split(" | ") for line in (DOCS / "results.md").read_text(encoding="utf-8").splitlines()]
+    table = [row[1:] for row in rows if len(row) == 7 and row[0] in ("SGD", "SAM", "BSAM (Algorithm 1)")]
+    assert table == [
+        [
+            f"{near['loss']:.3f}",
+            f"{model['eigenvalues']['values'][0]:.1f}",
+            f"{model['trace']['value']:.0f} ± {model['trace']['standard_error']:.0f}",
+            *(f"{near[name]:.3f}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
+        ]
+        for model in models
+        for near in [model["sharpness"]]
+    ]

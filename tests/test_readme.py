@@ -104,6 +104,23 @@ def test_the_table_of_methods_is_the_list_of_methods():
     assert rows == [[f"`{m.cls.__name__}`", f"{m.passes:g}", m.purpose] for m in METHODS.values()]
 
 
+def test_the_results_are_those_of_the_stored_tables():
+    def stored(folder, column):
+        text = (README.parent / "results" / folder / "table.md").read_text(encoding="utf-8")
+        header, _, *rows = (
+            [cell.strip() for cell in line[1:-1].split("|")] for line in text.split("\n") if line[:1] == "|"
+        )
+        found = {row[0]: f"{row[header.index(column)]} / {row[header.index(column) + 1]}" for row in rows}
+        return [found[method] for method in ("SGD", "SAM", "BSAM (Algorithm 1)")]
+
+    rows = dict(line[2:-2].split(" | ", 1) for line in TEXT.split("\n") if line.startswith("| CIFAR"))
+    assert {name: row.split(" | ") for name, row in rows.items()} == {
+        "CIFAR-10": stored("cifar10-resnet18", "CIFAR-10"),
+        "CIFAR-10, 40 % of labels flipped": stored("cifar10-resnet18-noise40", "40%"),
+        "CIFAR-100": stored("cifar100-resnet18", "CIFAR-100"),
+    }
+
+
 def test_linked_files_exist():
     links = re.findall(r"\]\(([^)#]+)", TEXT)
     assert links

@@ -13,8 +13,8 @@ from ..recipes.variants import variants
 from .run import NEEDS, run_recipe
 
 DESCRIPTION = """\
-Train some methods on scikit-learn's digits with 40 % of the training labels flipped: which of them learn the flipped
-labels by heart? Only radii are chosen, on the validation set. Writes a directory for each run, table.md, results.json
+Train some methods on scikit-learn's digits with 40 % of the training labels flipped: which of them memorise the
+flipped labels? Only radii are chosen, on the validation set. Writes a directory for each run, table.md, results.json
 (all numbers, tuning included) and the picture demo.png. Interrupted, it continues when called again. Called with other
 methods on the same folder, it trains those that are missing, and writes the files again with the methods asked for
 last."""

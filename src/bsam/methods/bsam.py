@@ -77,7 +77,7 @@ class BSAM(SharpnessAware):
     """
 
     title, reference = "BSAM", "Deng et al., arXiv:2409.13173, 2024"
-    purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's price."
+    purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's cost."
     passes: float = 3
     memory = "3"
     sam_radii = ("rho_max", "rho_min")

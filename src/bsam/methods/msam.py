@@ -17,7 +17,7 @@ from ..core.vector import Vector
 
 
 class MSAM(SharpnessAware):
-    r"""Momentum SAM: perturb against the base optimizer's momentum, at the price of the base optimizer alone.
+    r"""Momentum SAM: perturb against the base optimizer's momentum, at the cost of the base optimizer alone.
 
     .. math::  d = \nabla L(w - \rho\, v / |v|)
 
@@ -50,7 +50,7 @@ class MSAM(SharpnessAware):
     """
 
     title, reference = "MSAM", "Becker et al., 2024"
-    purpose = "Perturbs along the momentum, without a second pass; tune its radius."
+    purpose = "Perturbs against the momentum, without a second pass; tune its radius."
     passes: float = 1
     memory = "1"
     needs = (Need.MOMENTUM,)

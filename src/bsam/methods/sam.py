@@ -44,7 +44,7 @@ class SAM(SharpnessAware):
     """
 
     title, reference = "SAM", "Foret et al., ICLR 2021"
-    purpose = "Flat minima at twice the price: the method to start with."
+    purpose = "Flat minima at twice the cost: the method to start with."
     sam_radii = ("rho",)
 
     def __init__(

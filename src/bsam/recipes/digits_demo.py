@@ -1,9 +1,10 @@
-"""The demo: with 40 % flipped training labels, which methods learn the flipped labels by heart?
+"""The demo: with 40 % flipped training labels, which methods memorise the flipped labels?
 
-All methods share learning rate, schedule, weight decay, batch and epochs. Only radii are chosen, with three tries for
-each method: by the accuracy after the last epoch on the validation set, whose labels are clean, with a seed of its own.
-Clean labels favour no method, but are more than one has when all labels are noisy. One more row is SGD whose weight
-decay is chosen in the same way, with as many tries. Only the final runs see the test set.
+All methods share learning rate, schedule, weight decay, batch and epochs. Only radii (of SAF and MESA the weight of
+their loss) are chosen, with three tries for each method: by the accuracy after the last epoch on the validation set,
+whose labels are clean, with a seed of its own. Clean labels favour no method, but are more than one has when all labels
+are noisy. One more row is SGD whose weight decay is chosen in the same way, with as many tries. Only the final runs see
+the test set.
 
 The shared settings and the candidates were set with runs of seeds 20000 to 20005, which the demo does not use, in view
 of three numbers: the accuracy on the validation set, the share of flipped labels that the network predicts, and the
@@ -34,7 +35,7 @@ LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 _SHARED = SCALES["demo"].settings
 NOTES = (
-    "Learned by heart: of the flipped training labels, the share that the network predicts after the last epoch, in %.",
+    "Memorised: of the flipped training labels, the share that the network predicts after the last epoch, in %.",
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",
     f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
@@ -53,7 +54,7 @@ def is_tuned_sgd(run: Run) -> bool:
 
 
 def candidates(run: Run) -> list[dict[str, Any]]:
-    """Return the settings that a row may choose from: three radii for each method, three weight decays, or nothing.
+    """Return the settings that a row may choose from: three settings for each method, three weight decays, or nothing.
 
     Example:
         >>> candidates(Run("sam"))
@@ -101,7 +102,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
     """Return the demo with these methods."""
     return Recipe(
         "demo",
-        "Digits with 40 % of the training labels flipped: which methods learn them by heart",
+        "Digits with 40 % of the training labels flipped: which methods memorise them",
         grid(methods),
         by_method,
         figures=("demo",),

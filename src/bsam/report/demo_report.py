@@ -19,7 +19,7 @@ from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
 from .tables import CellSummary, SeedStatistics, chosen_text, table_info
 
-MEMORISED = EpochMetric("flipped labels learned by heart, %", lambda metrics: 100 * metrics["memorised"])
+MEMORISED = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * float(metrics["memorised"] or 0.0))
 SGD = variants()["sgd"].title
 WIDTH = 13.0  # of the picture, in inches
 
@@ -76,6 +76,7 @@ class _Row:
     memorised: SeedStatistics | None
     chosen: Mapping[str, Any] | None
     top_eigenvalue: SeedStatistics | None
+    diverged: int
 
     @property
     def score(self) -> str:
@@ -101,26 +102,34 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """
     rows = {
         each.cell.row: _Row(
-            each.cell.row, each.ours, each.details["memorised"], each.chosen, each.details["top_eigenvalue"]
+            each.cell.row,
+            each.ours,
+            each.details["memorised"],
+            each.chosen,
+            each.details["top_eigenvalue"],
+            each.diverged,
         )
         for each in summaries
         if each.ours is not None
     }
     sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
+    lost = [f"{each.cell.row} diverged with every seed." for each in summaries if each.diverged and each.ours is None]
     if sgd is None:
         lines = ["Without SGD there is nothing to compare with."]
     elif sgd.accuracy.std is None:
         lines = ["One seed has no spread: nothing is concluded from the differences."]
     else:
         lines = [_against_sgd(row, sgd) for row in rows.values()]
-        lines += _between_methods(list(rows.values()))
-        lines += [] if tuned is None else [_tuned_sgd(tuned, list(rows.values()), run)]
+        several = [row for row in rows.values() if row.accuracy.std is not None]
+        lines += _between_methods(several)
+        lines += [] if tuned is None else [_tuned_sgd(tuned, several, run)]
         lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
     return [
         *lines,
+        *lost,
         f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
         f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
-        f"Nothing is chosen on the test set: radii and the tuned weight decay are the best of {len(WEIGHT_DECAYS)} by "
+        f"Nothing is chosen on the test set: what the column chosen shows is the best of {len(WEIGHT_DECAYS)} tries by "
         f"the accuracy after the last epoch on {VALIDATION} validation images, whose labels are clean, with one seed "
         "that no other run has.",
         "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
@@ -129,7 +138,13 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
 
 def _against_sgd(row: _Row, sgd: _Row) -> str:
     gap, spread = row.above(sgd)
-    numbers = f"{row.score} against {sgd.score} %. It predicts {row.share} of the flipped labels, SGD {sgd.share}."
+    numbers = f"{row.score} against {sgd.score} %. It memorises {row.share} of the flipped labels, SGD {sgd.share}."
+    if row.diverged:
+        numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
+    if row.accuracy.std is None:
+        return f"Nothing is concluded for {row.title}, of which one seed is finished: {numbers}"
+    if gap > spread and row.memorised and sgd.memorised and row.memorised.mean >= sgd.memorised.mean:
+        return f"{row.title} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
     if gap > spread:
         return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
@@ -163,7 +178,7 @@ def _eigenvalues(rows: Sequence[_Row]) -> list[str]:
 def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:
     start = (
         f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {tuned.score} % and "
-        f"predicts {tuned.share} of the flipped labels"
+        f"memorises {tuned.share} of the flipped labels"
     )
     if not others:
         return f"{start}."
@@ -172,5 +187,6 @@ def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:
     if abs(gap) <= spread:
         where = f"within a standard deviation ({spread:.1f} points) of"
     else:
-        where = f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}, more than the spread ({spread:.1f}),"
+        side = "above" if gap > 0 else "below"
+        where = f"by more than the spread ({spread:.1f}), {abs(gap):.1f} points, {side}"
     return f"{start}: {where} {best.title}, the best of the others ({best.score} %)."

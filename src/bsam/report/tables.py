@@ -72,7 +72,7 @@ def _memorised(state: RunState) -> float | None:
 
 
 DETAILS: dict[str, ExtraColumn] = {
-    "memorised": ExtraColumn("learned by heart, %", ".1f", _memorised),
+    "memorised": ExtraColumn("memorised, %", ".1f", _memorised),
     "top_eigenvalue": ExtraColumn("λmax", ".1f", lambda state: RunDir(state.path).top_eigenvalue()),
 }
 
