@@ -49,6 +49,7 @@ def main():
         n, norm = dist.get_world_size(), weights.norm().item()
         print(f"{n} process(es): loss of the last batch {loss.item() / n:.5f}, norm of the weights {norm:.5f}", end="")
         print(f", largest difference between processes {difference.item():g}")
+    dist.barrier()  # no process leaves before the others are done
     dist.destroy_process_group()
 
 
