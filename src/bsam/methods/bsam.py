@@ -66,7 +66,8 @@ class BSAM(SharpnessAware):
         True
 
     Reference:
-        Deng, Pang, Zhang, Huang, "Bilateral Sharpness-Aware Minimization for Flatter Minima", Algorithm 1.
+        Deng, Pang, Zhang, Huang, "Bilateral Sharpness-Aware Minimization for Flatter Minima",
+        arXiv:2409.13173, Algorithm 1.
 
     Differences from the paper:
         With the default arguments, none but for special cases: where :math:`|g_{\min}| = 0` the ratio is 0, and a
@@ -76,7 +77,7 @@ class BSAM(SharpnessAware):
         first step.
     """
 
-    title, reference = "BSAM", "Deng et al., arXiv:2409.13173, 2024"
+    title, reference = "BSAM", "Deng et al., arXiv 2024"
     purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's cost."
     passes: float = 3
     memory = "3"

@@ -30,7 +30,7 @@ def methods_info() -> list[tuple[str, ...]]:
 
     Example:
         >>> methods_info()[0]
-        ('sam', 'SAM', 'SAM', '2', '2', '-', 'Flat minima at twice the price: the method to start with.', 'Foret et al.,
+        ('sam', 'SAM', 'SAM', '2', '2', '-', 'Flat minima at twice the cost: the method to start with.', 'Foret et al.,
         ICLR 2021')
     """
     return [
