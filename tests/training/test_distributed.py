@@ -1,11 +1,13 @@
-"""Two processes that torchrun starts, on gloo, against one process on whole batches."""
+"""Two processes, started as torchrun starts them, on gloo, against one process on whole batches."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,29 +18,11 @@ import torch
 import bsam
 from bsam.training.distributed import distributed_context
 from bsam.training.loop import fit
-from bsam.training.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
 cases = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(cases)
-
-
-def torchrun(folder, how):
-    """The exit status and what was said."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]  # a port of its own
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
-    log = folder / f"{how}.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, str(SCRIPT), str(folder), how], stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
-    try:
-        process.wait(timeout=100)
-    finally:
-        process.terminate()  # which ends the two as well
-        process.wait(timeout=60)
-    return process.returncode, log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +31,21 @@ def ranks(tmp_path_factory):
     what both ranks noted.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    status, out = torchrun(folder, "stop")
-    assert status != 0
-    assert "as a kill would" in out
-    assert [row["epoch"] for row in RunDir(folder / "bsam").metrics()] == [1]
-    status, out = torchrun(folder, "all")
-    assert status == 0, out
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
+    log = folder / "log"
+    with log.open("w") as file:
+        command = [sys.executable, str(SCRIPT), str(folder)]
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+    try:
+        assert process.wait(timeout=200) == 0, log.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    stopped, ended = json.loads((folder / "statuses.json").read_text())
+    assert stopped["status"] != 0
+    assert "as a kill would" in log.read_text()
+    assert stopped["epochs"] == [1]
+    assert ended["status"] == 0, log.read_text()
     return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

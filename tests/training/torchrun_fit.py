@@ -1,14 +1,22 @@
-"""Run by torchrun in test_team.py: what each process of a shared training sees and does."""
+"""Started by test_distributed.py: what each process of a shared training sees and does.
+
+python torchrun_fit.py FOLDER
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import signal
+import socket
 import sys
 from typing import ClassVar
 
+import sklearn.datasets  # noqa: F401 (what every process needs, before they are forked)
 import torch
+import torch._dynamo
+import torch.utils.tensorboard
 from torch import Tensor, nn
 
 from bsam import BsamError
@@ -16,6 +24,7 @@ from bsam.tasks.classification import Classification
 from bsam.tasks.task import TaskBatch
 from bsam.training.config import Run
 from bsam.training.loop import fit
+from bsam.training.run_dir import RunDir
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 256, "limit_test": 200, "seed": 4}
 RUNS = {
@@ -100,5 +109,29 @@ def main(folder: pathlib.Path, stop: bool) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told, "seen": seen}))
 
 
+def two_processes(folder: pathlib.Path, stop: bool) -> int:
+    """Fork two processes, each with the environment that torchrun gives it; the first exit status that is not 0."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in "01":
+        if not (pid := os.fork()):
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+            main(folder, stop)
+            sys.exit()
+        ranks.append(pid)
+    status = os.waitstatus_to_exitcode(os.waitpid(ranks[0], 0)[1])
+    if status:
+        os.kill(ranks[1], signal.SIGKILL)  # it waits for the first one
+    return status or os.waitstatus_to_exitcode(os.waitpid(ranks[1], 0)[1])
+
+
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), sys.argv[2] == "stop")
+    folder = pathlib.Path(sys.argv[1])
+    found = []
+    for stop in (True, False):
+        status = two_processes(folder, stop)
+        found.append({"status": status, "epochs": [row["epoch"] for row in RunDir(folder / "bsam").metrics()]})
+    (folder / "statuses.json").write_text(json.dumps(found))
