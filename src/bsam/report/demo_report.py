@@ -19,7 +19,7 @@ from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
 from .tables import CellSummary, SeedStatistics, chosen_text, table_info
 
-MEMORISED = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * float(metrics["memorised"] or 0.0))
+MEMORISED = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * metrics["memorised"])
 SGD = variants()["sgd"].title
 WIDTH = 13.0  # of the picture, in inches
 
