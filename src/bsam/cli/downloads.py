@@ -15,8 +15,10 @@ def download_to(name: str, folder: Path | None) -> None:
 
     One that comes with a package is an error.
     """
-    if not dataset_entry(name).sources:
-        raise BsamValueError(f"{name} comes with scikit-learn: leave --download out")
+    entry = dataset_entry(name)
+    if not entry.sources:
+        where = "is image files of yours" if entry.files else "comes with scikit-learn"
+        raise BsamValueError(f"{name} {where}: leave --download out")
     if folder is None:
         raise BsamValueError("say with --data-dir in which folder to put what is downloaded")
     download(name, folder, progress=sys.stderr.isatty())

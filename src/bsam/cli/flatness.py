@@ -10,6 +10,7 @@ from typing import Any
 from ..flatness.spectrum import WHICH
 from ..recipes.measure import FlatnessSettings
 from ..recipes.subjects import IMAGES
+from .run_flags import CACHE_HELP
 
 DESCRIPTION = """\
 Measure networks of runs of bsam train, or saved models: the top eigenvalues of the Hessian, its trace and spectral
@@ -52,6 +53,7 @@ def add(commands: Any) -> None:
     flag("--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
     flag("--images", type=int, help=f"measure a run on its first N training samples; None: {IMAGES}", metavar="N")
     flag("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
+    flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     flag("--out", type=Path, default=Path("runs/flatness"), help="folder for the results", metavar="FOLDER")
     for item in fields(FlatnessSettings):
         kind, metavar = KINDS.get(str(item.type), (int, "N"))
@@ -69,7 +71,7 @@ def _flatness(arguments: argparse.Namespace) -> None:
     from ..report.measurements import flatness_report
 
     instruments = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
-    models = find_models(arguments.files, arguments.loader, arguments.images, arguments.data_dir)
+    models = find_models(arguments.files, arguments.loader, arguments.images, arguments.data_dir, arguments.cache_dir)
     console = Console(markup=False)
     written = flatness_report(models, instruments, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

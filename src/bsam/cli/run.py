@@ -16,10 +16,12 @@ from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Recipe, select
 from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_settings
 from ..recipes.scales import SCALES, scale_of
+from ..recipes.transfer import with_weights
 from ..recipes.workers import Workers
 from ..training.config import Run
 from ..training.run_dir import RunState
 from .downloads import download_all
+from .run_flags import CACHE_HELP
 from .signals import terminable
 
 DESCRIPTION = """\
@@ -46,7 +48,10 @@ def add(commands: Any) -> None:
     flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
     flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
     flag("--data", nargs="+", default=[], help=all_of_it.format("data sets"), metavar="DATA")
-    flag("--data-dir", type=Path, help="folder with the files of CIFAR; digits needs none", metavar="FOLDER")
+    files = "of transfer: train the networks of these files, of `bsam weights convert`, instead of downloading weights"
+    flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
+    flag("--data-dir", type=Path, help="folder with the files of the data sets; digits needs none", metavar="FOLDER")
+    flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     first = "get the data sets from their authors into --data-dir first, unless they are there"
     flag("--download", action="store_true", help=first)
     flag("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
@@ -66,6 +71,8 @@ def _run(arguments: argparse.Namespace) -> None:
         )
     recipe = recipe_of(arguments.recipe)
     runs = recipe.runs(arguments.scale, arguments.seeds)
+    if arguments.weights:
+        runs = with_weights(runs, arguments.weights, arguments.data_dir)
     chosen = select(runs, arguments.only, arguments.models, arguments.data)
     run_recipe(arguments, recipe, runs, chosen)
 
@@ -119,7 +126,7 @@ def _train(arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Se
         download_all((run.data for run in chosen), arguments.data_dir)
     if how.threads is not None:
         torch.set_num_threads(how.threads)
-    options = {"data_dir": arguments.data_dir, "device": arguments.device}
+    options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
     with terminable(), Workers(how.workers) if how.workers > 1 else contextlib.nullcontext(1) as workers:
 
         def run(runs: Sequence[Run], stage: str) -> list[RunState]:

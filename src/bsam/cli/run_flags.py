@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..core.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
-from ..training.config import Run
+from ..models.weights import PRETRAINED, model_of_file
+from ..tasks.inputs import find_weights
+from ..training.config import FINE_TUNING, Run
 
+RANDOM = "random"  # as --weights: no pretrained ones
 _METAVARS = {str: "NAME", int: "N", float: "X"}
+CACHE_HELP = "folder for decoded image files (default: .bsam-cache beside them)"
 _OLD_FLAGS = {"eval_split": ["--held-out"]}  # names of earlier versions, which still work
 
 
@@ -27,7 +32,12 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             continue
         default = field.default
         if field.name == "model":
-            default = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values())
+            known = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
+            default = f"that of --weights, if its file says; {known}"
+        if field.name == "weights":
+            default = "pretrained for networks of timm; `random` for none"
+        if field.name in FINE_TUNING:
+            default = f"{default}; {FINE_TUNING[field.name]} with pretrained weights"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         command.add_argument(
             *[f"--{field.name.replace('_', '-')}", *_OLD_FLAGS.get(field.name, [])],
@@ -39,10 +49,32 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
 
 
 def run_of(arguments: argparse.Namespace) -> Run:
-    """Return the run of parsed flags; the model is the data set's own, unless another is named."""
+    """Return the run of parsed flags.
+
+    The network is the one that the weights are of, or the data set's own, unless another is named. That of timm has the
+    weights that timm downloads, unless others are named. With pretrained weights the settings that are not given are
+    :data:`bsam.training.config.FINE_TUNING`.
+    """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
-    model = dataset_entry(given.get("data", Run.data)).model
-    return Run(**{"model": model, **given, "arguments": method_arguments(arguments.set)})
+    given.setdefault("model", _default_model(given, getattr(arguments, "data_dir", None)))
+    if given["model"].startswith("timm:"):
+        given.setdefault("weights", PRETRAINED)
+    if given.get("weights") == RANDOM:
+        given["weights"] = None
+    fine_tuning = FINE_TUNING if given.get("weights") is not None else {}
+    return Run(**{**fine_tuning, **given, "arguments": method_arguments(arguments.set)})
+
+
+def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
+    data, weights = given.get("data", Run.data), given.get("weights", RANDOM)
+    if weights not in (RANDOM, PRETRAINED) and (model := model_of_file(Path(find_weights(weights, data_dir)))):
+        return model
+    if (model := dataset_entry(data).model) is None:
+        raise BsamValueError(
+            f"{data} has no network of its own: name one with --model, as timm:resnet50, or give --weights a file of "
+            "`bsam weights convert`"
+        )
+    return model
 
 
 def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..training.files import LOCK
 from ..training.loop import fit
 from ..training.run_dir import RunDir, run_dir_name
 from .downloads import download_to
-from .run_flags import add_run_flags, run_of
+from .run_flags import CACHE_HELP, add_run_flags, run_of
 from .signals import terminable
 
 
@@ -30,8 +30,9 @@ def add(commands: Any) -> None:
     )
     add_run_flags(command)
     command.add_argument(
-        "--data-dir", type=Path, help="folder with the files of the data set; digits needs none", metavar="FOLDER"
+        "--data-dir", type=Path, help="folder with the files of the data set and of --weights", metavar="FOLDER"
     )
+    command.add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     command.add_argument(
         "--download", action="store_true", help="download the data set into --data-dir first, unless it is there"
     )
@@ -62,6 +63,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 run,
                 folder,
                 data_dir=arguments.data_dir,
+                cache_dir=arguments.cache_dir,
                 device=arguments.device,
                 at_start=logger.start,
                 each_epoch=logger.epoch,

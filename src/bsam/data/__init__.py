@@ -11,7 +11,11 @@ from ..core.errors import BsamRuntimeError, BsamValueError
 from . import cifar, digits, fashion_mnist
 from .cifar import CIFAR10, CIFAR100, has_cifar
 from .examples import Dataset
+from .image_files import ImageFiles, read_folder
+from .image_layouts import read_flowers102, read_oxford_pet, read_stanford_cars
 from .sources import Source, fetch
+
+FOLDER = "folder:"  # a data set of the user's own is named folder:PATH
 
 
 @dataclass(frozen=True)
@@ -21,45 +25,65 @@ class DatasetEntry:
     Args:
         name: its name on the command line.
         title: its name in tables.
-        read: reads it from a folder, which is ignored where it comes with a package.
-        classes: number of classes.
+        read: reads it from a folder, which is ignored where it comes with a package; None for image files.
+        classes: number of classes; None: as many as there are folders.
         channels: of an image.
-        side: of an image, in pixels.
+        side: of an image, in pixels; None: they differ, and are resized to what the network takes.
         augmentation: default among :data:`bsam.data.augment.AUGMENTATIONS`.
-        model: default among :data:`bsam.models.MODELS`.
+        model: default among :data:`bsam.models.MODELS`; None: the one that the file of weights is for.
         is_in: returns whether its files are in a folder; True where it comes with a package.
-        sources: files to download; none where it comes with a package.
+        sources: files to download; none where it comes with a package, or where that is left to the user.
+        files: lists its image files in a folder; None where the images are in arrays.
     """
 
     name: str
     title: str
-    read: Callable[[Path], Dataset]
-    classes: int
+    read: Callable[[Path], Dataset] | None
+    classes: int | None
     channels: int
-    side: int
+    side: int | None
     augmentation: str
-    model: str
+    model: str | None
     is_in: Callable[[Path], bool] = lambda folder: True
     sources: tuple[Source, ...] = ()
+    files: Callable[[Path], ImageFiles] | None = None
 
     @property
     def needs_folder(self) -> bool:
-        """Whether it is read from files."""
-        return bool(self.sources)
+        """Whether it is read from a folder that the user names."""
+        return bool(self.sources) or (self.files is not None and not self.name.startswith(FOLDER))
 
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set from a folder, or from its package."""
-        if self.needs_folder and folder is None:
-            raise BsamRuntimeError(
-                f"{self.title} is read from files: say in which folder they are (--data-dir), or where to --download "
-                "them to"
+        if self.read is None:
+            raise BsamValueError(f"{self.title} is image files of any size: read them with bsam.data.load_images")
+        return self.read(self._folder(folder))
+
+    def image_files(self, folder: Path | None = None) -> ImageFiles:
+        """Return its image files in a folder; raise if there are more or fewer classes than it has."""
+        if self.files is None:
+            raise BsamValueError(f"the images of {self.title} are in arrays: read them with bsam.data.load")
+        found = self.files(self._folder(folder))
+        if self.classes is not None and len(found.class_names) != self.classes:
+            raise BsamValueError(
+                f"{self.title} has {self.classes} classes, and {found.folder} has {len(found.class_names)}: it holds "
+                "other data, or is not complete"
             )
-        return self.read(folder or Path())
+        return found
+
+    def _folder(self, folder: Path | None) -> Path:
+        if self.needs_folder and folder is None:
+            download = ", or where to --download them to" if self.sources else ""
+            raise BsamRuntimeError(
+                f"{self.title} is read from files: say in which folder they are (--data-dir){download}"
+            )
+        return folder or Path()
 
 
 _LIKE_CIFAR = (3, 32, "crop-flip-cutout", "resnet18")
 _LIKE_MNIST = (1, 28, "crop-flip", "resnet18")
 _HAS_CIFAR10, _HAS_CIFAR100 = partial(has_cifar, CIFAR10), partial(has_cifar, CIFAR100)
+_FILES = (3, None, "none", None)
 _FASHION = (fashion_mnist.has_fashion_mnist, fashion_mnist.SOURCES)
 
 DATASETS: dict[str, DatasetEntry] = {
@@ -69,6 +93,9 @@ DATASETS: dict[str, DatasetEntry] = {
         DatasetEntry("cifar10", "CIFAR-10", cifar.cifar10, 10, *_LIKE_CIFAR, _HAS_CIFAR10, (CIFAR10.source,)),
         DatasetEntry("cifar100", "CIFAR-100", cifar.cifar100, 100, *_LIKE_CIFAR, _HAS_CIFAR100, (CIFAR100.source,)),
         DatasetEntry("fashion_mnist", "Fashion-MNIST", fashion_mnist.fashion_mnist, 10, *_LIKE_MNIST, *_FASHION),
+        DatasetEntry("flowers102", "Flowers-102", None, 102, *_FILES, files=read_flowers102),
+        DatasetEntry("stanford_cars", "Stanford Cars", None, 196, *_FILES, files=read_stanford_cars),
+        DatasetEntry("oxford_pet", "Oxford-IIIT Pet", None, 37, *_FILES, files=read_oxford_pet),
     )
 }
 
@@ -108,7 +135,19 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
 
 
 def dataset_entry(name: str) -> DatasetEntry:
-    """Return the entry of :data:`DATASETS` with this name; an unknown one is an error that lists the known ones."""
+    """Return the entry of :data:`DATASETS` with this name, or the entry of ``folder:PATH``.
+
+    Example:
+        >>> dataset_entry("folder:pictures/birds").title
+        'birds'
+        >>> dataset_entry("birds")
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamValueError: data must be one of digits, ..., or folder:PATH; got 'birds'
+    """
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER))  # relative to the data folder, if there is one
+        return DatasetEntry(name, path.name, None, None, *_FILES, files=lambda folder: read_folder(folder / path))
     if name not in DATASETS:
-        raise BsamValueError(f"data must be one of {', '.join(DATASETS)}; got {name!r}")
+        raise BsamValueError(f"data must be one of {', '.join(DATASETS)}, or {FOLDER}PATH; got {name!r}")
     return DATASETS[name]

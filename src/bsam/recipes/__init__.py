@@ -19,6 +19,7 @@ from .experiments import (
     sharpness_curves,
     training_curves,
 )
+from .transfer import transfer
 
 __all__ = (
     "RECIPES",
@@ -31,6 +32,7 @@ __all__ = (
     "rho_min_study",
     "sharpness_curves",
     "training_curves",
+    "transfer",
 )
 
 _TABLE = "classification"
@@ -77,6 +79,13 @@ RECIPES: dict[str, Recipe] = {
             by_schedule,
             rows="rho_min",
             figures=("gradient_conflict",),
+        ),
+        Recipe(
+            "transfer",
+            "Pretrained networks, fine-tuned",
+            transfer,
+            table="transfer",
+            notes=("All weights but those of the last layer come from ImageNet; none of the image files is augmented.",),
         ),
         demo_recipe(),
     )

@@ -47,7 +47,11 @@ class MeasuredModels:
 
 
 def find_models(
-    paths: Sequence[Path], loader_name: str | None = None, images: int | None = None, data_dir: Path | None = None
+    paths: Sequence[Path],
+    loader_name: str | None = None,
+    images: int | None = None,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
 ) -> MeasuredModels:
     """Return files with a loader, or run directories without one; all are checked before the first is measured.
 
@@ -56,6 +60,7 @@ def find_models(
         loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
         images: for run directories: the number of training samples to measure on; None takes 1000.
         data_dir: for run directories: where the data is, if it is read from files.
+        cache_dir: for run directories: where decoded image files are kept.
 
     Example:
         >>> find_models([Path("nowhere.pt")], "math:sqrt")
@@ -68,10 +73,17 @@ def find_models(
     if folders and len(folders) < len(paths):
         other = next(path for path in paths if path not in folders)
         raise BsamValueError(f"{folders[0]} is a folder and {other} is not: measure them in two calls")
-    return _runs(paths, loader_name, images, data_dir) if folders else _files(paths, loader_name, images, data_dir)
+    if folders:
+        places = {"data_dir": data_dir, "cache_dir": cache_dir}
+        return _runs(paths, loader_name, images, {name: path for name, path in places.items() if path is not None})
+    if images is not None or data_dir is not None or cache_dir is not None:
+        raise BsamValueError(
+            "the loader decides which data a file is measured on: leave --images, --data-dir and --cache-dir out"
+        )
+    return _files(paths, loader_name)
 
 
-def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> MeasuredModels:
+def _files(paths: Sequence[Path], loader_name: str | None) -> MeasuredModels:
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise BsamValueError(f"there is no file {missing[0]}")
@@ -80,14 +92,14 @@ def _files(paths: Sequence[Path], loader_name: str | None, images: int | None, d
             f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
             "directory of bsam train"
         )
-    if images is not None or data_dir is not None:
-        raise BsamValueError("the loader decides which data a file is measured on: leave --images and --data-dir out")
     function = find_loader(loader_name)
     titles = _titles(paths, [path.stem for path in paths])
     return MeasuredModels(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
 
 
-def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, data_dir: Path | None) -> MeasuredModels:
+def _runs(
+    paths: Sequence[Path], loader_name: str | None, images: int | None, places: Mapping[str, Path]
+) -> MeasuredModels:
     if loader_name is not None:
         raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
     images = check_count("images", IMAGES if images is None else images)
@@ -97,7 +109,7 @@ def _runs(paths: Sequence[Path], loader_name: str | None, images: int | None, da
         paths,
         _titles(paths, [_run_title(path) for path in paths]),
         {"images": images},
-        load=lambda path, device: load_run(path, images, data_dir, device),
+        load=lambda path, device: load_run(path, images, device, **places),
         weights=lambda path: path / NETWORK,
         about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
     )
@@ -130,12 +142,12 @@ def _check_run(path: Path) -> None:
         )
 
 
-def load_run(folder: Path, images: int, data_dir: Path | None, device: torch.device) -> Loaded:
+def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and its first training samples, not
     augmented, with the labels used in training.
     """
     run = RunDir(folder).run()
-    task = TASKS[run.task](run, device, data_dir)
+    task = TASKS[run.task](run, device, **places)
     try:
         network = RunDir(folder).load_into(task.network())
     except BsamError:

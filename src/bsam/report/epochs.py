@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ..data import DATASETS
-from ..models import MODELS
+from ..core.errors import BsamValueError
+from ..data import dataset_entry
+from ..models import model_entry
 from ..training.config import BASE, BASE_TITLES, Run, method_title
 from ..training.distributed import DistributedContext
 from ..training.trainer import Trainer
@@ -44,12 +45,19 @@ class ConsoleLogger:
         self._say(epoch_line(self.run, metrics) + left)
 
 
+def titles_of(run: Run) -> tuple[str, str]:
+    """Return the titles of network and data; their names where a task of the user's own names them."""
+    try:
+        return model_entry(run.model).title, dataset_entry(run.data).title
+    except BsamValueError:
+        return run.model, run.data
+
+
 def plan(trainer: Trainer) -> str:
     """Return method, network, data and steps in one line, machine and precision in the next."""
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
-    network = MODELS[run.model].title if run.model in MODELS else run.model
-    data = DATASETS[run.data].title if run.data in DATASETS else run.data
+    network, data = titles_of(run)
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
     steps = "steps in one CUDA graph each" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""

@@ -64,9 +64,9 @@ def data_info() -> list[tuple[str, ...]]:
             d.name,
             d.title,
             str(d.classes),
-            f"{d.channels} x {d.side} x {d.side}",
+            f"{d.channels} x {d.side} x {d.side}" if d.side else "files",
             d.augmentation,
-            d.model,
+            d.model or "-",
             "--data-dir FOLDER" if d.needs_folder else "scikit-learn",
         )
         for d in DATASETS.values()
@@ -91,13 +91,15 @@ LISTS: dict[str, Listing] = {
         "parameters' size.",
     ),
     "models": Listing(
-        ("name", "title", "parameters", "images", "reference"), models_info, "Parameters: with 10 classes."
+        ("name", "title", "parameters", "images", "reference"), models_info, "Parameters: with 10 classes. timm:NAME is any "
+        "network of timm, an extra."
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
         data_info,
-        "Augmentation and model: those that `bsam train` takes unless others are named. --download gets what is read "
-        "from a folder.",
+        "Augmentation and model: those that `bsam train` takes unless others are named. --download gets CIFAR and "
+        "Fashion-MNIST. Images in files are resized to what the network takes; folder:PATH is such a data set of yours, "
+        "with a folder per class.",
     ),
     "recipes": Listing(
         ("name", "shows", "runs"),

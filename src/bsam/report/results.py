@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..core.errors import BsamRuntimeError
+from ..data import dataset_entry
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..training.config import Run
@@ -27,6 +28,7 @@ FIGURES: dict[str, Draw] = {
     "gradient_conflict": draw_gradient_conflict,
     "demo": draw_demo,
 }
+NOTES = ("data", "weights")  # of a run: which split of image files it was trained on, and from which weights
 FINDINGS: dict[str, Callable[[Sequence[CellSummary], Run], list[str]]] = {"demo": demo_findings}
 
 
@@ -46,6 +48,7 @@ def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
             "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
             "settings": state.run.settings(),
             "machines": RunDir(state.path).machines(),
+            **{name: note for name in NOTES if (note := RunDir(state.path).note(name))},
         }
         for state in states
     ]
@@ -67,13 +70,22 @@ def text_below(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> li
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return where the numbers come from, as lines: devices, versions and dates."""
+    """Return where the numbers come from, as lines: splits of image files, devices, versions and dates."""
+    splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
+    lines = [
+        f"{title}: {', '.join(f'{n} images to {use}' for use, n in _uses(data).items())}; {data['split']}."
+        for title, data in splits.items()
+    ]
     machines = [machine for run in runs for machine in run["machines"]]
     if not machines:
-        return []
+        return lines
     devices = dict.fromkeys(f"{each['device']}, torch {each['torch']}, bsam {each['bsam']}" for each in machines)
     dates = sorted(machine["date"][:10] for machine in machines)
-    return [f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}."]
+    return [*lines, f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}."]
+
+
+def _uses(data: dict[str, Any]) -> dict[str, int]:
+    return {"train on" if split == "train" else "test on": n for split, n in data["images"].items()}
 
 
 def check_folder(out: Path, recipe: Recipe) -> None:

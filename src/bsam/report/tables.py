@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..recipes.experiments import Recipe, TableCell
-from ..recipes.paper import EPOCHS, Published
+from ..recipes.paper import DEFAULT_EPOCHS, EPOCHS, Published
 from ..recipes.runner import score_of
 from ..tasks import TASKS
 from ..training.config import Run
@@ -233,7 +233,7 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
     lines = [f"{title}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
     if any(each.paper is not None for each in summaries):
         lines.append(
-            f"paper: as published, after {EPOCHS} epochs. The paper reports one BSAM; its number is repeated for our "
+            f"paper: as published, after {EPOCHS.get(recipe.table, DEFAULT_EPOCHS)} epochs. The paper reports one BSAM; its number is repeated for our "
             "three variants."
         )
     lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,19 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.errors import BsamValueError
-from ..data import DATASETS, load
-from ..data.augment import augmentation, normalise
+from ..data import dataset_entry
+from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
+from ..data.streaming import stream
 from ..models import build
+from ..models.parts import head
+from ..models.weights import WeightsReport, load_weights
+from .inputs import find_weights, inputs_of, load_data
 from .settings import TaskSettings
 from .task import Measure, Task, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
+LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
 MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
-
-_load_cached = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
-
 
 class Classification(Task):
     """Classify images: cross-entropy with label smoothing, measured by accuracy.
@@ -36,6 +38,7 @@ class Classification(Task):
         device: where to train.
         data_dir: the folder with the data, for data that is read from files.
         data: the images and labels, in place of those that the run names.
+        cache_dir: the folder for decoded image files; None keeps them in a folder beside the files.
 
     Example:
         >>> task = Classification(TaskSettings(label_noise=0.25, eval_split="validation"), torch.device("cpu"))
@@ -47,9 +50,17 @@ class Classification(Task):
     logits: ClassVar[bool] = True
 
     def __init__(
-        self, run: TaskSettings, device: torch.device, data_dir: Path | None = None, data: Dataset | None = None
+        self,
+        run: TaskSettings,
+        device: torch.device,
+        data_dir: Path | None = None,
+        data: Dataset | None = None,
+        cache_dir: Path | None = None,
     ) -> None:
-        data = data or _load_cached(run.data, data_dir)
+        data, self._left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
+        self.inputs = inputs_of(run, data)
+        self._data_dir, self._split, self._digest = data_dir, data.split, data.digest
+        self._weights: WeightsReport | None = None
         eval_split: Examples | None = getattr(data, run.eval_split)
         if eval_split is None:
             raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
@@ -57,28 +68,51 @@ class Classification(Task):
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         self.run, self.device, self.classes, self.samples = run, device, data.classes, len(train)
-        self._mean, self._std = data.mean, data.std
         self._original_splits = train, eval_split
-        self._train = train.labelled(noisy).to(device)
-        self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(device)
-        seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(device)  # all, or evenly spaced ones
+        self._host = torch.device("cpu") if data.digest is not None else device  # files stay mapped to host memory
+        self._train, self._labels = train.labelled(noisy).to(self._host), noisy.to(device)
+        self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(self._host)
+        seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
         self._memorised = Examples(self._train.x[seen], self._train.y[seen])
-        self._augment = augmentation(run.augment or DATASETS[run.data].augmentation, data)
+        chosen = augmentation(run.augment or dataset_entry(run.data).augmentation, data)
+        self._augment = replace(chosen, mean=self.inputs.mean, std=self.inputs.std)
         self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
-        self._eval_batch_size = EVALUATION_BATCH[device.type]
+        large = self.inputs.size > LARGE_IMAGE
+        self._eval_batch_size = LARGE_IMAGE_BATCH if large else EVALUATION_BATCH[device.type]
         self.begin_epoch(0)
 
     def network(self) -> nn.Module:
         """Return the run's network, for images of this size."""
-        image = self._train.x[:1]
-        network = build(self.run.model, self.classes, image.shape[1], self.run.seed)
+        shape = self.inputs.channels, self.inputs.size, self.inputs.size
+        network = build(self.run.model, self.classes, self.inputs.channels, self.run.seed)
         try:
             with torch.no_grad():
-                network.eval()(torch.zeros(image.shape))
-        except RuntimeError as error:
-            size = "x".join(map(str, image.shape[1:]))
+                network.eval()(torch.zeros(1, *shape))
+        except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
+            size = "x".join(map(str, shape))
             raise BsamValueError(f"{self.run.model} does not take images of {size}, as {self.run.data} has") from error
+        if self.run.freeze_backbone:
+            network.requires_grad_(False)
+            head(network).requires_grad_(True)
         return network.train().to(self.device)
+
+    def initialise(self, network: nn.Module) -> Sequence[str]:
+        """Load the run's pretrained weights, if it names any, into all layers but the last."""
+        told = [f"{len(self._left_out)} image files are corrupt and left out."] if self._left_out else []
+        if self.run.weights is not None:
+            source = find_weights(self.run.weights, self._data_dir)
+            self._weights = load_weights(network, self.run.model, source)
+            told.append(str(self._weights))
+        return told
+
+    def set_train_mode(self, network: nn.Module) -> None:
+        """Set the network to training mode, but not the batch norm of a frozen backbone."""
+        network.train()
+        if self.run.freeze_backbone:
+            trained = set(head(network).modules())
+            for module in network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module not in trained:
+                    module.eval()
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw crops, flips and holes."""
@@ -86,7 +120,19 @@ class Classification(Task):
 
     def batch(self, index: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices."""
-        return self._augment(self._train.x[index], self._draws[index]), self._train.y[index], index
+        return self._batch(self._train.x[index.to(self._host)].to(self.device), index)
+
+    def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
+        """Return a batch for each row of indices; image files are read ahead."""
+        if self._host == self.device:
+            yield from map(self.batch, indices)
+            return
+        for x, index in zip(stream(self._train.x, indices.cpu(), self.device), indices, strict=True):
+            yield self._batch(x, index)
+
+    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+        augmented = self.inputs.resized(self._augment(x, self._draws[index]))
+        return augmented, self._labels[index], index
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Return the cross-entropy of each sample, with label smoothing."""
@@ -109,8 +155,8 @@ class Classification(Task):
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
         right = torch.zeros((), device=self.device, dtype=torch.int64)
-        for x, y in examples.batches(self._eval_batch_size):
-            logits = network(self._normalised(x)).float()
+        for x, y in self._inputs_of(examples):
+            logits = network(x).float()
             loss += F.cross_entropy(logits, y, reduction="sum")
             right += (logits.argmax(1) == y).sum()
         return float(loss) / len(examples), int(right) / len(examples)
@@ -118,7 +164,17 @@ class Classification(Task):
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training (including flipped ones), balanced if limited."""
         chosen = self._train if limit is None else self._train.some(min(limit, self.samples))
-        return [(self._normalised(x), y) for x, y in chosen.batches(self._eval_batch_size)]
+        return list(self._inputs_of(chosen))
+
+    def _inputs_of(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return inputs of the network and labels, in batches, on the device."""
+        batches = examples.batches(self._eval_batch_size)
+        if self._host == self.device:
+            images: Iterator[Tensor] = (x for x, _ in batches)
+        else:
+            images = stream(examples.x, torch.arange(len(examples)).split(self._eval_batch_size), self.device)
+        for x, (_, y) in zip(images, batches, strict=True):
+            yield self.inputs(x), y.to(self.device)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""
@@ -126,6 +182,8 @@ class Classification(Task):
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and true labels, in their order."""
+        if self._digest is not None:
+            return self._digest
         digest = hashlib.sha256()
         for tensor in (t for part in self._original_splits for t in (part.x, part.y)):
             digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
@@ -133,11 +191,19 @@ class Classification(Task):
         return digest.hexdigest()
 
     def notes(self) -> Mapping[str, Any]:
-        """Return the indices of the flipped labels, in the whole training set."""
-        return {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
-
-    def _normalised(self, x: Tensor) -> Tensor:
-        return normalise(x, self._mean, self._std)
+        """Return ``flipped``, the indices of the flipped labels in the whole training set; of image files ``data``,
+        their split and which were left out, and ``inputs``, how they become inputs; and ``weights``, where the initial
+        ones came from.
+        """
+        found: dict[str, Any] = {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
+        if self._digest is not None:
+            sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
+            found["data"] = {"split": self._split, "images": sizes, "left_out": self._left_out}
+        if self.inputs.class_names:
+            found["inputs"] = self.inputs.to_json()
+        if self._weights is not None:
+            found["weights"] = self._weights.to_json()
+        return found
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:

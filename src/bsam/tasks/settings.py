@@ -62,8 +62,26 @@ class TaskSettings:
     Each field's metadata holds its help text; the values are checked, and copied as plain Python values.
     """
 
-    model: str = setting("digits_net", "a name of `bsam list models`", check_name)
-    data: str = setting("digits", "a name of `bsam list data`", check_name)
+    model: str = setting("digits_net", "a name of `bsam list models`, or timm:NAME for a network of timm", check_name)
+    weights: str | None = setting(
+        None,
+        "where the initial weights come from, except those of the classification layer, which are random: a file "
+        "(safetensors or a state dict), looked for in the data folder too; or `pretrained`, which timm downloads; "
+        "without it all are random",
+        check_name,
+    )
+    freeze_backbone: bool = setting(
+        False, "train the classification layer alone; batch norm before it is in eval mode", check_flag
+    )
+    data: str = setting(
+        "digits", "a name of `bsam list data`, or folder:PATH for a folder of your own with a folder per class", check_name
+    )
+    image_size: int | None = setting(
+        None, "resize images to this side; without it to that of the network's pretraining, if it has one", check_count
+    )
+    skip_corrupt: bool = setting(
+        False, "leave out image files that cannot be decoded, and list them in data.json, instead of an error", check_flag
+    )
     augment: str | None = setting(
         None, f"one of {', '.join(AUGMENTATIONS)}; without it the augmentation of the data set", check_name
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -64,6 +64,14 @@ class Task(ABC):
     def network(self) -> nn.Module:
         """Return a new network on the device, whose weights are a function of the run's seed."""
 
+    def initialise(self, network: nn.Module) -> Sequence[str]:
+        """Load the weights that training begins with, if they are not random. Return sentences for the user."""
+        return ()
+
+    def set_train_mode(self, network: nn.Module) -> None:
+        """Set the network to training mode."""
+        network.train()
+
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most tasks draw something, some do not
         """Draw the random numbers of an epoch, counted from 0, as a function of seed and epoch alone.
 
@@ -73,6 +81,10 @@ class Task(ABC):
     @abstractmethod
     def batch(self, index: Tensor) -> TaskBatch:
         """Return the training samples with these indices, augmented."""
+
+    def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
+        """Return a batch for each row of indices, in order. A task that reads data from the host may read ahead."""
+        return map(self.batch, indices)
 
     @abstractmethod
     def losses(self, outputs: Any, batch: TaskBatch) -> Tensor:

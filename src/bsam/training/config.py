@@ -21,6 +21,7 @@ from ..tasks.settings import TaskSettings, check_flag, check_name, one_of, setti
 Base = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16"]
+FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
 BASE = "base"  # the method that is the base optimizer alone
 BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
@@ -68,6 +69,15 @@ class Run(TaskSettings):
     task: str = setting("classification", f"what is learned, one of {', '.join(TASKS)}", check_name)
     base: Base = setting("sgd", "the base optimizer, which takes the step", one_of(Base))
     lr: float = setting(0.05, "the learning rate at the start of the schedule", partial(check_number, low=0))
+    head_lr: float | None = setting(
+        None, "the learning rate of the classification layer, likewise; without it lr", partial(check_number, low=0)
+    )
+    layer_decay: float = setting(
+        1.0,
+        "factor on the learning rate from each layer to the one before it, counted from the classification layer; "
+        "networks of timm only",
+        partial(check_number, low=0, high=1),
+    )
     schedule: Schedule = setting("cosine", "from lr to 0, step by step, or constant", one_of(Schedule))
     warmup: float = setting(
         0.0, "epochs in which the learning rate first rises linearly to lr", partial(check_number, low=0)
@@ -116,6 +126,13 @@ class Run(TaskSettings):
         if self.nesterov and (self.base != "sgd" or not self.momentum):
             raise BsamValueError(
                 f"nesterov is a kind of SGD's momentum; got base {self.base}, momentum {self.momentum}: leave it out"
+            )
+        if self.head_lr is not None and not self.lr:
+            raise BsamValueError(f"head_lr is {self.head_lr} and lr is 0: to train the head alone, set freeze_backbone")
+        if self.freeze_backbone and self.layer_decay != 1:
+            raise BsamValueError(
+                f"freeze_backbone trains the classification layer alone, where layer_decay has no effect; got "
+                f"{self.layer_decay}: leave one of them out"
             )
         if self.warmup > self.epochs:
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")

@@ -33,9 +33,9 @@ class DistributedContext:
         """Whether this process writes files and evaluates the network."""
         return self.rank == 0
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Return this process's part of a batch."""
-        return batch[self.rank :: self.size]
+    def share(self, batches: Tensor) -> Tensor:
+        """Return this process's part of each batch, a row."""
+        return batches[:, self.rank :: self.size]
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network, with gradients averaged over the processes."""

@@ -32,6 +32,7 @@ def fit(
     folder: str | Path | None = None,
     *,
     data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
     device: str | None = None,
     task: type[Task] | None = None,
     at_start: Callable[[Trainer, int], None] | None = None,
@@ -52,6 +53,7 @@ def fit(
         run: the settings.
         folder: the run directory: settings, metrics, checkpoints and the trained network; None writes nothing.
         data_dir: where the data is, if it is read from files.
+        cache_dir: where decoded image files are kept; None: in a folder ``.bsam-cache`` beside them.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
         task: what is learned; None takes the run's, from :data:`bsam.tasks.TASKS`.
         at_start: called with the trainer and the number of epochs done before, before the first epoch of this call.
@@ -70,7 +72,8 @@ def fit(
         side_stream(context.device),
         RunWriter(folder, run, context, tell) as out,
     ):
-        work = task_cls(run, context.device, None if data_dir is None else Path(data_dir))
+        folders = {"data_dir": data_dir, "cache_dir": cache_dir}
+        work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
         trainer = Trainer(run, work, context, tell)
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:

@@ -14,13 +14,20 @@ from ..core.checks import check_count
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
+from ..models.parts import head_parameters, layer_ids
 from ..tasks.task import Task
 from .config import BASE, Run
 from .train_step import TrainStep, build_optimizer
 
 
 def build_train_step(
-    run: Run, task: Task, model: nn.Module, steps: int, capturable: bool = False, processes: int = 1
+    run: Run,
+    task: Task,
+    model: nn.Module,
+    steps: int,
+    capturable: bool = False,
+    processes: int = 1,
+    network: nn.Module | None = None,
 ) -> TrainStep:
     """Return the training step of a run's method.
 
@@ -31,6 +38,7 @@ def build_train_step(
         steps: the number of steps of the run.
         capturable: whether steps will be captured in a CUDA graph.
         processes: how many share each batch.
+        network: the network itself where ``model`` is a wrapper, which changes the names of the parameters.
     """
     device = next(model.parameters()).device
 
@@ -45,7 +53,7 @@ def build_train_step(
         "classes": task.classes,
         "label_smoothing": task.smoothing,
     }
-    arguments, base = _arguments(run, processes), build_base(run, model, capturable)
+    arguments, base = _arguments(run, processes), build_base(run, network or model, capturable)
     step = build_optimizer(run.method, arguments, base, model, forward, task.losses, **known)
     if processes > 1:
         _check_state(run, step.optimizer)
@@ -86,15 +94,48 @@ def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
     return shares
 
 
-def build_base(run: Run, model: nn.Module, capturable: bool = False) -> Optimizer:
-    """Return the base optimizer; if capturable, its learning rate is a tensor on the device."""
-    params = list(model.parameters())
-    lr = torch.tensor(run.lr, device=params[0].device) if capturable else run.lr
+def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:
+    """Return the base optimizer; if capturable, its learning rates are tensors on the device."""
+    groups = parameter_groups(run, network)
+    for group in groups:
+        lr = run.lr * group.get("lr_scale", 1.0)
+        group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
     if run.base == "sgd":
         fused = {"fused": True} if capturable else {}
-        return SGD(params, lr=lr, momentum=run.momentum, nesterov=run.nesterov, weight_decay=run.weight_decay, **fused)
+        return SGD(groups, momentum=run.momentum, nesterov=run.nesterov, weight_decay=run.weight_decay, **fused)
     cls = {"adam": Adam, "adamw": AdamW}[run.base]
-    return cls(params, lr=lr, betas=(run.momentum, 0.999), weight_decay=run.weight_decay, capturable=capturable)
+    return cls(groups, betas=(run.momentum, 0.999), weight_decay=run.weight_decay, capturable=capturable)
+
+
+def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters that are trained: one group, or one for each learning rate.
+
+    Each then has ``lr_scale``, by which the learning rate of the run is multiplied; schedules of timm know it, too.
+
+    Example:
+        >>> from bsam.models import build
+        >>> groups = parameter_groups(Run("sgd", lr=0.01, head_lr=0.1), build("digits_net"))
+        >>> [(len(group["params"]), group["lr_scale"]) for group in groups]
+        [(6, 1.0), (2, 10.0)]
+    """
+    trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+    if run.head_lr is None and run.layer_decay == 1:
+        return [{"params": [p for _, p in trained]}]
+    scales = _lr_scales(run, network)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, p in trained:
+        groups.setdefault(scales[name], []).append(p)
+    return [{"params": params, "lr_scale": scale} for scale, params in groups.items()]
+
+
+def _lr_scales(run: Run, network: nn.Module) -> dict[str, float]:
+    """Return the factor on the learning rate of each parameter, by name."""
+    names = [name for name, _ in network.named_parameters()]
+    depths = dict.fromkeys(names, 0) if run.layer_decay == 1 else layer_ids(network)
+    scales = {name: run.layer_decay ** (max(depths.values()) - depths[name]) for name in names}
+    if run.head_lr is not None:
+        scales |= dict.fromkeys(head_parameters(network), run.head_lr / run.lr)
+    return scales
 
 
 def autocast(run: Run, device: torch.device) -> torch.autocast:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.errors import BsamError, BsamRuntimeError
+from ..data import FOLDER, dataset_entry
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
 from ..tasks import TASKS
@@ -42,7 +43,9 @@ def run_dir_name(run: Run) -> str:
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
     method = run.base if run.method == BASE else run.method
-    return "-".join([run.model, run.data, method, *arguments, *noise, f"seed{run.seed}", digest])
+    named = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
+    model, data = (re.sub(r"[^\w.]+", "_", name) for name in named)
+    return "-".join([model, data, method, *arguments, *noise, f"seed{run.seed}", digest])
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ class RunDir:
     machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
     ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch (and, until the run is
     finished, ``checkpoint-before.pt`` the state before), ``curvature.json`` the eigenvalue and the loss surface after
-    the last epoch, ``model.safetensors`` the trained network, and ``checksums.json`` the SHA-256 and the size of
+    the last epoch, further files what the task notes (of classification ``flipped.json``, ``data.json``,
+    ``inputs.json`` and ``weights.json``), ``model.safetensors`` the trained network, and ``checksums.json`` the SHA-256 and the size of
     checkpoints and network. Each file is written completely or not at all. A damaged file raises a BsamRuntimeError.
     """
 
@@ -202,6 +206,11 @@ class RunDir:
         if not fits(rows, list[Reading]):
             raise BsamRuntimeError(f"{file} is damaged: it does not hold all numbers of each step; {hint}")
         return rows
+
+    def note(self, name: str) -> dict[str, Any]:
+        """Return what the task wrote beside the run, by name without ``.json``; an empty dict if it wrote nothing."""
+        file = self.path / f"{name}.json"
+        return read_json(file, dict, REPAIR) if file.exists() else {}
 
     def machines(self) -> list[dict[str, Any]]:
         """Return what is known of each machine that worked on the run, with dates."""

@@ -55,6 +55,9 @@ class Trainer:
         check_method(run, task, context.size)
         self.run, self.task, self.context = run, task, context
         self.network = task.network()
+        for sentence in task.initialise(self.network):
+            if context.is_main:
+                tell(sentence)
         capturable = run.method == BASE or METHODS[run.method].capturable
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
@@ -66,7 +69,8 @@ class Trainer:
             tell("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
-        self.train_step = build_train_step(run, task, model, self.steps * run.epochs, self.captured, context.size)
+        total = self.steps * run.epochs
+        self.train_step = build_train_step(run, task, model, total, self.captured, context.size, self.network)
         self.optimizer = self.train_step.optimizer
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
@@ -82,18 +86,18 @@ class Trainer:
         """
         run, device = self.run, self.context.device
         start = time.perf_counter()
-        self.network.train()
+        self.task.set_train_mode(self.network)
         self.task.begin_epoch(number)
         self.train_step.begin_epoch(number)
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
-        batches = torch.from_numpy(order[: self.steps * run.batch]).to(device).split(run.batch)
+        order = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), 0.0
         compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
         with self._seeded(number), compiler, emulated_bf16(self._emulated):
-            for i, batch in enumerate(batches):
+            for i, batch in enumerate(self.task.batches(self.context.share(order))):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
-                total += self.stepper(*self.task.batch(self.context.share(batch)))
+                total += self.stepper(*batch)
         loss = float(self.context.mean(total)) / self.steps
         return {"train_loss": loss, "lr": lr, "rho_min": self._rho_min(), "seconds": time.perf_counter() - start}
 
@@ -110,10 +114,11 @@ class Trainer:
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
+            own = lr * group.get("lr_scale", 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
+                group["lr"].fill_(own)
             else:
-                group["lr"] = lr
+                group["lr"] = own
 
     def _rho_min(self) -> float | None:
         """Return rho_min in the last step, which follows the learning rate; None where the method has none."""

@@ -1,0 +1,144 @@
+"""How the images of a run become the inputs of its network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.errors import BsamRuntimeError
+from ..core.progress import stderr_progress
+from ..data import dataset_entry, load
+from ..data.augment import normalise
+from ..data.examples import Dataset
+from ..data.image_cache import load_images
+from ..data.image_decoding import Resize
+from ..models import model_entry
+from ..models.inputs import InputConfig, input_config
+from ..models.weights import PRETRAINED
+from .settings import TaskSettings
+
+IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Normalisation of stored images, and their interpolation to the side that the network takes.
+
+    Args:
+        side: of the stored images.
+        size: of the network's inputs.
+        channels: of the images.
+        mean: per channel, of bytes divided by 255.
+        std: standard deviation, likewise.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, of files that are decoded and of stored images.
+        crop: the part of the shorter side that is left when a file is decoded.
+        class_names: in the order of the network's outputs.
+
+    Example:
+        >>> import torch
+        >>> inputs = Inputs(8, 16, 3, (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, ("cat", "dog"))
+        >>> inputs(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).shape
+        torch.Size([2, 3, 16, 16])
+    """
+
+    side: int
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop: float
+    class_names: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Inputs:
+        """Return what :meth:`to_json` described."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return stored images as inputs."""
+        return self.resized(normalise(x, self.mean, self.std))
+
+    def resized(self, x: Tensor) -> Tensor:
+        """Return normalised images of the size that the network takes."""
+        if self.size == self.side:
+            return x
+        return F.interpolate(x, size=(self.size, self.size), mode=self.interpolation, align_corners=False)
+
+    @property
+    def decoding(self) -> Resize:
+        """How a file becomes a stored image."""
+        return Resize(self.side, self.crop, self.interpolation)
+
+
+def load_data(
+    run: TaskSettings, data_dir: Path | None = None, cache_dir: Path | None = None
+) -> tuple[Dataset, list[str]]:
+    """Return the data of a run, and the files that were left out because they are corrupt.
+
+    Image files are decoded once, to the size that the network takes; the result is kept in a cache.
+    """
+    entry, config = dataset_entry(run.data), input_config(run.model) or IMAGENET
+    if entry.files is None:
+        return _load_arrays(run.data, data_dir), []
+    size = run.image_size or (config.size if input_config(run.model) else model_entry(run.model).images)
+    resize = Resize(size, config.crop, config.interpolation)
+    return _load_files(run.data, data_dir, cache_dir, resize, config.mean, config.std, run.skip_corrupt)
+
+
+_load_arrays = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
+
+
+@functools.lru_cache(maxsize=1)
+def _load_files(
+    name: str,
+    data_dir: Path | None,
+    cache_dir: Path | None,
+    resize: Resize,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    skip_corrupt: bool,
+) -> tuple[Dataset, list[str]]:
+    files = dataset_entry(name).image_files(data_dir)
+    with stderr_progress(f"Decoding the images of {files.name}") as progress:
+        return load_images(
+            files, resize, mean=mean, std=std, cache_dir=cache_dir, skip_corrupt=skip_corrupt, progress=progress
+        )
+
+
+def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
+    """Return how the images of a data set become inputs of the run's network.
+
+    Mean and standard deviation are those of the network's pretraining, if it has one, and else those of the data.
+    """
+    config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
+    if config is None or channels != len(config.mean):  # a network of timm takes images of one channel, too
+        config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, 1.0)
+    size = run.image_size or config.size
+    return Inputs(
+        side, size, channels, config.mean, config.std, config.interpolation, config.crop, data.class_names
+    )
+
+
+def find_weights(weights: str, data_dir: Path | None) -> str | Path:
+    """Return the file with a run's initial weights, which may lie in the data folder, or ``"pretrained"``."""
+    if weights == PRETRAINED:
+        return weights
+    places = [Path(weights), *([] if data_dir is None else [data_dir / weights])]
+    for place in places:
+        if place.is_file():
+            return place
+    tried = " and no ".join(map(str, places))
+    raise BsamRuntimeError(
+        f"there is no {tried}: give --weights the file, or `{PRETRAINED}` for those that timm downloads"
+    )
