@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ..core.errors import BsamValueError
+from ..core.workers import Workers
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Recipe, select
 from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_settings
 from ..recipes.scales import SCALES, scale_of
 from ..recipes.transfer import with_weights
-from ..recipes.workers import Workers
 from ..training.config import Run
 from ..training.run_dir import RunState
 from .downloads import download_all

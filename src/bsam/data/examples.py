@@ -67,6 +67,9 @@ class Dataset:
         test: test set.
         mean: of the training pixels per channel; where they are bytes, of ``x / 255``.
         std: standard deviation of the training pixels per channel, likewise.
+        class_names: in the order of the labels, where they are known.
+        split: which images are training and which are test images, in words, where there is a choice.
+        digest: SHA-256 of the pixels, the labels and their order, where it is known.
     """
 
     name: str
@@ -76,6 +79,9 @@ class Dataset:
     test: Examples
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()
+    split: str = ""
+    digest: str | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """Return a copy on another device."""

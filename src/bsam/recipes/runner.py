@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..core.workers import Workers, stop_if_asked
 from ..tasks import TASKS
 from ..training.config import Run
 from ..training.lock import RunLocked
@@ -20,7 +21,6 @@ from ..training.loop import Diverged, fit
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .eta import EtaEstimator
 from .experiments import Recipe, Tuning
-from .workers import Workers, stop_if_asked
 
 
 def state_of(run: Run, out: Path, verify: bool = False) -> RunState:

@@ -1,8 +1,8 @@
 import pytest
 
 import bsam
+from bsam.core.workers import Workers
 from bsam.recipes.runner import run_all
-from bsam.recipes.workers import Workers
 from bsam.training.config import Run
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "epochs": 1}

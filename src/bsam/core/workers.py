@@ -1,4 +1,4 @@
-"""Processes that train several runs at the same time, with one thread each."""
+"""Processes that work on several tasks at the same time, with one thread each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,205 @@
+"""Image files as a data set: decoded once, into one file that is mapped into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..core.errors import BsamRuntimeError, BsamValueError
+from ..core.extras import require_package
+from .examples import Dataset, Examples
+from .image_blocks import Block, BlockTask, decode_blocks, sha256
+from .image_decoding import Resize, read_image
+from .image_files import ImageFiles
+
+BLOCK = 64  # images that are decoded, recorded and verified together
+NAMED = 5  # images that cannot be decoded which an error message names
+Progress = Callable[[int, int], None]
+_Pixels = np.memmap[tuple[int, ...], np.dtype[np.uint8]]
+
+
+def load_images(
+    files: ImageFiles,
+    resize: Resize,
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    cache_dir: str | Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    skip_corrupt: bool = False,
+) -> tuple[Dataset, list[str]]:
+    """Return a data set of decoded images, which are read from a cache file and written to it first if needed.
+
+    The cache belongs to the content and the order of the files, to ``resize`` and to the version of Pillow: for
+    anything else another file is made, and old ones may be removed at any time. What an interrupted call has decoded
+    is used by the next one; of two processes, one decodes and the other waits. The file is verified by SHA-256 each
+    time, and damaged parts of it are decoded again.
+
+    Args:
+        files: of :func:`bsam.data.image_files.read_folder` or :mod:`bsam.data.image_layouts`.
+        resize: size of the images.
+        mean: for normalisation; see :class:`Dataset`.
+        std: likewise.
+        cache_dir: folder of the cache file; by default ``.bsam-cache`` in the folder of the images.
+        workers: processes that decode; by default as many as there are cores, but none for a few images. A script that
+            uses them needs the ``if __name__ == "__main__"`` of :mod:`multiprocessing`.
+        progress: is called with the number of decoded images and that of all images.
+        skip_corrupt: leave out files that cannot be decoded, rather than raise an error that names them.
+
+    Returns:
+        The data set, whose images are mapped into memory in the channels_last format (a set with images that were left
+        out is a copy in memory), and one sentence for each file that was left out.
+    """
+    require_package("PIL", "images")
+    if workers is not None and workers < 1:
+        raise BsamValueError(f"workers must be at least 1, got {workers!r}")
+    names = [name for part in files.sets.values() for name in part.names]
+    place = files.folder / ".bsam-cache" if cache_dir is None else Path(cache_dir)
+    pixels, blocks = _Cache(files.folder, names, resize, place).load(workers, progress)
+    corrupt = {BLOCK * number + row: reason for number in sorted(blocks) for row, reason in blocks[number].corrupt}
+    if corrupt and not skip_corrupt:
+        listed = "".join(f"\n  {reason}" for reason in list(corrupt.values())[:NAMED])
+        more = f"\n  and {len(corrupt) - NAMED} others" if len(corrupt) > NAMED else ""
+        raise BsamValueError(
+            f"{len(corrupt)} of {len(names)} files in {files.folder} cannot be decoded; remove or replace them, or "
+            f"leave them out with --skip-corrupt:{listed}{more}"
+        )
+    sets, kept = {}, []
+    images, begin = torch.from_numpy(pixels), 0
+    for title, part in files.sets.items():
+        end = begin + len(part.names)
+        rows = [row for row in range(begin, end) if row not in corrupt]
+        labels = [part.labels[row - begin] for row in rows]
+        for label in sorted({*part.labels} - {*labels}):
+            raise BsamValueError(
+                f"no image of the class {files.class_names[label]} in the {title} set can be decoded: replace them, "
+                "or remove the class"
+            )
+        x = images[begin:end] if len(rows) == end - begin else images[rows]
+        sets[title] = Examples(x.permute(0, 3, 1, 2), torch.tensor(labels, dtype=torch.int64))
+        kept.append((rows, labels))
+        begin = end
+    content = [resize.size, [blocks[number].sha256 for number in sorted(blocks)], kept]
+    data = Dataset(
+        files.name,
+        len(files.class_names),
+        sets["training"],
+        sets.get("validation"),
+        sets["test"],
+        mean,
+        std,
+        files.class_names,
+        files.split,
+        digest=sha256(json.dumps(content).encode()),
+    )
+    return data, list(corrupt.values())
+
+
+class _Cache:
+    """The file of decoded images, an array (n, size, size, 3) in the format of ``numpy.save``, and its journal.
+
+    The journal has one line of JSON for each block that is complete. A block counts only if its digest is the recorded
+    one, so that files may be cut short or damaged in any way.
+    """
+
+    def __init__(self, folder: Path, names: list[str], resize: Resize, place: Path) -> None:
+        from PIL import __version__
+
+        self.folder, self.names, self.resize, self.place = folder, names, resize, place
+        self.shape = (len(names), resize.size, resize.size, 3)
+        self.blocks = range(-(-len(names) // BLOCK))
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            self.digests = list(threads.map(lambda name: sha256(read_image(folder / name)), names))
+        content = [BLOCK, __version__, asdict(resize), list(zip(names, self.digests, strict=True))]
+        key = sha256(json.dumps(content).encode())
+        self.path, self.journal = place / f"{key}.npy", place / f"{key}.jsonl"
+
+    def load(self, workers: int | None, progress: Progress | None) -> tuple[_Pixels, dict[int, Block]]:
+        """Return the pixels and the record of each block, after decoding what is not there."""
+        pixels, blocks = self._read()
+        if pixels is None or len(blocks) < len(self.blocks):
+            with self._locked():
+                self._complete(workers, progress)
+            pixels, blocks = self._read()
+        if pixels is None or len(blocks) < len(self.blocks):
+            raise BsamRuntimeError(
+                f"{self.path} is damaged although it was written just now: choose another folder (--cache-dir)"
+            )
+        return pixels, blocks
+
+    def _read(self) -> tuple[_Pixels | None, dict[int, Block]]:
+        """Return the pixels, if the file has the right size, and the records of the blocks that are intact."""
+        try:
+            pixels: _Pixels = np.load(self.path, mmap_mode="c")  # torch warns of read-only arrays
+        except (OSError, ValueError, EOFError):
+            return None, {}
+        if pixels.shape != self.shape or pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
+            return None, {}
+        recorded = self._recorded()
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            found = threads.map(lambda n: Block.of(pixels[self._rows(n)], recorded[n].corrupt), recorded)
+            return pixels, {n: block for n, block in zip(recorded, found, strict=True) if block == recorded[n]}
+
+    def _recorded(self) -> dict[int, Block]:
+        blocks = {}
+        with contextlib.suppress(OSError):
+            for line in self.journal.read_bytes().splitlines():
+                with contextlib.suppress(ValueError, TypeError, RecursionError):  # a line may be cut short
+                    number, digest, corrupt = json.loads(line)
+                    if number in self.blocks:
+                        blocks[number] = Block(digest, [(row, reason) for row, reason in corrupt])
+        return blocks
+
+    def _rows(self, number: int) -> slice:
+        return slice(BLOCK * number, min(BLOCK * (number + 1), len(self.names)))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait for other processes that write this cache; what cannot be written is a BsamRuntimeError."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            with self.path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise BsamRuntimeError(
+                f"the decoded images cannot be written to {self.place} ({error.strerror}): make room, or choose "
+                "another folder (--cache-dir)"
+            ) from error
+
+    def _complete(self, workers: int | None, progress: Progress | None) -> None:
+        pixels, blocks = self._read()  # the process that held the lock may have decoded everything
+        if pixels is None:
+            pixels = np.lib.format.open_memmap(self.path, "w+", np.uint8, self.shape)
+        todo = [number for number in self.blocks if number not in blocks]
+        draft = self.journal.with_suffix(".draft")
+        draft.write_text("".join(_line(number, block) for number, block in blocks.items()))
+        draft.replace(self.journal)  # without lines that were cut short, and without damaged blocks
+        done = len(self.names) - sum(len(self.names[self._rows(number)]) for number in todo)
+        tasks = {number: self._task(number, pixels.offset) for number in todo}
+        with self.journal.open("a") as journal, contextlib.closing(decode_blocks(tasks, workers)) as results:
+            for number, block in results:
+                journal.write(_line(number, block))
+                journal.flush()
+                done += len(self.names[self._rows(number)])
+                if progress is not None:
+                    progress(done, len(self.names))
+
+    def _task(self, number: int, offset: int) -> BlockTask:
+        rows = self._rows(number)
+        offset += rows.start * self.resize.size**2 * 3
+        return BlockTask(self.path, offset, self.folder, self.names[rows], self.digests[rows], self.resize)
+
+
+def _line(number: int, block: Block) -> str:
+    return json.dumps([number, block.sha256, block.corrupt]) + "\n"

@@ -1,0 +1,156 @@
+"""Decode an image file into an RGB array of a fixed size, as the evaluation transforms of torchvision and timm do."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.checks import is_number
+from ..core.errors import BsamRuntimeError, BsamValueError
+from ..core.extras import require_package
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others of Pillow's start programs, as EPS does
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Resize the shorter side to ``floor(size / crop)`` pixels and cut out ``size`` x ``size`` pixels at the centre.
+
+    Args:
+        size: side of the result, in pixels.
+        crop: share of the shorter side that is kept, ``crop_pct`` of timm.
+        interpolation: one of :data:`INTERPOLATIONS`.
+
+    Example:
+        >>> Resize(224, crop=0.875).shorter_side
+        256
+    """
+
+    size: int
+    crop: float = 1.0
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 1:
+            raise BsamValueError(f"size must be a positive number of pixels, got {self.size!r}")
+        if not is_number(self.crop) or not 0 < self.crop <= 1:
+            raise BsamValueError(f"crop must be above 0 and at most 1, got {self.crop!r}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise BsamValueError(
+                f"interpolation must be one of {', '.join(INTERPOLATIONS)}; got {self.interpolation!r}"
+            )
+
+    @property
+    def shorter_side(self) -> int:
+        """Shorter side of the resized image, before it is cropped."""
+        return math.floor(self.size / self.crop)
+
+
+def decode(path: str | Path, resize: Resize) -> NDArray[np.uint8]:
+    """Read an image file as RGB.
+
+    The orientation in EXIF data is applied, transparency is ignored, 16-bit grey values keep their upper 8 bits, and
+    of several frames the first is taken.
+
+    Args:
+        path: of a file in one of :data:`FORMATS`, whatever its suffix.
+        resize: to which size.
+
+    Returns:
+        An array (size, size, 3).
+
+    Example:
+        >>> decode("nowhere/cat.jpg", Resize(224))
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamRuntimeError: nowhere/cat.jpg cannot be read: No such file or directory
+    """
+    return decode_bytes(read_image(Path(path)), path, resize)
+
+
+def read_image(path: Path) -> bytes:
+    """Return the content of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BsamRuntimeError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def decode_bytes(content: bytes, name: object, resize: Resize) -> NDArray[np.uint8]:
+    """Decode the content of an image file as :func:`decode` does; ``name`` is for the error message."""
+    require_package("PIL", "images")
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged metadata, which is not used
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                image.load()
+                return np.asarray(_resized(_rgb(_upright(image)), resize))
+    except MemoryError:
+        raise
+    except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
+        if isinstance(error, UnidentifiedImageError):
+            reason = f"it is no image in one of the formats {', '.join(FORMATS)}"
+        elif isinstance(error, (Image.DecompressionBombWarning, Image.DecompressionBombError)):
+            reason = f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels; make it smaller"
+        else:
+            reason = str(error) or type(error).__name__
+        raise BsamValueError(f"{name} cannot be decoded: {reason}") from error
+
+
+def _upright(image: Image) -> Image:
+    from PIL.Image import Transpose
+
+    try:
+        orientation = image.getexif().get(0x0112)
+    except Exception:  # damaged metadata around good pixels
+        return image
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _rgb(image: Image) -> Image:
+    from PIL.Image import fromarray
+
+    if image.mode == "F":
+        raise BsamValueError("its pixels are floating-point numbers, of an unknown range")
+    if image.mode.startswith("I"):  # Pillow's own conversion clips at 255
+        grey: NDArray[Any] = np.asarray(image).clip(0, 65535) >> 8
+        image = fromarray(grey.astype(np.uint8))
+    if image.mode == "P":
+        image = image.convert("RGBA")  # its palette may have transparent colours, which "RGB" does not expect
+    return image.convert("RGB")
+
+
+def _resized(image: Image, resize: Resize) -> Image:
+    from PIL import Image as Pillow
+
+    width, height = image.size
+    short, size = min(width, height), resize.size
+    width, height = (int(resize.shorter_side * side / short) for side in (width, height))  # as torchvision rounds
+    if width * height > (Pillow.MAX_IMAGE_PIXELS or math.inf):
+        raise BsamValueError(f"its sides, {image.size[0]} and {image.size[1]} pixels, are too different")
+    image = image.resize((width, height), Pillow.Resampling[resize.interpolation.upper()])
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))

@@ -1,0 +1,169 @@
+"""Names and labels of image files in class folders, before any of them is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..core.checks import is_number
+from ..core.errors import BsamValueError
+
+VALIDATION_NAMES = ("val", "valid", "validation")
+LAYOUT = "it must have one folder of images per class, or folders train and test (or val) of such class folders"
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Image files and their classes.
+
+    Args:
+        names: relative to the folder of the data set, with ``/``.
+        labels: one per name, from 0.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.labels):
+            raise BsamValueError(f"{len(self.names)} names need as many labels, got {len(self.labels)}")
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The image files of a data set, which :func:`bsam.data.image_cache.load_images` decodes.
+
+    Args:
+        name: of the data set.
+        folder: all names are relative to it.
+        class_names: in the order of the labels.
+        train: training set.
+        validation: validation set, if there is one.
+        test: test set.
+        split: where the split comes from, in words, for tables of results.
+    """
+
+    name: str
+    folder: Path
+    class_names: tuple[str, ...]
+    train: LabelledFiles
+    validation: LabelledFiles | None
+    test: LabelledFiles
+    split: str
+
+    @property
+    def sets(self) -> dict[str, LabelledFiles]:
+        """The sets by their names: training, validation (if there is one) and test, in this order."""
+        found = {"training": self.train, "validation": self.validation, "test": self.test}
+        return {name: files for name, files in found.items() if files is not None}
+
+
+def read_folder(folder: str | Path, seed: int = 0, test_fraction: float = 0.2) -> ImageFiles:
+    """List the images of a folder with one folder per class.
+
+    Where it holds a folder ``train`` and at least one of ``test``, ``val``, ``valid`` and ``validation``, each with the
+    same class folders, these are the sets; without ``test`` the validation set is the test set. Otherwise a part of
+    each class, drawn at random, is the test set. Every file of a class folder counts as an image, except those whose
+    names begin with a dot; folders inside of a class folder are an error.
+
+    Args:
+        folder: of the data set.
+        seed: of the random split.
+        test_fraction: share of each class in the random split that is tested on; at least one image of each class is,
+            and at least one is trained on.
+
+    Returns:
+        The files in sorted order, class by class. Classes are sorted by name, or by number if all names are numbers.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg"):
+        ...         Path(folder, name).parent.mkdir(exist_ok=True)
+        ...         Path(folder, name).touch()
+        ...     files = read_folder(folder)
+        >>> files.class_names, files.test.labels, files.split
+        (('cat', 'dog'), (0, 1), '80/20 of each class, seed 0')
+    """
+    folder = Path(folder)
+    if not is_number(test_fraction) or not 0 < test_fraction < 1:
+        raise BsamValueError(f"test_fraction must lie between 0 and 1, got {test_fraction!r}")
+    if not isinstance(seed, int) or seed < 0:
+        raise BsamValueError(f"seed must be an integer that is not negative, got {seed!r}")
+    if not folder.is_dir():
+        raise BsamValueError(f"{folder} is not a folder; give the one that holds the images: {LAYOUT}")
+    found = _folders(folder)
+    validations = [name for name in VALIDATION_NAMES if name in found]
+    if "train" in found and (validations or "test" in found):
+        if len(validations) > 1:
+            raise BsamValueError(f"{folder} holds {' and '.join(validations)}: keep one validation set")
+        return _given_split(folder, ["train", *validations, *({"test"} & set(found))])
+    classes = _class_files(folder, folder)
+    return _random_split(folder, classes, seed, test_fraction)
+
+
+def _given_split(folder: Path, sets: list[str]) -> ImageFiles:
+    classes = {name: _class_files(folder, folder / name) for name in sets}
+    class_names = tuple(classes["train"])
+    for name in sets[1:]:
+        for class_name in {*class_names} ^ {*classes[name]}:
+            one, other = ("train", name) if class_name in class_names else (name, "train")
+            raise BsamValueError(
+                f"{folder / other} has no class folder {class_name}, but {folder / one} has one: all sets must have "
+                "the same classes"
+            )
+    train, *others = (_labelled(classes[name].values()) for name in sets)
+    validation = others[0] if len(others) == 2 else None
+    split = f"folders {', '.join(sets[:-1])} and {sets[-1]}"
+    return ImageFiles(folder.resolve().name, folder, class_names, train, validation, others[-1], split)
+
+
+def _random_split(folder: Path, classes: dict[str, list[str]], seed: int, test_fraction: float) -> ImageFiles:
+    train, test = [], []
+    for label, (class_name, names) in enumerate(classes.items()):
+        if len(names) < 2:
+            raise BsamValueError(
+                f"the class {class_name} of {folder} has one image only: one to train on and one to test on are needed"
+            )
+        n = min(max(1, round(test_fraction * len(names))), len(names) - 1)
+        chosen = {*np.random.default_rng((seed, label)).permutation(len(names))[:n].tolist()}
+        train.append([name for place, name in enumerate(names) if place not in chosen])
+        test.append([name for place, name in enumerate(names) if place in chosen])
+    share = 100 * test_fraction
+    split = f"{100 - share:g}/{share:g} of each class, seed {seed}"
+    name = folder.resolve().name
+    return ImageFiles(name, folder, tuple(classes), _labelled(train), None, _labelled(test), split)
+
+
+def _class_files(folder: Path, place: Path) -> dict[str, list[str]]:
+    """Return the files of each class folder in ``place``, relative to ``folder``."""
+    class_names = _folders(place)
+    if len(class_names) < 2:
+        found = f"only one class folder ({class_names[0]})" if class_names else "no class folders"
+        raise BsamValueError(f"{place} holds {found}: {LAYOUT}")
+    classes = {class_name: _files(folder, place / class_name) for class_name in class_names}
+    empty = [class_name for class_name, names in classes.items() if not names]
+    if empty:
+        raise BsamValueError(f"{place / empty[0]} holds no images: fill the class folder or remove it")
+    return classes
+
+
+def _folders(place: Path) -> list[str]:
+    names = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(names, key=int) if all(name.isdecimal() for name in names) else names
+
+
+def _files(folder: Path, place: Path) -> list[str]:
+    paths = sorted(path for path in place.iterdir() if not path.name.startswith("."))
+    for path in paths:
+        if not path.is_file():
+            raise BsamValueError(f"{path} is not a file, but {place} is read as a class folder of images: {LAYOUT}")
+    return [path.relative_to(folder).as_posix() for path in paths]
+
+
+def _labelled(classes: Iterable[list[str]]) -> LabelledFiles:
+    pairs = [(name, label) for label, names in enumerate(classes) for name in names]
+    return LabelledFiles(tuple(name for name, _ in pairs), tuple(label for _, label in pairs))

@@ -1,0 +1,128 @@
+"""Oxford-IIIT Pet, Flowers-102 and Stanford Cars, in the layouts that their authors publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import BsamRuntimeError
+from ..core.extras import require_package
+from .image_files import ImageFiles, LabelledFiles, read_folder
+
+
+def read_oxford_pet(folder: str | Path) -> ImageFiles:
+    """List the images of Oxford-IIIT Pet, 37 breeds of cats and dogs.
+
+    Args:
+        folder: holds ``images/``, ``annotations/trainval.txt`` and ``annotations/test.txt``.
+    """
+    folder = Path(folder)
+    class_names: dict[int, str] = {}
+    parts = []
+    for list_name in ("trainval", "test"):
+        path = _required(folder, f"annotations/{list_name}.txt")
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [line for line in lines if line and not line[0].startswith("#")]
+        for row in rows:
+            name, number = row[0], int(row[1]) if len(row) > 1 and row[1].isdecimal() else 0
+            class_name = name.rpartition("_")[0]
+            if number < 1 or class_names.setdefault(number, class_name) != class_name:
+                raise BsamRuntimeError(f"{path}: the line {' '.join(row)!r} does not name an image and its class")
+        parts.append(([f"images/{row[0]}.jpg" for row in rows], [int(row[1]) for row in rows]))
+    ordered = [class_names[number] for number in sorted(class_names)]
+    train, test = (_labelled(folder, names, numbers, len(ordered)) for names, numbers in parts)
+    return ImageFiles("oxford_pet", folder, tuple(ordered), train, None, test, "the official trainval/test split")
+
+
+def read_flowers102(folder: str | Path) -> ImageFiles:
+    """List the images of Flowers-102, 102 kinds of flowers, whose names are their official numbers.
+
+    Args:
+        folder: holds ``jpg/``, ``imagelabels.mat`` and ``setid.mat``; or folders ``train``, ``valid`` and ``test`` of
+            class folders, which is not the official split.
+    """
+    folder = Path(folder)
+    if not (folder / "setid.mat").exists() and (folder / "train").is_dir():
+        return _unofficial(folder, "flowers102")
+    labels = _mat(_required(folder, "imagelabels.mat"), "labels").ravel()
+    sets = []
+    for key in ("trnid", "valid", "tstid"):
+        path = _required(folder, "setid.mat")
+        ids = _mat(path, key).ravel().tolist()
+        if not all(1 <= number <= len(labels) for number in ids):
+            raise BsamRuntimeError(f"{path}: {key} has image numbers beyond the {len(labels)} of imagelabels.mat")
+        names = [f"jpg/image_{number:05d}.jpg" for number in ids]
+        sets.append(_labelled(folder, names, [labels[number - 1] for number in ids], 102))
+    class_names = tuple(str(number) for number in range(1, 103))
+    train, validation, test = sets
+    split = "the official trnid/valid/tstid split"
+    return ImageFiles("flowers102", folder, class_names, train, validation, test, split)
+
+
+def read_stanford_cars(folder: str | Path) -> ImageFiles:
+    """List the images of Stanford Cars, 196 models of cars.
+
+    Args:
+        folder: holds ``cars_train/``, ``cars_test/`` and ``devkit/`` with ``cars_meta.mat``, ``cars_train_annos.mat``
+            and ``cars_test_annos_withlabels.mat`` (or the latter beside ``devkit``); or folders ``train`` and ``test``
+            of class folders.
+    """
+    folder = Path(folder)
+    if not (folder / "devkit").exists() and (folder / "train").is_dir():
+        return _unofficial(folder, "stanford_cars")
+    class_names = tuple(str(name) for name in _mat(_required(folder, "devkit/cars_meta.mat"), "class_names"))
+    labelled_test = "cars_test_annos_withlabels.mat"
+    if not (folder / labelled_test).exists():
+        labelled_test = f"devkit/{labelled_test}"
+    sets = []
+    for images, name in (("cars_train", "devkit/cars_train_annos.mat"), ("cars_test", labelled_test)):
+        path = _required(folder, name)
+        rows = np.atleast_1d(_mat(path, "annotations"))
+        if not {"fname", "class"} <= {*(rows.dtype.names or ())}:
+            raise BsamRuntimeError(f"{path} has no labels: its annotations need the fields fname and class")
+        names = [f"{images}/{file}" for file in rows["fname"]]
+        sets.append(_labelled(folder, names, rows["class"], len(class_names)))
+    return ImageFiles(
+        "stanford_cars", folder, class_names, sets[0], None, sets[1], "the official cars_train/cars_test split"
+    )
+
+
+def _unofficial(folder: Path, name: str) -> ImageFiles:
+    files = read_folder(folder)
+    return replace(files, name=name, split=f"{files.split}, not checked against the official split")
+
+
+def _required(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.is_file():
+        raise BsamRuntimeError(f"{path} is missing: give the folder that holds {name}, or get the data set again")
+    return path
+
+
+def _mat(path: Path, key: str) -> Any:
+    require_package("scipy", "images")
+    from scipy.io import loadmat
+
+    try:
+        return loadmat(path, squeeze_me=True, variable_names=[key])[key]
+    except Exception as error:  # what scipy raises for damaged files is not limited to a few types
+        raise BsamRuntimeError(f"{path} cannot be read, or has no {key} ({error}): get it again") from error
+
+
+def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any], classes: int) -> LabelledFiles:
+    """Return the files with classes numbered from 1 as labels from 0; all of them must be there."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise BsamRuntimeError(
+            f"{folder / missing[0]} is missing, and so are {len(missing) - 1} others of the {len(names)} listed "
+            "images: get the data set again"
+        )
+    labels = tuple(int(number) - 1 for number in numbers)
+    for name, label in zip(names, labels, strict=True):
+        if not 0 <= label < classes:
+            raise BsamRuntimeError(f"{folder / name} has the class {label + 1}, which must be one of 1 to {classes}")
+    return LabelledFiles(tuple(names), labels)
