@@ -14,6 +14,7 @@ from ..core.errors import BsamValueError
 from .digits_net import DigitsNet
 from .pyramidnet import PyramidNet
 from .resnet import ResNet
+from .timm_networks import PREFIX, resnet50, timm_name, timm_network
 from .wide_resnet import WideResNet
 
 
@@ -55,6 +56,7 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("resnet8", partial(ResNet, _FOR_CIFAR, 1), "ResNet-8", 78_042, 32, _RESNET),
         ModelEntry("resnet20", partial(ResNet, _FOR_CIFAR, 3), "ResNet-20", 272_474, 32, _RESNET),
         ModelEntry("resnet18", partial(ResNet, _FOR_IMAGENET, 2), "ResNet-18", 11_173_962, 32, _RESNET),
+        ModelEntry("resnet50", resnet50, "ResNet-50", 23_528_522, 224, _RESNET),
         ModelEntry("wide_resnet10_1", partial(WideResNet, 10, 1), "WideResNet-10-1", 77_850, 32, _WIDE),
         ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
         ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
@@ -63,11 +65,33 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 
+def model_entry(name: str) -> ModelEntry:
+    """Return the description of one of :data:`MODELS`, or of timm's network NAME for ``timm:NAME``.
+
+    The number of parameters of a network of timm is not known before it is built: its entry says 0. Nor are its images:
+    :func:`~bsam.models.inputs.input_config` tells them.
+
+    Example:
+        >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title
+        ('ResNet-8', 'resnet18d')
+        >>> model_entry("resnet9")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamValueError: model must be one of digits_net, resnet8, ... or timm:NAME; got 'resnet9'
+    """
+    if name in MODELS:
+        return MODELS[name]
+    timm = timm_name(name)
+    if timm is None:
+        raise BsamValueError(f"model must be one of {', '.join(MODELS)} or {PREFIX}NAME; got {name!r}")
+    return ModelEntry(name, partial(timm_network, timm), title=timm, parameters=0, images=0, reference="timm")
+
+
 def build(name: str, classes: int = 10, channels: int | None = None, seed: int | None = None) -> nn.Module:
-    """Return a network on torch's default device, in the memory format of its entry in :data:`MODELS`.
+    """Return a network on torch's default device, in the memory format of its entry.
 
     Args:
-        name: one of :data:`MODELS`.
+        name: one of :data:`MODELS`, or ``timm:NAME`` for any network of timm, with random weights.
         classes: number of classes.
         channels: of the images; None: those of its entry, 3 for all but ``digits_net``.
         seed: of the initial weights, which are then drawn on the CPU, the same for every device, without changing the
@@ -76,14 +100,10 @@ def build(name: str, classes: int = 10, channels: int | None = None, seed: int |
     Example:
         >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 100])
-        >>> build("resnet9")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        bsam.core.errors.BsamValueError: model must be one of digits_net, resnet8, ...; got 'resnet9'
+        >>> build("timm:test_vit", classes=5, seed=0)(torch.zeros(2, 3, 160, 160)).shape
+        torch.Size([2, 5])
     """
-    if name not in MODELS:
-        raise BsamValueError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
-    entry = MODELS[name]
+    entry = model_entry(name)
     channels = entry.channels if channels is None else channels
     if seed is None:
         model = entry.build(classes=classes, channels=channels)

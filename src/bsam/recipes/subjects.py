@@ -18,7 +18,7 @@ from ..core.checks import check_count
 from ..core.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ..flatness.dataset_loss import Batches, LossFunction
 from ..tasks import TASKS
-from ..training.run_dir import NETWORK, REPAIR, RunDir, run_dir_name
+from ..training.run_dir import NETWORK, RunDir, run_dir_name
 from .variants import variant_of
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
@@ -127,19 +127,9 @@ def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 
 def _check_run(path: Path) -> None:
-    if not (path / "config.json").exists():
-        raise BsamValueError(f"{path} is not a run directory of bsam train: it has no config.json")
-    run = RunDir(path).run()
+    run = RunDir(path).finished_run()
     if run.task not in TASKS:
         raise BsamValueError(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
-    state = RunDir(path).state(run)
-    if state.damaged is not None:
-        raise BsamRuntimeError(state.damaged)
-    if not state.finished:
-        raise BsamRuntimeError(
-            f"the run in {path} is not finished ({len(state.epochs)} of {run.epochs} epochs are): run the command that "
-            "started it again to continue"
-        )
 
 
 def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
@@ -148,16 +138,7 @@ def load_run(folder: Path, images: int, device: torch.device, **places: Path) ->
     """
     run = RunDir(folder).run()
     task = TASKS[run.task](run, device, **places)
-    try:
-        network = RunDir(folder).load_into(task.network())
-    except BsamError:
-        raise
-    except RuntimeError as error:
-        raise BsamRuntimeError(
-            f"{folder / NETWORK} is not of the network that config.json names ({' '.join(str(error).split())}): "
-            f"remove it, then {REPAIR}"
-        ) from error
-    return network, task.loss, task.examples(images)
+    return RunDir(folder).load_into(task.network()), task.loss, task.examples(images)
 
 
 def find_loader(name: str) -> Callable[[Path], Any]:

@@ -22,7 +22,7 @@ from ..data.streaming import stream
 from ..models import build
 from ..models.parts import head
 from ..models.weights import WeightsReport, load_weights
-from .inputs import find_weights, inputs_of, load_data
+from .inputs import Inputs, find_weights, inputs_of, load_data
 from .settings import TaskSettings
 from .task import Measure, Task, TaskBatch
 
@@ -83,18 +83,7 @@ class Classification(Task):
 
     def network(self) -> nn.Module:
         """Return the run's network, for images of this size."""
-        shape = self.inputs.channels, self.inputs.size, self.inputs.size
-        network = build(self.run.model, self.classes, self.inputs.channels, self.run.seed)
-        try:
-            with torch.no_grad():
-                network.eval()(torch.zeros(1, *shape))
-        except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
-            size = "x".join(map(str, shape))
-            raise BsamValueError(f"{self.run.model} does not take images of {size}, as {self.run.data} has") from error
-        if self.run.freeze_backbone:
-            network.requires_grad_(False)
-            head(network).requires_grad_(True)
-        return network.train().to(self.device)
+        return build_network(self.run, self.inputs, self.classes).train().to(self.device)
 
     def initialise(self, network: nn.Module) -> Sequence[str]:
         """Load the run's pretrained weights, if it names any, into all layers but the last."""
@@ -204,6 +193,22 @@ class Classification(Task):
         if self._weights is not None:
             found["weights"] = self._weights.to_json()
         return found
+
+
+def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
+    """Return a run's network with random weights, in eval mode; raise if it does not take the inputs."""
+    shape = inputs.channels, inputs.size, inputs.size
+    network = build(run.model, classes, inputs.channels, run.seed).eval()
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, *shape))
+    except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
+        size = "x".join(map(str, shape))
+        raise BsamValueError(f"{run.model} does not take images of {size}, as {run.data} has") from error
+    if run.freeze_backbone:
+        network.requires_grad_(False)
+        head(network).requires_grad_(True)
+    return network
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..core.errors import BsamError, BsamRuntimeError
+from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
@@ -126,6 +126,20 @@ class RunDir:
             return Run(**settings)
         except (BsamError, TypeError) as error:
             raise BsamRuntimeError(f"{self.path} is not a run directory: {error}") from error
+
+    def finished_run(self) -> Run:
+        """Return the settings; raise if the directory does not hold a finished run."""
+        if not (self.path / CONFIG).exists():
+            raise BsamValueError(f"{self.path} is not a run directory of bsam train: it has no {CONFIG}")
+        state = self.state(self.run())
+        if state.damaged is not None:
+            raise BsamRuntimeError(state.damaged)
+        if not state.finished:
+            raise BsamRuntimeError(
+                f"the run in {self.path} is not finished ({len(state.epochs)} of {state.run.epochs} epochs are): run "
+                "the command that started it again to continue"
+            )
+        return state.run
 
     def state(self, run: Run, *, verify: bool = False) -> RunState:
         """Return the state of the run; raise if the directory holds a run with other settings.
@@ -260,7 +274,15 @@ class RunDir:
                 f"{self.path} has no {NETWORK}: the run is not finished. Continue it by `bsam train --out {self.path}` "
                 "with the same settings"
             )
-        network.load_state_dict(self.weights())
+        try:
+            network.load_state_dict(self.weights())
+        except BsamError:
+            raise
+        except RuntimeError as error:
+            raise BsamRuntimeError(
+                f"{self.path / NETWORK} is not of the network that config.json names ({' '.join(str(error).split())}): "
+                f"remove it, then {REPAIR}"
+            ) from error
         return network
 
     def checksums(self) -> dict[str, FileDigest]:

@@ -1,0 +1,76 @@
+"""Networks of timm, and ResNet-50 as first published."""
+
+from __future__ import annotations
+
+import difflib
+
+from torch import nn
+
+from ..core.checks import check_count
+from ..core.errors import BsamValueError
+from .timm_import import import_timm
+
+PREFIX = "timm:"
+
+
+def timm_name(name: str) -> str | None:
+    """Return the name that timm knows a network by; None for a network that is not called ``timm:NAME``.
+
+    Example:
+        >>> timm_name("timm:vit_tiny_patch16_224"), timm_name("resnet8")
+        ('vit_tiny_patch16_224', None)
+    """
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+
+def check_timm_name(name: str) -> str:
+    """Return a name if timm has a network of that name, with or without a tag of weights; else raise.
+
+    Example:
+        >>> check_timm_name("resnet18d.ra2_in1k")
+        'resnet18d.ra2_in1k'
+        >>> check_timm_name("resnet8")
+        Traceback (most recent call last):
+        ...
+        bsam.core.errors.BsamValueError: timm has no network 'resnet8'; the closest names are ...
+    """
+    timm = import_timm()
+    architecture, _, tag = name.partition(".")
+    if timm.is_model(architecture) and (not tag or name in timm.list_pretrained(f"{architecture}.*")):
+        return name
+    known = timm.list_pretrained(f"{architecture}.*") if timm.is_model(architecture) else timm.list_models()
+    closest = [f"{PREFIX}{other}" for other in difflib.get_close_matches(name, known, n=4)]
+    hint = f"the closest names are {', '.join(closest)}" if closest else "timm.list_models() returns the names"
+    raise BsamValueError(f"timm has no network {name!r}; {hint}")
+
+
+def timm_network(name: str, classes: int = 10, channels: int = 3) -> nn.Module:
+    """Return a network of timm with random weights.
+
+    Example:
+        >>> import torch
+        >>> timm_network("test_resnet", classes=7)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 7])
+    """
+    check_count("classes", classes)
+    check_count("channels", channels)
+    network: nn.Module = import_timm().create_model(check_timm_name(name), num_classes=classes, in_chans=channels)
+    return network
+
+
+def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:
+    """Return ResNet-50 as in the first version: the first 1x1 convolution of a block halves the image's side.
+
+    timm's ``resnet50`` halves it in the 3x3 convolution (ResNet v1.5) and has 1e-5 in place of 1e-3 as the epsilon of
+    batch norm. The names and shapes of the weights are the same.
+
+    Reference: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016.
+    """
+    network = timm_network("resnet50", classes, channels)
+    for stage in (network.layer2, network.layer3, network.layer4):
+        block = stage[0]  # type: ignore[index]
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride  # type: ignore[union-attr]
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    return network

@@ -1,0 +1,101 @@
+"""Files of weights: safetensors, and what ``torch.save`` writes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import BsamValueError
+from ..core.extras import require_package
+
+NESTED = ("state_dict", "model")  # where the tensors lie in a checkpoint of a training
+WRAPPER = "module."  # what DistributedDataParallel puts before every name
+MODEL = "bsam_model"  # the entry of a safetensors file's metadata that names the network
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_of_file(path: Path) -> str | None:
+    """Return the name of the network that a safetensors file of ``bsam weights convert`` is for; None for others."""
+    if not _is_safetensors(path):
+        return None
+    require_package("safetensors", "timm")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get(MODEL)
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name, on the CPU; wrappers around them and around their names are removed.
+
+    Args:
+        path: a safetensors file, or what ``torch.save`` wrote, of which only tensors are read and no code is run.
+    """
+    if not path.is_file():
+        raise BsamValueError(f"there is no file of weights {path}")
+    if not _is_safetensors(path):
+        return unwrapped(torch_load(path.read_bytes(), path), path)
+    require_package("safetensors", "timm")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return unwrapped(load_file(path), path)
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
+
+
+def torch_load(content: bytes, path: Path) -> Any:
+    """Return what ``torch.save`` wrote, tensors on the CPU; anything but tensors and plain containers is an error."""
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from error
+
+
+def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the named tensors inside a checkpoint.
+
+    Example:
+        >>> unwrapped({"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, Path("a.pt"))
+        {'fc.bias': tensor([0., 0.])}
+    """
+    for name in NESTED:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise BsamValueError(
+            f"{path} holds no weights: it must hold a dict of tensors, itself or as its entry {' or '.join(NESTED)}"
+        )
+    wrapped = all(name.startswith(WRAPPER) for name in content)
+    return {name.removeprefix(WRAPPER) if wrapped else name: tensor for name, tensor in content.items()}
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file begins as safetensors files do: 8 bytes with the length of a header in JSON."""
+    with path.open("rb") as file:
+        return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
+
+
+def _unreadable(path: Path, error: Exception) -> BsamValueError:
+    reason = str(error).partition("\n")[0].rstrip(".")
+    return BsamValueError(
+        f"{path} cannot be read as a file of weights, by safetensors or by torch.load(weights_only=True) ({reason}): is "
+        "it cut short, or something else?"
+    )
