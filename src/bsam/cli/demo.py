@@ -36,7 +36,15 @@ def add(commands: Any) -> None:
     flag("--seeds", type=int, default=5, help="how many seeds", metavar="N")
     epochs = SCALES["demo"].settings["epochs"]
     flag("--epochs", type=int, default=epochs, help="epochs of every run", metavar="N")
-    unset = {"scale": None, "device": "cpu", "data_dir": None, "cache_dir": None, "download": False, "dry_run": False, "report": False}
+    unset = {
+        "scale": None,
+        "device": "cpu",
+        "data_dir": None,
+        "cache_dir": None,
+        "download": False,
+        "dry_run": False,
+        "report": False,
+    }
     command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **unset)
 
 

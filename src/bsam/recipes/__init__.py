@@ -85,7 +85,9 @@ RECIPES: dict[str, Recipe] = {
             "Pretrained networks, fine-tuned",
             transfer,
             table="transfer",
-            notes=("All weights but those of the last layer come from ImageNet; none of the image files is augmented.",),
+            notes=(
+                "All weights but those of the last layer come from ImageNet; none of the image files is augmented.",
+            ),
         ),
         demo_recipe(),
     )

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ..core.checks import check_count
-from ..core.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
+from ..core.errors import BsamTypeError, BsamValueError
 from ..flatness.dataset_loss import Batches, LossFunction
 from ..tasks import TASKS
 from ..training.run_dir import NETWORK, RunDir, run_dir_name

@@ -91,8 +91,9 @@ LISTS: dict[str, Listing] = {
         "parameters' size.",
     ),
     "models": Listing(
-        ("name", "title", "parameters", "images", "reference"), models_info, "Parameters: with 10 classes. timm:NAME is any "
-        "network of timm, an extra."
+        ("name", "title", "parameters", "images", "reference"),
+        models_info,
+        "Parameters: with 10 classes. timm:NAME is any network of timm, an extra.",
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),

@@ -81,7 +81,10 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
         return lines
     devices = dict.fromkeys(f"{each['device']}, torch {each['torch']}, bsam {each['bsam']}" for each in machines)
     dates = sorted(machine["date"][:10] for machine in machines)
-    return [*lines, f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}."]
+    return [
+        *lines,
+        f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}.",
+    ]
 
 
 def _uses(data: dict[str, Any]) -> dict[str, int]:

@@ -30,6 +30,7 @@ EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the
 LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
 MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
 
+
 class Classification(Task):
     """Classify images: cross-entropy with label smoothing, measured by accuracy.
 

@@ -125,9 +125,7 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     if config is None or channels != len(config.mean):  # a network of timm takes images of one channel, too
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, 1.0)
     size = run.image_size or config.size
-    return Inputs(
-        side, size, channels, config.mean, config.std, config.interpolation, config.crop, data.class_names
-    )
+    return Inputs(side, size, channels, config.mean, config.std, config.interpolation, config.crop, data.class_names)
 
 
 def find_weights(weights: str, data_dir: Path | None) -> str | Path:

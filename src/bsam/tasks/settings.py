@@ -74,13 +74,17 @@ class TaskSettings:
         False, "train the classification layer alone; batch norm before it is in eval mode", check_flag
     )
     data: str = setting(
-        "digits", "a name of `bsam list data`, or folder:PATH for a folder of your own with a folder per class", check_name
+        "digits",
+        "a name of `bsam list data`, or folder:PATH for a folder of your own with a folder per class",
+        check_name,
     )
     image_size: int | None = setting(
         None, "resize images to this side; without it to that of the network's pretraining, if it has one", check_count
     )
     skip_corrupt: bool = setting(
-        False, "leave out image files that cannot be decoded, and list them in data.json, instead of an error", check_flag
+        False,
+        "leave out image files that cannot be decoded, and list them in data.json, instead of an error",
+        check_flag,
     )
     augment: str | None = setting(
         None, f"one of {', '.join(AUGMENTATIONS)}; without it the augmentation of the data set", check_name

@@ -61,5 +61,7 @@ def predict(folder: str | Path, images: Sequence[str | Path], top: int = 3, devi
     likely = torch.cat(found).topk(top)
     return [
         Prediction(Path(image), own, tuple(inputs.class_names[i] for i in indices), tuple(values))
-        for image, own, indices, values in zip(images, pixels, likely.indices.tolist(), likely.values.tolist(), strict=True)
+        for image, own, indices, values in zip(
+            images, pixels, likely.indices.tolist(), likely.values.tolist(), strict=True
+        )
     ]
