@@ -66,8 +66,8 @@ def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | Non
         own = [replace(run, model=model, weights=file) for run in runs if model and run.model == paper]
         if not own:
             raise BsamValueError(
-                f"{file} holds weights of {model or 'an unnamed network'}, and the paper has {', '.join(NETWORKS)}: give "
-                f"files of `bsam weights convert` that are of one of {', '.join((*NETWORKS, *STANDS_FOR))}"
+                f"{file} holds weights of {model or 'an unnamed network'}: give files of `bsam weights convert` that "
+                f"are of one of {', '.join((*NETWORKS, *STANDS_FOR))}"
             )
         found += own
     return found

@@ -99,8 +99,8 @@ LISTS: dict[str, Listing] = {
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
         data_info,
         "Augmentation and model: those that `bsam train` takes unless others are named. --download gets CIFAR and "
-        "Fashion-MNIST. Images in files are resized to what the network takes; folder:PATH is such a data set of yours, "
-        "with a folder per class.",
+        "Fashion-MNIST. Images in files are resized to what the network takes. folder:PATH is a data set of your own: "
+        "image files, with a folder per class.",
     ),
     "recipes": Listing(
         ("name", "shows", "runs"),
