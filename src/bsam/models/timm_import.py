@@ -35,7 +35,7 @@ def _import_torchvision() -> None:
     which timm does not use: it is enough that the operator is declared.
     """
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise

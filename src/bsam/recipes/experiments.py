@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..data import DATASETS
-from ..models import MODELS
+from ..models import model_entry
 from ..training.config import Run
 from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
@@ -88,24 +88,24 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
 
 def by_network(run: Run) -> TableCell:
     """A section for each network, a row for each method, a column for each data set."""
-    return TableCell(MODELS[run.model].title, variant_of(run).title, DATASETS[run.data].title)
+    return TableCell(model_entry(run.model).title, variant_of(run).title, DATASETS[run.data].title)
 
 
 def by_rho_min(run: Run) -> TableCell:
     """A section for each form of BSAM, a row for each rho_min, a column for each data set."""
-    section = f"{MODELS[run.model].title}, {variant_of(run).title}"
+    section = f"{model_entry(run.model).title}, {variant_of(run).title}"
     return TableCell(section, f"{run.arguments['rho_min']:g}", DATASETS[run.data].title)
 
 
 def by_noise(run: Run) -> TableCell:
     """A section for each data set, a row for each method, a column for each rate of label noise."""
-    section = f"{MODELS[run.model].title}, {DATASETS[run.data].title}"
+    section = f"{model_entry(run.model).title}, {DATASETS[run.data].title}"
     return TableCell(section, variant_of(run).title, f"{run.label_noise:.0%}")
 
 
 def by_schedule(run: Run) -> TableCell:
     """A section for each form of BSAM, a row for each schedule of rho_min."""
-    section = f"{MODELS[run.model].title}, {variant_of(run).title}"
+    section = f"{model_entry(run.model).title}, {variant_of(run).title}"
     return TableCell(section, schedule_of(run), DATASETS[run.data].title)
 
 

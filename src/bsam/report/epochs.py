@@ -12,6 +12,7 @@ import torch
 
 from ..data import DATASETS
 from ..models import MODELS
+from ..models.timm_networks import PREFIX
 from ..training.config import BASE, BASE_TITLES, Run, method_title
 from ..training.distributed import DistributedContext
 from ..training.trainer import Trainer
@@ -48,7 +49,7 @@ def plan(trainer: Trainer) -> str:
     """Return method, network, data and steps in one line, machine and precision in the next."""
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
-    network = MODELS[run.model].title if run.model in MODELS else run.model
+    network = MODELS[run.model].title if run.model in MODELS else run.model.removeprefix(PREFIX)
     data = DATASETS[run.data].title if run.data in DATASETS else run.data
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
     steps = "steps in one CUDA graph each" if trainer.captured else "eager steps"

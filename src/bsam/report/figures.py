@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import DATASETS
-from ..models import MODELS
+from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
 from ..recipes.runner import score_of
@@ -41,7 +41,7 @@ def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[Accu
         if state.finished:
             run = state.run
             x = 100 * run.label_noise if recipe.table == "label_noise" else run.arguments["rho_min"]
-            panel = f"{DATASETS[run.data].title}, {MODELS[run.model].title}"
+            panel = f"{DATASETS[run.data].title}, {model_entry(run.model).title}"
             groups.setdefault((panel, variant_of(run).name), {}).setdefault(x, []).append(state)
     return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
@@ -146,7 +146,7 @@ def network_and_data(run: Run) -> str:
         >>> network_and_data(Run("sgd", model="resnet18", data="cifar10"))
         'ResNet-18 on CIFAR-10'
     """
-    return f"{MODELS[run.model].title} on {DATASETS[run.data].title}"
+    return f"{model_entry(run.model).title} on {DATASETS[run.data].title}"
 
 
 def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: Path) -> None:

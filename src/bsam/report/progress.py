@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..data import DATASETS
-from ..models import MODELS
+from ..models import model_entry
 from ..recipes.eta import EtaEstimator
 from ..recipes.experiments import Recipe
 from ..recipes.runner import Callbacks
@@ -95,7 +95,7 @@ def name_of(run: Run) -> str:
     own = [f"{name} {run.arguments[name]}" for name in shown]
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    titles = [MODELS[run.model].title, DATASETS[run.data].title, variant_of(run).title]
+    titles = [model_entry(run.model).title, DATASETS[run.data].title, variant_of(run).title]
     return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
 
 

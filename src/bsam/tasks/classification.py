@@ -75,7 +75,7 @@ class Classification(Task):
         try:
             with torch.no_grad():
                 network.eval()(torch.zeros(image.shape))
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # the latter from networks of timm for one size only
             size = "x".join(map(str, image.shape[1:]))
             raise BsamValueError(f"{self.run.model} does not take images of {size}, as {self.run.data} has") from error
         return network.train().to(self.device)

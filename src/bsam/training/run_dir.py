@@ -42,7 +42,7 @@ def run_dir_name(run: Run) -> str:
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
     method = run.base if run.method == BASE else run.method
-    return "-".join([run.model, run.data, method, *arguments, *noise, f"seed{run.seed}", digest])
+    return "-".join([run.model.replace(":", "-"), run.data, method, *arguments, *noise, f"seed{run.seed}", digest])
 
 
 @dataclass(frozen=True)
