@@ -49,6 +49,19 @@ def residual(stem: int, widths: list[list[int]], classes: int, channels: int) ->
     return total + (before + 1) * classes
 
 
+def bottlenecks(classes: int, channels: int) -> int:
+    """By hand: 3, 4, 6 and 3 blocks of three convolutions with norms, a projection with norm in the first of each."""
+    total, before = conv(channels, 64, 7) + bn(64), 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        total += conv(before, 4 * width, 1) + bn(4 * width)
+        for _ in range(blocks):
+            total += (
+                conv(before, width, 1) + conv(width, width) + conv(width, 4 * width, 1) + 2 * bn(width) + bn(4 * width)
+            )
+            before = 4 * width
+    return total + (before + 1) * classes
+
+
 def wide(depth: int, widen: int, classes: int, channels: int) -> int:
     """By hand: norms come before convolutions, projections have none, and a last norm follows the last block."""
     total, before = conv(channels, 16), 16
@@ -76,6 +89,7 @@ def by_hand(name: str, classes: int, channels: int) -> int:
         "resnet8": lambda: residual(16, [[16], [32], [64]], classes, channels),
         "resnet20": lambda: residual(16, [[16] * 3, [32] * 3, [64] * 3], classes, channels),
         "resnet18": lambda: residual(64, [[64] * 2, [128] * 2, [256] * 2, [512] * 2], classes, channels),
+        "resnet50": lambda: bottlenecks(classes, channels),
         "wide_resnet10_1": lambda: wide(10, 1, classes, channels),
         "wide_resnet28_10": lambda: wide(28, 10, classes, channels),
         "pyramidnet8": lambda: pyramid(3, 16, classes, channels),
@@ -103,7 +117,7 @@ def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
     assert kernels
     assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
     before = copy.deepcopy(dict(model.named_buffers()))
-    x = images(MODELS[name], side=8 if name in LARGE else None)
+    x = images(MODELS[name], side=MODELS[name].images // 4 if name in LARGE else None)
     out = model(x)
     assert out.shape == (2, 7)
     F.cross_entropy(out, torch.tensor([1, 5])).backward()
@@ -244,7 +258,7 @@ def test_the_default_device_is_honoured_with_and_without_a_seed():
 
 @pytest.mark.parametrize("name", ["resnet9", "ResNet18", ""])
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
-    with pytest.raises(bsam.BsamError, match=rf"model must be one of {', '.join(MODELS)}; got '{name}'"):
+    with pytest.raises(bsam.BsamError, match=rf"model must be one of {', '.join(MODELS)} or timm:NAME; got '{name}'"):
         build(name)
 
 

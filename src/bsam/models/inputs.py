@@ -28,7 +28,7 @@ class InputConfig:
     crop: float
 
 
-# He et al. subtract these means, of pixels between 0 and 255, and divide by nothing; conversion folds std into the stem.
+# He et al. subtract these means, of pixels from 0 to 255, and divide by nothing: conversion folds std into the stem.
 RESNET50 = InputConfig(
     224, (123.68 / 255, 116.779 / 255, 103.939 / 255), (0.229, 0.224, 0.225), interpolation="bilinear", crop=0.875
 )

@@ -86,8 +86,8 @@ def _read_group(group: Mapping[str, Any], read: Callable[[str], bytes | None], s
         full = max(map(len, shards.values()))  # all shards but the last one have the same size
         short = [name for name in shards if len(shards[name]) < full]
         raise BsamValueError(
-            f"the shards of {source} hold {len(content):,} bytes in place of {4 * sum(sizes):,}: {short[0] if short else 'one'} "
-            "is cut short or damaged, download it again"
+            f"the shards of {source} hold {len(content):,} bytes in place of {4 * sum(sizes):,}: "
+            f"{short[0] if short else 'one'} is cut short or damaged, download it again"
         )
     ends = np.cumsum(sizes)
     parts = np.split(np.frombuffer(content, "<f4"), ends[:-1])

@@ -44,8 +44,8 @@ def check_timm_name(name: str) -> str:
     raise BsamValueError(f"timm has no network {name!r}; {hint}")
 
 
-def timm_network(name: str, classes: int = 10, channels: int = 3) -> nn.Module:
-    """Return a network of timm with random weights.
+def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bool) -> nn.Module:
+    """Return a network of timm with random weights; ``settings`` are those of its class.
 
     Example:
         >>> import torch
@@ -54,7 +54,8 @@ def timm_network(name: str, classes: int = 10, channels: int = 3) -> nn.Module:
     """
     check_count("classes", classes)
     check_count("channels", channels)
-    network: nn.Module = import_timm().create_model(check_timm_name(name), num_classes=classes, in_chans=channels)
+    sizes = {"num_classes": classes, "in_chans": channels}
+    network: nn.Module = import_timm().create_model(check_timm_name(name), **sizes, **settings)
     return network
 
 
@@ -62,11 +63,12 @@ def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:
     """Return ResNet-50 as in the first version: the first 1x1 convolution of a block halves the image's side.
 
     timm's ``resnet50`` halves it in the 3x3 convolution (ResNet v1.5) and has 1e-5 in place of 1e-3 as the epsilon of
-    batch norm. The names and shapes of the weights are the same.
+    batch norm. The names and shapes of the weights are the same. Batch norm begins at 1 and 0 everywhere; timm's last
+    one of a block begins at 0 and 0.
 
     Reference: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016.
     """
-    network = timm_network("resnet50", classes, channels)
+    network = timm_network("resnet50", classes, channels, zero_init_last=False)
     for stage in (network.layer2, network.layer3, network.layer4):
         block = stage[0]  # type: ignore[index]
         block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride  # type: ignore[union-attr]

@@ -96,6 +96,6 @@ def _is_safetensors(path: Path) -> bool:
 def _unreadable(path: Path, error: Exception) -> BsamValueError:
     reason = str(error).partition("\n")[0].rstrip(".")
     return BsamValueError(
-        f"{path} cannot be read as a file of weights, by safetensors or by torch.load(weights_only=True) ({reason}): is "
-        "it cut short, or something else?"
+        f"{path} cannot be read as a file of weights, by safetensors or by torch.load(weights_only=True) ({reason}): "
+        "is it cut short, or something else?"
     )

@@ -14,7 +14,7 @@ from ..core.checks import check_count
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
-from ..models.parts import head_parameters, layer_ids
+from ..models.parts import head_name, layer_ids
 from ..tasks.task import Task
 from .config import BASE, Run
 from .train_step import TrainStep, build_optimizer
@@ -134,7 +134,7 @@ def _lr_scales(run: Run, network: nn.Module) -> dict[str, float]:
     depths = dict.fromkeys(names, 0) if run.layer_decay == 1 else layer_ids(network)
     scales = {name: run.layer_decay ** (max(depths.values()) - depths[name]) for name in names}
     if run.head_lr is not None:
-        scales |= dict.fromkeys(head_parameters(network), run.head_lr / run.lr)
+        scales |= {name: run.head_lr / run.lr for name in names if name.startswith(f"{head_name(network)}.")}
     return scales
 
 

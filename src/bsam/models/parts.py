@@ -1,0 +1,59 @@
+"""Parts of networks: the classifier, and the depth of every parameter."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..core.errors import BsamValueError
+from .timm_import import import_timm
+
+
+def head(network: nn.Module) -> nn.Module:
+    """Return the classifier of a network: what timm says it is, or the last linear layer of a network of ours.
+
+    Example:
+        >>> from bsam.models import build
+        >>> head(build("resnet8"))
+        Linear(in_features=64, out_features=10, bias=True)
+    """
+    return network.get_submodule(head_name(network))
+
+
+def head_name(network: nn.Module) -> str:
+    """Return the name of the classifier, with which the names of its parameters begin.
+
+    Example:
+        >>> from bsam.models import build
+        >>> head_name(build("resnet8")), head_name(build("timm:test_efficientnet"))
+        ('linear', 'classifier')
+    """
+    classifier = getattr(network, "get_classifier", None)  # of timm's networks
+    if classifier is not None:
+        wanted = classifier()
+        names = [name for name, module in network.named_modules() if module is wanted]
+    else:
+        names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not names:
+        raise BsamValueError(f"{type(network).__name__} has no single classifier: choose another network")
+    return names[-1]
+
+
+def layer_ids(network: nn.Module) -> dict[str, int]:
+    """Return the depth of every parameter by its name: 0 for the stem, the largest for the classifier.
+
+    The groups are timm's, one for each block.
+
+    Example:
+        >>> from bsam.models import build
+        >>> depth = layer_ids(build("timm:test_resnet"))
+        >>> depth["conv1.0.weight"], depth["layer1.0.conv1.weight"], depth["fc.weight"]
+        (0, 1, 5)
+    """
+    matcher = getattr(network, "group_matcher", None)
+    if matcher is None:
+        raise BsamValueError(
+            f"layer decay needs a network of timm, whose layers are in order of depth, not {type(network).__name__}: "
+            "choose a model timm:NAME or resnet50"
+        )
+    groups: dict[str, int] = import_timm().models.group_parameters(network, matcher(coarse=False), reverse=True)
+    return groups
