@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..core.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
-from ..models.weights import PRETRAINED, model_of_file
+from ..models.weight_files import model_of_file
+from ..models.weights import PRETRAINED
 from ..tasks.inputs import find_weights
 from ..training.config import FINE_TUNING, Run
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BsamValueError
-from ..models.weights import PRETRAINED, model_of_file
+from ..models.weight_files import model_of_file
+from ..models.weights import PRETRAINED
 from ..tasks.inputs import find_weights
 from ..training.config import FINE_TUNING, Run
 from .experiments import BASELINES
@@ -32,7 +33,7 @@ def transfer(scale: Scale | str) -> list[Run]:
     """
     scale = scale_of(scale)
     own: dict[str, Any] = {"weights": PRETRAINED, **FAST}
-    data = SHORT if scale.name == "short" else TRANSFER_DATA
+    data: Sequence[str] = SHORT if scale.name == "short" else TRANSFER_DATA
     if scale.stand_ins:
         own, data = {**scale.settings, "image_size": 32}, scale.data
     return [

@@ -232,9 +232,9 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
     lines = [f"{title}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
     if any(each.paper is not None for each in summaries):
-        published = EPOCHS.get(recipe.table, DEFAULT_EPOCHS)
+        theirs = EPOCHS.get(recipe.table, DEFAULT_EPOCHS)
         lines.append(
-            f"paper: as published, after {published} epochs. The paper reports one BSAM; its number is repeated for our "
+            f"paper: as published, after {theirs} epochs. The paper reports one BSAM; its number is repeated for our "
             "three variants."
         )
     lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]

@@ -59,7 +59,8 @@ class Inputs:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
         """Return what :meth:`to_json` described."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+        return cls(**plain)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

@@ -90,11 +90,11 @@ class Trainer:
         self.task.begin_epoch(number)
         self.train_step.begin_epoch(number)
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
-        order = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
+        indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), 0.0
         compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
         with self._seeded(number), compiler, emulated_bf16(self._emulated):
-            for i, batch in enumerate(self.task.batches(self.context.share(order))):
+            for i, batch in enumerate(self.task.batches(self.context.share(indices))):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
                 total += self.stepper(*batch)
