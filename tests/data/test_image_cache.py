@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,9 @@ def test_the_digest_is_that_of_pixels_labels_and_order(folder, tmp_path):
     digests = [load(folder)[0].digest, load(folder, cache_dir=tmp_path / "elsewhere")[0].digest]
     assert digests[0] == digests[1]
     assert cache(folder, ".npy").exists()
+    files = read_folder(folder)
+    other = replace(files, train=replace(files.train, labels=files.train.labels[::-1]))
+    digests.append(image_cache.load_images(other, RESIZE, mean=(0.5,), std=(0.25,))[0].digest)
     first, second = folder / "train/cat/0.png", folder / "train/cat/1.png"
     content = first.read_bytes(), second.read_bytes()
     first.write_bytes(content[1])
@@ -111,7 +115,7 @@ def test_the_digest_is_that_of_pixels_labels_and_order(folder, tmp_path):
     digests.append(load(folder)[0].digest)
     first.replace(folder / "train/wolf/00.png")
     digests.append(load(folder)[0].digest)
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == 5
 
 
 def test_the_cache_of_other_content_settings_or_software_is_not_used(folder, decoded, monkeypatch):
