@@ -94,7 +94,7 @@ def decode_bytes(content: bytes, name: object, resize: Resize) -> NDArray[np.uin
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged metadata, which is not used
+            warnings.simplefilter("ignore")  # about damaged metadata and transparency, which are not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 image.load()
@@ -138,8 +138,6 @@ def _rgb(image: Image) -> Image:
     if image.mode.startswith("I"):  # Pillow's own conversion clips at 255
         grey: NDArray[Any] = np.asarray(image).clip(0, 65535) >> 8
         image = fromarray(grey.astype(np.uint8))
-    if image.mode == "P":
-        image = image.convert("RGBA")  # its palette may have transparent colours, which "RGB" does not expect
     return image.convert("RGB")
 
 

@@ -48,11 +48,11 @@ def read_flowers102(folder: str | Path) -> ImageFiles:
     folder = Path(folder)
     if not (folder / "setid.mat").exists() and (folder / "train").is_dir():
         return _unofficial(folder, "flowers102")
-    labels = _mat(_required(folder, "imagelabels.mat"), "labels").ravel()
+    labels = np.ravel(_mat(_required(folder, "imagelabels.mat"), "labels"))
     sets = []
     for key in ("trnid", "valid", "tstid"):
         path = _required(folder, "setid.mat")
-        ids = _mat(path, key).ravel().tolist()
+        ids = np.ravel(_mat(path, key)).tolist()
         if not all(1 <= number <= len(labels) for number in ids):
             raise BsamRuntimeError(f"{path}: {key} has image numbers beyond the {len(labels)} of imagelabels.mat")
         names = [f"jpg/image_{number:05d}.jpg" for number in ids]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bsam.core.errors import BsamValueError
+from bsam.data.image_files import LabelledFiles, read_folder
+
+
+def touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def pairs(files: LabelledFiles) -> list[tuple[str, int]]:
+    return list(zip(files.names, files.labels, strict=True))
+
+
+def test_a_random_split_takes_a_share_of_each_class_and_depends_on_the_seed_only(tmp_path):
+    big, small = [f"b/{i:02d}.jpg" for i in range(10)], ["a/y.png", "a/x.png"]
+    touch(tmp_path, *big, *small, "a/.hidden", ".bsam-cache/1.npy", "README.txt")
+    files = read_folder(tmp_path, seed=3)
+    assert (files.class_names, files.validation, files.split) == (("a", "b"), None, "80/20 of each class, seed 3")
+    assert files.name == tmp_path.name
+    assert sorted(files.train.names + files.test.names) == sorted(big + small)
+    for part, sizes in ((files.train, [1, 8]), (files.test, [1, 2])):
+        assert part.names == tuple(sorted(part.names))
+        assert part.labels == tuple("ab".index(name[0]) for name in part.names)
+        assert [part.labels.count(label) for label in (0, 1)] == sizes
+    assert read_folder(str(tmp_path), seed=3) == files
+    assert len({read_folder(tmp_path, seed).test.names for seed in range(8)}) > 4
+    assert read_folder(tmp_path, test_fraction=0.95).train.labels == (0, 1)  # one image of each class is left
+    assert read_folder(tmp_path, test_fraction=0.35).split == "65/35 of each class, seed 0"
+
+
+@pytest.mark.parametrize("validation", ["val", "valid", "validation"])
+def test_folders_of_sets_are_the_sets(tmp_path, validation):
+    touch(tmp_path, "train/10/a.jpg", "train/9/c.jpg", "train/9/b.jpg", "extra/9/x.jpg")
+    touch(tmp_path, f"{validation}/10/d.jpg", f"{validation}/9/e.jpg")
+    files = read_folder(tmp_path)
+    assert files.class_names == ("9", "10")  # as numbers
+    assert pairs(files.train) == [("train/9/b.jpg", 0), ("train/9/c.jpg", 0), ("train/10/a.jpg", 1)]
+    assert pairs(files.test) == [(f"{validation}/9/e.jpg", 0), (f"{validation}/10/d.jpg", 1)]
+    assert (files.validation, files.split) == (None, f"folders train and {validation}")
+
+    touch(tmp_path, "test/9/f.jpg", "test/10/g.jpg")
+    three = read_folder(tmp_path)
+    assert (three.train, three.validation) == (files.train, files.test)
+    assert pairs(three.test) == [("test/9/f.jpg", 0), ("test/10/g.jpg", 1)]
+    assert three.split == f"folders train, {validation} and test"
+    assert list(three.sets.values()) == [three.train, three.validation, three.test]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "holds no class folders: it must have one folder of images per class"),
+        (("a.jpg", "b.jpg"), "holds no class folders"),
+        (("cat/1.jpg", "cat/2.jpg"), r"holds only one class folder \(cat\)"),
+        (("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"), "the class dog of .* has one image only"),
+        (("cat/1.jpg", "cat/2.jpg", "dog/.hidden"), "dog holds no images"),
+        (("cat/1.jpg", "dog/old/1.jpg"), r"dog.old is not a file, but .*dog is read as a class folder"),
+        (("train/a/1", "train/b/1", "test/a/1", "test/c/1"), "has no class folder [bc], but .* has one"),
+        (("train/a/1", "train/b/1", "test/a/1", "test/b/1", "val/a/1", "val/b/1", "valid/a/1"), "val and valid"),
+        (("train/a/1", "train/b/1", "test/readme.txt"), "test holds no class folders"),
+        (("train/a/1", "train/b/1", "test/a/1", "test/b/.hidden"), r"test.b holds no images"),
+    ],
+)
+def test_other_layouts_are_errors_that_name_the_folder(tmp_path, names, message):
+    with pytest.raises(BsamValueError, match=message):
+        read_folder(touch(tmp_path, *names))
+
+
+def test_arguments_are_checked(tmp_path):
+    touch(tmp_path, "a/1", "a/2", "b/1", "b/2")
+    with pytest.raises(BsamValueError, match="nowhere is not a folder"):
+        read_folder(tmp_path / "nowhere")
+    for fraction in (0, 1, -0.2, float("nan")):
+        with pytest.raises(BsamValueError, match="test_fraction must lie between 0 and 1"):
+            read_folder(tmp_path, test_fraction=fraction)
+    with pytest.raises(BsamValueError, match="seed must be an integer that is not negative, got -1"):
+        read_folder(tmp_path, seed=-1)
+    with pytest.raises(BsamValueError, match="2 names need as many labels, got 1"):
+        LabelledFiles(("a", "b"), (0,))
