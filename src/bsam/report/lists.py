@@ -91,7 +91,9 @@ LISTS: dict[str, Listing] = {
         "parameters' size.",
     ),
     "models": Listing(
-        ("name", "title", "parameters", "images", "reference"), models_info, "Parameters: with 10 classes."
+        ("name", "title", "parameters", "images", "reference"),
+        models_info,
+        "Parameters: with 10 classes. timm:NAME is NAME of timm.",
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),

@@ -62,7 +62,7 @@ class TaskSettings:
     Each field's metadata holds its help text; the values are checked, and copied as plain Python values.
     """
 
-    model: str = setting("digits_net", "a name of `bsam list models`", check_name)
+    model: str = setting("digits_net", "a name of `bsam list models`, or timm:NAME", check_name)
     data: str = setting("digits", "a name of `bsam list data`", check_name)
     augment: str | None = setting(
         None, f"one of {', '.join(AUGMENTATIONS)}; without it the augmentation of the data set", check_name
