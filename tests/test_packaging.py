@@ -19,7 +19,18 @@ import bsam
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "examples", "tests", "benchmarks")
 INFO = f"bsam-{bsam.__version__}.dist-info"
-OPTIONAL = ("PIL", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sklearn", "tensorboard")
+OPTIONAL = (
+    "PIL",
+    "matplotlib",
+    "plotly",
+    "rich",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "tensorboard",
+    "timm",
+    "torchvision",
+)
 
 TRAINING = """
 import json, sys

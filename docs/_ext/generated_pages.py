@@ -142,10 +142,13 @@ def setting_row(setting: Field[Any]) -> str:
 
 
 def parsers() -> list[argparse.ArgumentParser]:
-    """Return the parser of ``bsam`` and those of its commands."""
-    main = _parser()
-    (commands,) = (action for action in main._actions if isinstance(action, argparse._SubParsersAction))
-    return [main, *commands.choices.values()]
+    """Return the parser of ``bsam``, those of its commands, and those of their actions."""
+    return _with_subparsers(_parser())
+
+
+def _with_subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    inside = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [parser, *(each for action in inside for sub in action.choices.values() for each in _with_subparsers(sub))]
 
 
 def help_of(parser: argparse.ArgumentParser) -> str:

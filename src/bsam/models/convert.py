@@ -118,7 +118,11 @@ def read_source(source: Path) -> ConvertedWeights:
     sha256 = file_sha256(source)
     if tarfile.is_tarfile(source):
         return _recognised(resnet50_weights(tfjs.read_archive(source)), ("resnet50",), source, sha256)
-    return _recognised(lite_weights(_read_lite(source)), LITE, source, sha256)
+    try:
+        tensors = _read_lite(source)
+    except (BsamValueError, zipfile.BadZipFile) as error:
+        raise BsamValueError(f"{source} is cut short, or something else: SOURCE must be {SOURCES}") from error
+    return _recognised(lite_weights(tensors), LITE, source, sha256)
 
 
 def _read_lite(source: Path) -> dict[str, Tensor]:

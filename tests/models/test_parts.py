@@ -1,0 +1,65 @@
+"""Classifiers and depths of networks, and what networks expect of images."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from bsam.core.errors import BsamError
+from bsam.models import MODELS, build
+from bsam.models.inputs import InputConfig, input_config
+from bsam.models.parts import head, head_name, layer_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("digits_net", "7"),
+        ("pyramidnet8", "linear"),
+        ("timm:test_resnet", "fc"),
+        ("timm:test_efficientnet", "classifier"),
+        ("timm:test_convnext", "head.fc"),
+        ("timm:test_vit", "head"),
+    ],
+)
+def test_the_head_has_an_output_for_each_class(name, expected):
+    network = build(name, classes=7)
+    assert head_name(network) == expected
+    assert head(network) is network.get_submodule(expected)
+    assert head(network).out_features == 7
+
+
+def test_a_network_without_a_classifier_is_refused():
+    with pytest.raises(BsamError, match="Conv2d has no single classifier"):
+        head(nn.Conv2d(1, 1, 1))
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_efficientnet", "timm:test_vit"])
+def test_depths_begin_at_the_stem_and_end_at_the_head(name):
+    network = build(name)
+    depth = layer_ids(network)
+    names = [key for key, _ in network.named_parameters()]
+    assert sorted(depth) == sorted(names)
+    assert set(depth.values()) == set(range(max(depth.values()) + 1))
+    inside = f"{head_name(network)}."
+    assert {key for key, d in depth.items() if d == max(depth.values())} == {k for k in names if k.startswith(inside)}
+    assert depth[names[0]] == 0
+    blocks = [depth[key] for key in names if key.startswith(("layer", "blocks"))]
+    assert blocks == sorted(blocks)  # they are registered in order of depth
+    assert len(set(blocks)) >= 4
+
+
+def test_depths_need_a_network_of_timm():
+    with pytest.raises(BsamError, match=r"layer decay needs a network of timm.* not ResNet"):
+        layer_ids(build("resnet8"))
+
+
+def test_inputs():
+    assert input_config("timm:tf_efficientnet_lite2") == InputConfig(260, (0.5,) * 3, (0.5,) * 3, "bicubic", 0.89)
+    assert input_config("timm:resnet18.a1_in1k").mean == (0.485, 0.456, 0.406)
+    assert input_config("timm:resnet18.tv_in1k").interpolation == "bilinear"  # the tag decides
+    assert [255 * mean for mean in input_config("resnet50").mean] == pytest.approx([123.68, 116.779, 103.939])
+    assert [name for name in MODELS if input_config(name) is not None] == ["resnet50"]
+    for name in ("resnet9", "timm:resnet9"):
+        with pytest.raises(BsamError, match="resnet9"):
+            input_config(name)

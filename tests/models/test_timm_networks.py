@@ -1,0 +1,103 @@
+"""Networks of timm, and ResNet-50 as first published."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bsam.core.errors import BsamError
+from bsam.models import build, model_entry, timm_import
+from bsam.models.timm_import import import_timm
+from bsam.training import Run
+from bsam.training.run_dir import run_dir_name
+
+
+def test_a_network_of_timm_is_seeded_and_channels_last_as_others_are():
+    before = torch.get_rng_state()
+    one, again, other = (build("timm:test_resnet", 7, 1, seed).state_dict() for seed in (3, 3, 4))
+    assert torch.get_rng_state().equal(before)
+    kernels = [key for key, value in one.items() if value.dim() == 4]
+    assert one["conv1.0.weight"].shape[1] == 1
+    assert one["fc.weight"].shape[0] == 7
+    assert all(again[key].equal(value) for key, value in one.items())
+    assert all(not other[key].equal(one[key]) for key in kernels)
+    assert all(one[key].is_contiguous(memory_format=torch.channels_last) for key in kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resnet51", "'resnet51'; the closest names are timm:resnet5"),
+        ("resnet18.a1_in1", "closest names are timm:resnet18.a1_in1k"),
+        ("hf-hub:timm/resnet18", "has no network 'hf-hub:timm/resnet18'"),  # and nothing is downloaded
+        ("", r"has no network ''; timm.list_models\(\) returns the names"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_closest_ones(name, words):
+    with pytest.raises(BsamError, match=words):
+        build(f"timm:{name}")
+
+
+def test_without_timm_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    for name in ("resnet50", "timm:resnet50"):
+        with pytest.raises(BsamError, match=r"needs timm, which is not installed: pip install 'bsam\[timm\]'"):
+            build(name)
+
+
+@pytest.mark.parametrize("said", ["", "something else"])
+def test_the_operators_of_torchvision_are_declared_only_where_its_extension_fails(said, tmp_path, monkeypatch):
+    import_timm()
+    (tmp_path / "torchvision.py").write_text(f"if {said!r}: raise RuntimeError({said!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(timm_import, "_library", [])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(RuntimeError, match=said) if said else contextlib.nullcontext():
+        timm_import._import_torchvision()
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    assert timm_import._library == []
+
+
+def test_entries_of_both_kinds_and_the_names_of_run_directories():
+    assert model_entry("resnet50").title == "ResNet-50"
+    assert (model_entry("timm:vit_tiny").name, model_entry("timm:vit_tiny").title) == ("timm:vit_tiny", "vit_tiny")
+    assert run_dir_name(Run("sam", model="timm:test_vit")).startswith("timm-test_vit-digits-sam-")
+
+
+def resnet50_by_hand(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    """He et al. 2016, with the stride on the first 1x1 convolution of a stage, and 1e-3 in batch norm."""
+
+    def norm(at: str, x: Tensor) -> Tensor:
+        mean, var, scale, shift = (
+            w[f"{at}.{k}"][:, None, None] for k in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / (var + 0.001).sqrt() * scale + shift
+
+    x = norm("bn1", F.conv2d(x, w["conv1.weight"], stride=2, padding=3)).relu()
+    x = F.max_pool2d(x, 3, 2, padding=1)
+    for stage, blocks in ((1, 3), (2, 4), (3, 6), (4, 3)):
+        for block in range(blocks):
+            at, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            out = norm(f"{at}.bn1", F.conv2d(x, w[f"{at}.conv1.weight"], stride=stride)).relu()
+            out = norm(f"{at}.bn2", F.conv2d(out, w[f"{at}.conv2.weight"], padding=1)).relu()
+            out = norm(f"{at}.bn3", F.conv2d(out, w[f"{at}.conv3.weight"]))
+            if block == 0:
+                x = norm(f"{at}.downsample.1", F.conv2d(x, w[f"{at}.downsample.0.weight"], stride=stride))
+            x = (out + x).relu()
+    return x.mean((2, 3)) @ w["fc.weight"].T + w["fc.bias"]
+
+
+def test_resnet50_computes_what_was_first_published():
+    model = build("resnet50", classes=5, seed=0).double().eval()
+    x = torch.randn(1, 3, 64, 64, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith(("running_mean", "running_var", "bn3.weight")):
+                tensor.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
+        torch.testing.assert_close(model(x), resnet50_by_hand(model.state_dict(), x), rtol=1e-9, atol=1e-9)
