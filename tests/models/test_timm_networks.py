@@ -98,6 +98,8 @@ def test_resnet50_computes_what_was_first_published():
     x = torch.randn(1, 3, 64, 64, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if name.endswith(("running_mean", "running_var", "bn3.weight")):
+            if name.endswith("running_var"):
                 tensor.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
-        torch.testing.assert_close(model(x), resnet50_by_hand(model.state_dict(), x), rtol=1e-9, atol=1e-9)
+        expected = resnet50_by_hand(model.state_dict(), x)
+        assert (expected - model.fc.bias).abs().min() > 1e-3  # or else every image gives the same
+        torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)

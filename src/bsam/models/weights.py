@@ -43,7 +43,8 @@ class WeightsReport:
     def __str__(self) -> str:
         digest = f" (SHA-256 {self.sha256[:12]}...)" if self.sha256 else ""
         left = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.head_left_out.items())
-        return f"Loaded {self.loaded} tensors of {self.source}{digest}; left out of the classifier: {left or 'none'}."
+        rest = f"its classifier was left out ({left})" if left else "nothing was left out"
+        return f"Loaded {self.loaded} tensors of {self.source}{digest}; {rest}."
 
 
 def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False) -> WeightsReport:
@@ -61,7 +62,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     torch.save(build("resnet8", classes=100).state_dict(), f"{folder}/a.pt")
         ...     print(load_weights(build("resnet8"), "resnet8", f"{folder}/a.pt"))
-        Loaded 54 tensors of a.pt (SHA-256 ...); left out of the classifier: linear.weight 100x64, linear.bias 100.
+        Loaded 54 tensors of a.pt (SHA-256 ...); its classifier was left out (linear.weight 100x64, linear.bias 100).
     """
     if source == PRETRAINED:
         sha256, (source_name, tensors) = None, _downloaded(name)
