@@ -80,15 +80,7 @@ RECIPES: dict[str, Recipe] = {
             rows="rho_min",
             figures=("gradient_conflict",),
         ),
-        Recipe(
-            "transfer",
-            "Pretrained networks, fine-tuned",
-            transfer,
-            table="transfer",
-            notes=(
-                "All weights but those of the last layer come from ImageNet; none of the image files is augmented.",
-            ),
-        ),
+        Recipe("transfer", "Pretrained networks, fine-tuned", transfer, table="transfer"),
         demo_recipe(),
     )
 }

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ..core.errors import BsamRuntimeError
 from ..data import dataset_entry
+from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..training.config import Run
@@ -70,11 +71,17 @@ def text_below(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> li
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return where the numbers come from, as lines: splits of image files, devices, versions and dates."""
+    """Return where the numbers come from, as lines: splits of image files, weights, devices, versions and dates."""
     splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
     lines = [
         f"{title}: {', '.join(f'{n} images to {use}' for use, n in _uses(data).items())}; {data['split']}."
         for title, data in splits.items()
+    ]
+    weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in runs if "weights" in run}
+    lines += [
+        f"{title}: initial weights from {one['source']} (SHA-256 {one['sha256'] or 'unknown'}), random ones in the last "
+        "layer."
+        for title, one in weights.items()
     ]
     machines = [machine for run in runs for machine in run["machines"]]
     if not machines:
