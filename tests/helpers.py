@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +38,23 @@ def alike(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(alike, a, b))
     return a == b
+
+
+def draw_images(
+    folder: Path, sets: Mapping[str, int], classes: Sequence[str] = ("cat", "dog", "owl"), size: tuple[int, int] = (26, 20)
+) -> Path:
+    """Write as many images of each class to ``folder/SET/CLASS`` as the set says: a colour per class, under noise."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for part, count in sets.items():
+        for label, name in enumerate(classes):
+            (folder / part / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 180, (size[1], size[0], 3), np.uint8)
+                pixels[..., label % 3] += 75
+                Image.fromarray(pixels).save(folder / part / name / f"{i}.png")
+    return folder
 
 
 def detached(parameters) -> list[Tensor]:

@@ -98,7 +98,9 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
     """Return the base optimizer; if capturable, its learning rates are tensors on the device."""
     groups = parameter_groups(run, network)
     for group in groups:
-        lr = run.lr * group.get("lr_scale", 1.0)
+        lr = run.lr
+        if "lr_scale" in group:
+            group["initial_lr"], lr = lr, lr * group["lr_scale"]  # radii follow the learning rate without its factor
         group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
     if run.base == "sgd":
         fused = {"fused": True} if capturable else {}
