@@ -124,7 +124,7 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     """
     config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
     if config is None or channels != len(config.mean):  # a network of timm takes images of one channel, too
-        config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, 1.0)
+        config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
     size = run.image_size or config.size
     return Inputs(side, size, channels, config.mean, config.std, config.interpolation, config.crop, data.class_names)
 

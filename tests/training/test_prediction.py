@@ -1,0 +1,106 @@
+"""Predictions of image files: preprocessing, classes and probabilities from the outside."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import draw_images
+from PIL import Image
+from safetensors.torch import load_file
+
+import bsam
+from bsam.models import build
+from bsam.training.config import Run
+from bsam.training.loop import fit
+from bsam.training.prediction import predict
+
+CLASSES = ("cat", "dog", "owl")
+BILINEAR, BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# side of the network's images, of the shorter side before the crop, filter, mean and std, as timm has them
+NETWORKS = {
+    "timm:test_resnet": (32, 33, BILINEAR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),  # 32 / 0.95
+    "timm:test_efficientnet": (24, 25, BICUBIC, *IMAGENET),  # 24 / 0.95
+    "resnet8": (28, 32, BILINEAR, *IMAGENET),  # 28 / 0.875
+}
+
+
+def pixels_of(path, side, shorter, resample):
+    """The middle of the resized image; files are 26 x 20 pixels, or 20 x 26."""
+    image = Image.open(path).convert("RGB")
+    scale = shorter / 20
+    width, height = (int(scale * n) for n in image.size)
+    found = np.asarray(image.resize((width, height), resample))
+    top, left = round((height - side) / 2), round((width - side) / 2)
+    return found[top : top + side, left : left + side]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def trained(request, tmp_path_factory):
+    """A run whose images and weights are gone, the images kept elsewhere, and the probabilities of the test images."""
+    folder = tmp_path_factory.mktemp("prediction")
+    images = draw_images(folder / "images", {"train": 4, "test": 2}, CLASSES)
+    for path in images.glob("*/*/1.png"):  # upright ones, too
+        Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
+    model, (side, shorter, resample, mean, std) = request.param, NETWORKS[request.param]
+    torch.save(build(model, classes=5, seed=9).state_dict(), folder / "weights.pt")
+    run = Run("sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0)
+    result = fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", tell=lambda _: None)
+    shutil.copytree(images / "test", folder / "test")
+    shutil.rmtree(images)
+    (folder / "weights.pt").unlink()
+    paths = sorted((folder / "test").glob("*/*.png"))
+    network = build(model, classes=3).eval()
+    network.load_state_dict(load_file(folder / "run/model.safetensors"))
+    pixels = np.stack([pixels_of(path, side, shorter, resample) for path in paths])
+    x = (torch.from_numpy(pixels) / 255 - torch.tensor(mean)) / torch.tensor(std)
+    with torch.no_grad():
+        return folder / "run", paths, pixels, network(x.permute(0, 3, 1, 2)).double().softmax(1), result
+
+
+def test_probabilities_are_those_of_the_network_on_images_as_in_training(trained):
+    run, paths, pixels, expected, _ = trained
+    found = predict(run, paths, top=3, device="cpu")
+    assert [each.path for each in found] == paths
+    for each, image, wanted in zip(found, pixels, expected, strict=True):
+        assert np.array_equal(each.pixels, image)
+        assert list(each.probabilities) == sorted(each.probabilities, reverse=True)
+        probabilities = dict(zip(each.classes, each.probabilities, strict=True))
+        assert [probabilities[name] for name in CLASSES] == pytest.approx(wanted.tolist(), rel=1e-3, abs=1e-6)
+
+
+def test_the_test_images_were_evaluated_in_the_same_way(trained):
+    run, paths, _, expected, result = trained
+    truth = [CLASSES.index(path.parent.name) for path in paths]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_loss"] == pytest.approx(float(-expected[range(6), truth].log().mean()), rel=1e-3)
+    right = sum(each.classes[0] == CLASSES[i] for each, i in zip(predict(run, paths, 1, "cpu"), truth, strict=True))
+    assert last["test_accuracy"] == right / 6
+
+
+def test_top_is_at_most_the_number_of_classes(trained):
+    run, paths, *_ = trained
+    assert [len(predict(run, paths[:1], top, "cpu")[0].classes) for top in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    for top in (0, -1, 1.5):
+        with pytest.raises(bsam.BsamError, match="top must be a whole number of at least 1"):
+            predict(run, paths, top)
+
+
+def test_what_is_no_image_and_what_is_no_run_on_images_is_named(trained, tmp_path):
+    run, paths, *_ = trained
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(bsam.BsamError, match=r"notes\.txt cannot be decoded: it is no image"):
+        predict(run, [paths[0], tmp_path / "notes.txt"])
+    with pytest.raises(bsam.BsamError, match=r"nowhere\.png cannot be read"):
+        predict(run, [tmp_path / "nowhere.png"])
+    with pytest.raises(bsam.BsamError, match=r"is not a run directory of bsam train: it has no config\.json"):
+        predict(tmp_path, paths)
+
+
+def test_a_run_on_digits_is_refused(tmp_path, trained):
+    fit(Run("sgd", epochs=1, limit_train=128, limit_test=10), tmp_path / "run", device="cpu")
+    with pytest.raises(bsam.BsamError, match="was not trained on image files, but on digits: give another run"):
+        predict(tmp_path / "run", trained[1])
