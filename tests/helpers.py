@@ -41,7 +41,10 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def draw_images(
-    folder: Path, sets: Mapping[str, int], classes: Sequence[str] = ("cat", "dog", "owl"), size: tuple[int, int] = (26, 20)
+    folder: Path,
+    sets: Mapping[str, int],
+    classes: Sequence[str] = ("cat", "dog", "owl"),
+    size: tuple[int, int] = (26, 20),
 ) -> Path:
     """Write as many images of each class to ``folder/SET/CLASS`` as the set says: a colour per class, under noise."""
     from PIL import Image

@@ -157,7 +157,9 @@ def test_the_radius_downhill_is_that_of_the_run_in_every_group():
     for lr in (0.01, 0.02, 0.005):
         trainer._set_lr(lr)
         groups = trainer.optimizer.param_groups
-        assert sorted(float(group["lr"]) / lr for group in groups) == pytest.approx([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 10])
+        assert sorted(float(group["lr"]) / lr for group in groups) == pytest.approx(
+            [1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 10]
+        )
         assert [float(trainer.optimizer.radius(group, "rho_min")) for group in groups] == pytest.approx([5 * lr] * 6)
         trainer.optimizer.radius(groups[0], "rho_min")
 

@@ -47,7 +47,9 @@ def trained(request, tmp_path_factory):
         Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
     model, (side, shorter, resample, mean, std) = request.param, NETWORKS[request.param]
     torch.save(build(model, classes=5, seed=9).state_dict(), folder / "weights.pt")
-    run = Run("sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0)
+    run = Run(
+        "sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0
+    )
     result = fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", tell=lambda _: None)
     shutil.copytree(images / "test", folder / "test")
     shutil.rmtree(images)
@@ -100,7 +102,7 @@ def test_what_is_no_image_and_what_is_no_run_on_images_is_named(trained, tmp_pat
         predict(tmp_path, paths)
 
 
-def test_a_run_on_digits_is_refused(tmp_path, trained):
+def test_a_run_on_digits_is_refused(tmp_path):
     fit(Run("sgd", epochs=1, limit_train=128, limit_test=10), tmp_path / "run", device="cpu")
     with pytest.raises(bsam.BsamError, match="was not trained on image files, but on digits: give another run"):
-        predict(tmp_path / "run", trained[1])
+        predict(tmp_path / "run", ["cat.png"])

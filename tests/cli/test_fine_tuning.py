@@ -1,0 +1,296 @@
+"""``bsam train`` on image files, and ``bsam predict``."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import draw_images
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from bsam import cli
+from bsam.data.image_decoding import Resize, decode
+from bsam.models import build
+from bsam.tasks import inputs
+from bsam.training.run_dir import RunDir
+
+ON_FOLDER = ("train", "--device", "cpu", "--batch", "6", "--epochs", "1", "--image-size", "32")
+RESNET = ("--model", "timm:test_resnet")
+
+
+@pytest.fixture
+def images(tmp_path):
+    inputs._load_files.cache_clear()
+    return draw_images(tmp_path / "images", {"train": 4, "test": 2})
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A file that says what network it is of, as ``bsam weights convert`` writes them."""
+    tensors = {k: t.contiguous() for k, t in build("timm:test_resnet", classes=9, seed=3).state_dict().items()}
+    save_file(tensors, tmp_path / "resnet.safetensors", {"bsam_model": "timm:test_resnet"})
+    return tmp_path / "resnet.safetensors"
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def train(*arguments):
+    inputs._load_files.cache_clear()  # as another process would find it
+    return cli.main([*ON_FOLDER, *map(str, arguments)])
+
+
+def test_a_folder_of_images_from_start_to_end(images, weights, tmp_path, capsys):
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    command = ["--method", "bsam", "--weights", weights.name, "--data-dir", tmp_path, "--data", "folder:images"]
+    assert train(*command, "--out", out, "--cache-dir", cache, "--lr", "0.002", "--head-lr", "0.02") == 0
+    said, error = capsys.readouterr()
+    assert error == "Decoding the images of images: 18 of 18\n"
+    assert "Loaded 59 tensors of resnet.safetensors (SHA-256 " in said or re.search(r"Loaded \d+ tensors", said)
+    assert "its classifier was left out (fc.weight 9x" in said
+    assert "test_resnet" in said
+    assert "12 samples of images" in said
+    written = said.splitlines()[-1]
+    note = {name: json.loads((out / f"{name}.json").read_text()) for name in ("config", "data", "inputs", "weights")}
+    assert all(f"{name}.json" in written for name in note)
+    expected = {"model": "timm:test_resnet", "weights": "resnet.safetensors", "data": "folder:images"}
+    expected |= {"weight_decay": 1e-4, "label_smoothing": 0.0, "lr": 0.002, "head_lr": 0.02, "epochs": 1}
+    assert expected.items() <= note["config"].items()
+    assert note["data"] == {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}
+    assert note["inputs"]["class_names"] == ["cat", "dog", "owl"]
+    assert len(note["weights"]["sha256"]) == 64
+    assert len(list(cache.glob("*.npy"))) == 1
+    end, start = load_file(out / "model.safetensors"), load_file(weights)
+    assert end["fc.weight"].shape[0] == 3
+    way = (end["layer4.0.conv1.weight"] - start["layer4.0.conv1.weight"]).norm() / start["layer4.0.conv1.weight"].norm()
+    assert 0 < way < 0.5
+
+    before = files(out)
+    shutil.rmtree(images)
+    weights.unlink()
+    assert cli.main([*ON_FOLDER, *map(str, command[:2]), *RESNET, *map(str, command[2:]), "--out", str(out)]) == 2
+    assert "holds results with other settings" in capsys.readouterr().err  # lr and head_lr were not given
+    assert files(out) == before
+
+
+def test_a_finished_run_needs_neither_images_nor_weights(images, weights, tmp_path, capsys):
+    command = [
+        "--method",
+        "sgd",
+        *RESNET,
+        "--weights",
+        weights,
+        "--data",
+        f"folder:{images}",
+        "--out",
+        tmp_path / "out",
+    ]
+    assert train(*command) == 0
+    before = files(tmp_path / "out")
+    weights.unlink()
+    shutil.rmtree(images)
+    assert train(*command) == 0
+    assert "is finished." in capsys.readouterr().out
+    assert files(tmp_path / "out") == before
+
+
+def broken(images, tmp_path):
+    """Folders with which no training may begin, and what is said of them."""
+    for name in ("no-class", "empty", "no-image", "one-bad-class", "validation"):
+        shutil.copytree(images, tmp_path / name)
+    shutil.rmtree(tmp_path / "no-class/test/dog")
+    for path in (tmp_path / "empty/train/owl").iterdir():
+        path.unlink()
+    (tmp_path / "no-image/train/cat/notes.txt").write_text("no image")
+    (tmp_path / "no-image/test/dog/0.png").write_bytes((images / "test/dog/0.png").read_bytes()[:200])
+    for path in (tmp_path / "one-bad-class/test/dog").iterdir():
+        path.write_bytes(b"")
+    pets = tmp_path / "pets"
+    (pets / "annotations").mkdir(parents=True)
+    (pets / "images").mkdir()
+    for part in ("trainval", "test"):
+        names = [f"breed{i}_{part}" for i in range(1, 37)]
+        lines = [f"{name} {i} 1 1\n" for i, name in enumerate(names, 1)]
+        (pets / f"annotations/{part}.txt").write_text("".join(lines))
+        for name in names:
+            (pets / f"images/{name}.jpg").touch()
+    return {
+        ("--data", f"folder:{tmp_path}/no-class"): f"{tmp_path}/no-class/test has no class folder dog",
+        ("--data", f"folder:{tmp_path}/empty"): f"{tmp_path}/empty/train/owl holds no images",
+        ("--data", f"folder:{tmp_path}/no-image"): "2 of 19 files",
+        ("--data", f"folder:{tmp_path}/one-bad-class", "--skip-corrupt"): "no image of the class dog in the test set",
+        ("--data", f"folder:{tmp_path}/nowhere"): f"{tmp_path}/nowhere is not a folder",
+        ("--data", f"folder:{tmp_path}/validation", "--eval-split", "validation"): "has no validation set",
+        ("--data", "oxford_pet", "--data-dir", pets): f"Oxford-IIIT Pet has 37 classes, and {pets} has 36",
+        ("--data", "oxford_pet"): "say in which folder they are (--data-dir)",
+        ("--data", "folder:nowhere", "--data-dir", tmp_path): f"{tmp_path}/nowhere is not a folder",
+    }
+
+
+def assert_refused(command, words, out, capsys):
+    capsys.readouterr()
+    assert train(*command, "--out", out) == 2
+    said, error = capsys.readouterr()
+    assert words in error
+    assert "epoch 1" not in said
+    assert "Traceback" not in error
+    return error
+
+
+def test_data_that_cannot_be_trained_on_is_refused_before_a_run_begins(images, tmp_path, capsys):
+    for command, words in broken(images, tmp_path).items():
+        error = assert_refused(
+            ("--method", "sgd", *RESNET, "--weights", "random", *command), words, tmp_path / "out", capsys
+        )
+        assert files(tmp_path / "out") == {}
+        if "2 of 19" in words:
+            assert "no-image/train/cat/notes.txt cannot be decoded: it is no image" in error
+            assert "no-image/test/dog/0.png cannot be decoded" in error
+            assert "--skip-corrupt" in error
+
+
+def test_settings_that_cannot_be_trained_with_are_refused_before_a_run_begins(images, weights, tmp_path, capsys):
+    torch.save(build("resnet8", classes=4).state_dict(), tmp_path / "resnet8.pt")
+    (tmp_path / "half.pt").write_bytes((tmp_path / "resnet8.pt").read_bytes()[:5000])
+    ours = ("--model", "resnet8")
+    for command, words in {
+        (): "has no network of its own: name one with --model, as timm:resnet50, or give --weights a file",
+        ("--weights", "pretrained"): "has no network of its own",
+        ("--weights", tmp_path / "resnet8.pt"): "has no network of its own",
+        ("--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
+        (*RESNET, "--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
+        (*RESNET, "--weights", tmp_path / "resnet8.pt"): "resnet8.pt does not fit timm:test_resnet, nothing was loaded",
+        (*ours, "--weights", weights): "holds weights of timm:test_resnet, not of resnet8: use --model",
+        (*ours, "--weights", tmp_path / "half.pt"): "half.pt cannot be read as a file of weights",
+        (*ours, "--weights", "pretrained"): "there is no download of pretrained weights for resnet8",
+        ("--model", "timm:test_resnett", "--weights", "random"): "the closest names are timm:test_resnet",
+        (*ours, "--lr", "0", "--head-lr", "0.1"): "to train the head alone, set freeze_backbone",
+        (*ours, "--freeze-backbone", "--layer-decay", "0.5"): "leave one of them out",
+        (*ours, "--layer-decay", "0.5"): "layer decay needs a network of timm",
+        (*ours, "--layer-decay", "1.5"): "layer_decay must be",
+        (*ours, "--image-size", "0"): "image_size must be",
+    }.items():
+        assert_refused(("--method", "sgd", "--data", f"folder:{images}", *command), words, tmp_path / "out", capsys)
+        assert files(tmp_path / "out") == {}
+
+
+def test_a_refused_run_leaves_the_directory_as_it_was(images, weights, tmp_path, capsys, monkeypatch):
+    command = ["--method", "sgd", "--weights", weights, "--data", f"folder:{images}"]
+    monkeypatch.setattr("bsam.training.trainer.Trainer.evaluate", lambda _: 1 / 0)  # it stops in the first epoch
+    with pytest.raises(ZeroDivisionError):
+        train(*command, "--out", tmp_path / "out")
+    before = files(tmp_path / "out")
+    weights.rename(tmp_path / "elsewhere.safetensors")
+    assert_refused(command, f"there is no {weights}", tmp_path / "out", capsys)
+    (tmp_path / "elsewhere.safetensors").rename(weights)
+    (images / "test/cat/1.png").write_text("no image")
+    assert_refused(command, "test/cat/1.png cannot be decoded", tmp_path / "out", capsys)
+    assert files(tmp_path / "out") == before
+
+
+def test_corrupt_files_are_left_out_and_listed(images, tmp_path, capsys):
+    (images / "train/cat/1.png").write_text("no image")
+    (images / "test/owl/0.png").write_bytes(b"")
+    command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", f"folder:{images}", "--skip-corrupt"]
+    assert train(*command, "--out", tmp_path / "out") == 0
+    assert "2 image files are corrupt and left out." in capsys.readouterr().out
+    note = json.loads((tmp_path / "out/data.json").read_text())
+    assert note["images"] == {"train": 11, "test": 5}
+    assert [re.sub(r"^.*images/(.*) cannot be.*", r"\1", one) for one in note["left_out"]] == [
+        "train/cat/1.png",
+        "test/owl/0.png",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["cut", "bytes", "journal", "other"])
+def test_a_damaged_cache_is_made_again(images, tmp_path, damage, capsys):
+    command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", f"folder:{images}"]
+    assert train(*command, "--out", tmp_path / "first") == 0
+    (cache,) = (images / ".bsam-cache").glob("*.npy")
+    content = cache.read_bytes()
+    if damage == "cut":
+        cache.write_bytes(content[:-1])
+    elif damage == "bytes":
+        cache.write_bytes(content[:-7] + bytes(7))
+    elif damage == "journal":
+        cache.with_suffix(".jsonl").write_text("[0, ")
+    else:  # an image was replaced: the file belongs to others
+        (images / "train/cat/0.png").write_bytes((images / "train/owl/0.png").read_bytes())
+    capsys.readouterr()
+    assert train(*command, "--out", tmp_path / "second") == 0
+    assert "Decoding the images of images: 18 of 18" in capsys.readouterr().err
+    caches = sorted((images / ".bsam-cache").glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
+    pixels = np.load(caches[-1])
+    paths = [*sorted(images.glob("train/*/*.png")), *sorted(images.glob("test/*/*.png"))]
+    assert np.array_equal(pixels, np.stack([decode(path, Resize(32, 0.95)) for path in paths]))
+    same = (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
+    assert same == (damage != "other")
+
+
+def test_predict(images, weights, tmp_path, capsys):
+    out, grid = tmp_path / "out", tmp_path / "grid.png"
+    assert train("--method", "sgd", "--weights", weights, "--data", f"folder:{images}", "--out", out) == 0
+    inputs._load_files.cache_clear()
+    shutil.copy(images / "test/owl/1.png", tmp_path / "a.png")
+    Image.new("L", (60, 30), 90).save(tmp_path / "photograph.jpg")
+    shutil.rmtree(images)
+    weights.unlink()
+    capsys.readouterr()
+    shown = [str(tmp_path / name) for name in ("a.png", "photograph.jpg", "a.png", "a.png", "a.png")]
+    assert cli.main(["predict", str(out), *shown, "--top", "2", "--grid", str(grid), "--device", "cpu"]) == 0
+    *lines, written = capsys.readouterr().out.splitlines()
+    assert written == f"Written: {grid}"
+    assert len(lines) == 5
+    for line, path in zip(lines, shown, strict=True):
+        found = re.fullmatch(r"(\S+) +(cat|dog|owl) ([\d.]+)%, (cat|dog|owl) ([\d.]+)%", line)
+        assert found[1] == path
+        assert found[2] != found[4]
+        assert 100 / 3 <= float(found[3]) <= 100.1
+        assert float(found[3]) >= float(found[5])
+    assert lines[0] == lines[2]
+    assert (
+        len(
+            {
+                line.index(found)
+                for line, found in zip(lines, re.findall(r"  ((?:cat|dog|owl) )", "\n".join(lines)), strict=True)
+            }
+        )
+        == 1
+    )
+    drawn = Image.open(grid)
+    assert drawn.format == "PNG"
+    assert drawn.size == (
+        4 * 390,
+        2 * round(150 * (2.6 + 0.45 + 2 * 0.18)),
+    )  # two rows of at most four, 150 dots an inch
+    assert len(np.unique(np.asarray(drawn.convert("RGB")).reshape(-1, 3), axis=0)) > 200
+
+    one = ["predict", str(out), shown[1], "--device", "cpu"]
+    assert cli.main(one) == 0
+    assert len(re.findall(r"[\d.]+%", capsys.readouterr().out)) == 3
+    (tmp_path / "notes.txt").write_text("no image")
+    for arguments, words in {
+        (*one, tmp_path / "notes.txt"): "notes.txt cannot be decoded: it is no image",
+        (*one, tmp_path / "nowhere.png"): "nowhere.png cannot be read: No such file",
+        (*one, "--top", "0"): "top must be a whole number of at least 1",
+        (*one, "--grid", tmp_path / "grid.gif"): "--grid must end in one of .png, .jpg, .pdf, .svg",
+        ("predict", tmp_path, shown[0]): "is not a run directory of bsam train",
+    }.items():
+        assert cli.main(list(map(str, arguments))) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_network_of_another_folder_does_not_go_into_a_run(images, tmp_path, capsys):
+    """The settings of a run name its data: a second folder is another run."""
+    command = ["--method", "sgd", *RESNET, "--weights", "random", "--out", tmp_path / "out"]
+    assert train(*command, "--data", f"folder:{images}") == 0
+    before = files(tmp_path / "out")
+    shutil.copytree(images, tmp_path / "others")
+    assert train(*command, "--data", f"folder:{tmp_path / 'others'}") == 2
+    assert "holds results with other settings (data folder:" in capsys.readouterr().err
+    assert files(tmp_path / "out") == before
+    assert RunDir(tmp_path / "out").run().data == f"folder:{images}"
