@@ -243,7 +243,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
         (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
         (clean, "--loader", "math:sqrt"): "a run needs no loader",
         ("net.pt",): "name the function that loads it with --loader MODULE:FUNCTION, or give a run directory",
-        ("net.pt", "--loader", "math:sqrt", "--images", "10"): "leave --images and --data-dir out",
+        ("net.pt", "--loader", "math:sqrt", "--images", "10"): "leave --images, --data-dir and --cache-dir out",
         (clean, "--images", "0"): "images must be a whole number of at least 1",
     }.items():
         assert words in refused("flatness", *arguments, "--out", "out", *CHEAP)

@@ -1,24 +1,35 @@
 import argparse
 import types
 from dataclasses import fields
+from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from bsam import cli
 from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
 from bsam.training.config import Run
 
+FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # as the paper has them
+
 
 def run_from(*flags):
     parser = argparse.ArgumentParser()
     add_run_flags(parser)
+    parser.add_argument("--data-dir", type=Path)
     return run_of(parser.parse_args(flags))
 
 
 def other(field, hint):
     """A value of the field's type that is not its default."""
-    special = {"method": "sam", "data": "cifar10", "relief": 5}  # those that are looked up before the training
+    special = {
+        "method": "sam",
+        "data": "cifar10",
+        "relief": 5,
+        "weights": "pretrained",
+    }  # looked up before the training
     if field.name in special:
         return special[field.name]
     if hint is bool:
@@ -38,8 +49,8 @@ def test_every_setting_of_a_run_is_a_flag(field):
     flag = field.name.replace("_", "-")
     given = (f"--{flag}" if value else f"--no-{flag}",) if isinstance(value, bool) else (f"--{flag}", str(value))
     run = run_from(*(() if field.name == "method" else ("--method", "bsam")), *given)
-    expected = {**Run("bsam").settings(), field.name: value, **({"model": "resnet18"} if field.name == "data" else {})}
-    assert run.settings() == expected
+    others = {"data": {"model": "resnet18"}, "weights": FINE_TUNING}.get(field.name, {})
+    assert run.settings() == {**Run("bsam").settings(), **others, field.name: value}
     assert type(getattr(run, field.name)) is type(value)
 
 
@@ -48,6 +59,34 @@ def test_a_flag_may_be_taken_back_and_a_default_is_the_runs():
     assert run_from("--method", "sgd", "--held-out", "validation") == Run("sgd", eval_split="validation")
     assert not run_from("--method", "sgd", "--compile", "--no-compile").compile
     assert run_from("--method", "sgd", "--capture").capture
+
+
+def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
+    """Unless others are given; a network of timm is pretrained unless its weights are random."""
+    for name in ("timm:test_resnet", None):
+        metadata = {} if name is None else {"bsam_model": name}
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name and name[5:]}.safetensors", metadata)
+    named, unnamed = str(tmp_path / "test_resnet.safetensors"), str(tmp_path / "None.safetensors")
+    pretrained = {"model": "timm:test_vit", "weights": "pretrained", **FINE_TUNING}
+    for flags, expected in {
+        ("--model", "timm:test_vit"): pretrained,
+        ("--model", "timm:test_vit", "--epochs", "200", "--lr", "0.05"): {**pretrained, "epochs": 200, "lr": 0.05},
+        ("--model", "timm:test_vit", "--weights", "random"): {"model": "timm:test_vit"},
+        ("--weights", "random"): {},
+        ("--weights", named): {"model": "timm:test_resnet", "weights": named, **FINE_TUNING},
+        ("--weights", named, "--data", "oxford_pet"): {
+            **{"model": "timm:test_resnet", "weights": named, "data": "oxford_pet"},
+            **FINE_TUNING,
+        },
+        ("--weights", named, "--model", "resnet8"): {"model": "resnet8", "weights": named, **FINE_TUNING},
+        ("--weights", unnamed, "--data", "cifar10"): {
+            **{"model": "resnet18", "weights": unnamed, "data": "cifar10"},
+            **FINE_TUNING,
+        },
+    }.items():
+        assert run_from("--method", "bsam", *flags) == Run("bsam", **expected)
+    found = run_from("--method", "sgd", "--weights", "test_resnet.safetensors", "--data-dir", str(tmp_path))
+    assert (found.model, found.weights) == ("timm:test_resnet", "test_resnet.safetensors")
 
 
 def test_arguments_of_the_method_are_json_or_text():
@@ -67,5 +106,6 @@ def test_help_explains_every_flag(capsys):
         if field.name != "arguments":
             assert f"--{field.name.replace('_', '-')}" in shown
             assert "".join(field.metadata["help"].split()) in shown
-    words = ("(default:0.05)", "resnet18forcifar10", "runs/MODEL-DATA-METHOD-ARGUMENTS", "`bsamlistmodels`")
+    words = ("(default:0.05;0.01withpretrainedweights)", "(default:128)", "resnet18forcifar10")
+    words += ("runs/MODEL-DATA-METHOD-ARGUMENTS", "`bsamlistmodels`", "thatof--weights,ifitsfilesays")
     assert all(word in shown for word in words)

@@ -205,5 +205,5 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, refused):
 def test_a_missing_package_of_the_data_is_named(tmp_path, refused, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("bsam.tasks.classification._load_cached", bsam.data.load)
+    monkeypatch.setattr("bsam.tasks.inputs._load_arrays", bsam.data.load)
     assert "not installed: pip install 'bsam[" in refused(*SHORT, "--out", tmp_path / "out")

@@ -7,6 +7,7 @@ from bsam.data.augment import AUGMENTATIONS, augmentation
 from bsam.data.digits import Digits, digits
 from bsam.data.examples import Dataset, Examples
 
+ARRAYS, FILES = ("cifar10", "cifar100", "fashion_mnist"), ("flowers102", "stanford_cars", "oxford_pet")
 TEN = Examples(torch.arange(10.0).view(10, 1, 1, 1), torch.arange(10))
 
 
@@ -84,19 +85,28 @@ def test_digits_are_a_data_set_that_needs_no_folder():
 
 
 def test_the_list_is_sound():
-    assert list(DATASETS) == ["digits", "cifar10", "cifar100", "fashion_mnist"]
+    assert list(DATASETS) == ["digits", *ARRAYS, *FILES]
     for name, entry in DATASETS.items():
         assert entry.name == name
         assert entry.augmentation in AUGMENTATIONS
         assert entry.needs_folder == (name != "digits")
+        assert (entry.side is None) == (entry.files is not None) == (entry.read is None) == (name in FILES)
+        assert (entry.model is None) == (name in FILES)  # that of the pretrained weights
 
 
 def test_unknown_names_and_missing_folders_are_refused(tmp_path):
-    known = "digits, cifar10, cifar100, fashion_mnist"
-    with pytest.raises(bsam.BsamError, match=f"data must be one of {known}; got 'cifar'"):
+    known = ", ".join(("digits", *ARRAYS, *FILES))
+    with pytest.raises(bsam.BsamError, match=f"data must be one of {known}, or folder:PATH; got 'cifar'"):
         load("cifar")
-    for name in ("cifar10", "cifar100", "fashion_mnist"):
+    for name in ARRAYS:
         with pytest.raises(bsam.BsamError, match="--data-dir"):
             load(name)
         with pytest.raises(bsam.BsamError, match=f"in {tmp_path}.*--download"):
             load(name, tmp_path)
+    for name in FILES:
+        with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
+            DATASETS[name].image_files()
+        with pytest.raises(bsam.BsamError, match="is image files of any size: read them with bsam.data.load_images"):
+            load(name, tmp_path)
+    with pytest.raises(bsam.BsamError, match="the images of CIFAR-10 are in arrays: read them with bsam.data.load"):
+        DATASETS["cifar10"].image_files(tmp_path)

@@ -67,7 +67,7 @@ def test_the_operators_of_torchvision_are_declared_only_where_its_extension_fail
 def test_entries_of_both_kinds_and_the_names_of_run_directories():
     assert model_entry("resnet50").title == "ResNet-50"
     assert (model_entry("timm:vit_tiny").name, model_entry("timm:vit_tiny").title) == ("timm:vit_tiny", "vit_tiny")
-    assert run_dir_name(Run("sam", model="timm:test_vit")).startswith("timm-test_vit-digits-sam-")
+    assert run_dir_name(Run("sam", model="timm:test_vit")).startswith("timm_test_vit-digits-sam-")
 
 
 def resnet50_by_hand(w: dict[str, Tensor], x: Tensor) -> Tensor:

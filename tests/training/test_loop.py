@@ -56,15 +56,17 @@ def test_every_setting_that_training_depends_on_matters():
     """A setting that is not used would give the numbers of the first run."""
     first = Run("bsam", BSAM, epochs=2, limit_train=192, limit_test=100, **SAME)
     optimization = {"lr": 0.11, "schedule": "constant", "warmup": 0.5, "momentum": 0.8, "nesterov": True}
+    optimization |= {"head_lr": 0.2, "freeze_backbone": True}
     optimization |= {"base": "adam", "weight_decay": 1e-3, "epochs": 3, "batch": 48, "precision": "bf16"}
     task = {"label_smoothing": 0.1, "label_noise": 0.1, "limit_train": 128, "limit_test": 99, "augment": "crop-flip"}
-    task |= {"seed": 1, "eval_split": "validation", "model": "resnet8"}
+    task |= {"seed": 1, "eval_split": "validation", "model": "resnet8", "image_size": 7}
     others = {"arguments": {"rho_max": 0.1, "rho_min": 0.06}, "method": "asam", "radius": 0.1, **optimization, **task}
     changes = [{}, *({name: value} for name, value in others.items())]
     changes = [{**change, "arguments": {}} if change.get("method") else change for change in changes]
     found = [fit(replace(first, **change), device="cpu") for change in changes]
     assert len({repr(numbers(result)) for result in found}) == 1 + len(others)
     elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "relief"}  # in other tests
+    elsewhere |= {"weights", "skip_corrupt", "layer_decay"}  # in those of image files
     assert set(first.settings()) == {*others, *elsewhere}
 
 
