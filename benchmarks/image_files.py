@@ -104,7 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
         ratio = result["host_over_device"]
         print(
             f"{model}, batch {args.batch}, {result['steps']} steps an epoch, n = {args.rounds}: "
-            f"from the host {host:.3f} s, on the device {on_device:.3f} s, ratio {ratio['median']:.3f} [{ratio['q1']:.3f}, {ratio['q3']:.3f}]\n"
+            f"from the host {host:.3f} s, on the device {on_device:.3f} s, ratio {ratio['median']:.3f} "
+            f"[{ratio['q1']:.3f}, {ratio['q3']:.3f}]\n"
             f"  cache of {images} images: built in {build:.1f} s, opened in {opened:.1f} s",
             flush=True,
         )
