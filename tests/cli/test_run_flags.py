@@ -75,12 +75,16 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
         ("--weights", "random"): {},
         ("--weights", named): {"model": "timm:test_resnet", "weights": named, **FINE_TUNING},
         ("--weights", named, "--data", "oxford_pet"): {
-            "model": "timm:test_resnet", "weights": named, "data": "oxford_pet",
+            "model": "timm:test_resnet",
+            "weights": named,
+            "data": "oxford_pet",
             **FINE_TUNING,
         },
         ("--weights", named, "--model", "resnet8"): {"model": "resnet8", "weights": named, **FINE_TUNING},
         ("--weights", unnamed, "--data", "cifar10"): {
-            "model": "resnet18", "weights": unnamed, "data": "cifar10",
+            "model": "resnet18",
+            "weights": unnamed,
+            "data": "cifar10",
             **FINE_TUNING,
         },
     }.items():

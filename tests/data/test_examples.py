@@ -106,7 +106,7 @@ def test_unknown_names_and_missing_folders_are_refused(tmp_path):
     for name in FILES:
         with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
             DATASETS[name].image_files()
-        with pytest.raises(bsam.BsamError, match="is image files of any size: read them with bsam.data.load_images"):
+        with pytest.raises(bsam.BsamError, match=r"is image files of any size: read them with bsam\.data\.load_images"):
             load(name, tmp_path)
-    with pytest.raises(bsam.BsamError, match="the images of CIFAR-10 are in arrays: read them with bsam.data.load"):
+    with pytest.raises(bsam.BsamError, match=r"the images of CIFAR-10 are in arrays: read them with bsam\.data\.load"):
         DATASETS["cifar10"].image_files(tmp_path)
