@@ -108,5 +108,5 @@ def test_unknown_names_and_missing_folders_are_refused(tmp_path):
             DATASETS[name].image_files()
         with pytest.raises(bsam.BsamError, match=r"is image files of any size: read them with bsam\.data\.load_images"):
             load(name, tmp_path)
-    with pytest.raises(bsam.BsamError, match=r"of CIFAR-10 are in arrays: read them with bsam\.data\.load"):
+    with pytest.raises(bsam.BsamError, match=r"the images of CIFAR-10 are in arrays: read them with bsam\.data\.load"):
         DATASETS["cifar10"].image_files(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ..core.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
 from ..models.weight_files import model_of_file
-from ..models.weights import PRETRAINED
+from ..models.weights import PRETRAINED, check_model
 from ..tasks.inputs import find_weights
 from ..training.config import FINE_TUNING, Run
 
@@ -57,8 +57,11 @@ def run_of(arguments: argparse.Namespace) -> Run:
     :data:`bsam.training.config.FINE_TUNING`.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
+    file = _weights_file(given.get("weights"), getattr(arguments, "data_dir", None))
     if "model" not in given:
-        given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
+        given["model"] = _default_model(given.get("data", Run.data), file)
+    elif file is not None:
+        check_model(file, given["model"])  # now, not after the images are decoded
     if given["model"].startswith("timm:"):
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
@@ -67,14 +70,17 @@ def run_of(arguments: argparse.Namespace) -> Run:
     return Run(**{**fine_tuning, **given, "arguments": method_arguments(arguments.set)})
 
 
-def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
-    data, weights = given.get("data", Run.data), given.get("weights", RANDOM)
-    if weights not in (RANDOM, PRETRAINED) and (model := model_of_file(Path(find_weights(weights, data_dir)))):
-        return model
-    if (model := dataset_entry(data).model) is None:
+def _weights_file(weights: str | None, data_dir: Path | None) -> Path | None:
+    return None if weights in (None, RANDOM, PRETRAINED) else Path(find_weights(weights, data_dir))
+
+
+def _default_model(data: str, weights: Path | None) -> str:
+    model = dataset_entry(data).model if weights is None else model_of_file(weights)
+    if model is None:
+        what = data if weights is None else weights
         raise BsamValueError(
-            f"{data} has no network of its own: name one with --model, as timm:resnet50, or give --weights a file of "
-            "`bsam weights convert`"
+            f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "
+            "file of `bsam weights convert`"
         )
     return model
 

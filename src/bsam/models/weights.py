@@ -69,7 +69,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
     else:
         path = Path(source)
         tensors, source_name, sha256 = read_weights(path), path.name, file_sha256(path)
-        _check_model(path, name)
+        check_model(path, name)
     prefix = f"{head_name(network)}."
     found = {key: t for key, t in tensors.items() if keep_head or not key.startswith(prefix)}
     own = network.state_dict()
@@ -79,7 +79,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
     return WeightsReport(source_name, sha256, len(found), left)
 
 
-def _check_model(path: Path, name: str) -> None:
+def check_model(path: Path, name: str) -> None:
     """Refuse a file that says that it is for another network; the tag of a network of timm does not matter."""
     model = model_of_file(path)
     if model is not None and model.partition(".")[0] != name.partition(".")[0]:

@@ -79,8 +79,7 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
     weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in runs if "weights" in run}
     lines += [
-        f"{title}: initial weights from {one['source']} (SHA-256 {one['sha256'] or 'unknown'}), random ones in the "
-        "last layer."
+        f"{title}: initial weights from {one['source']} (SHA-256 {one['sha256'] or 'unknown'}), last layer random."
         for title, one in weights.items()
     ]
     machines = [machine for run in runs for machine in run["machines"]]

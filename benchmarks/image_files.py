@@ -1,0 +1,117 @@
+"""Seconds per epoch with image files, read from their cache on the host, against the same epoch with the images on the
+device; and the seconds that building and opening the cache take.
+
+What is timed is an epoch of `bsam train`: reading, augmentation, every step; without evaluation and checkpoints. SGD,
+whose steps are the shortest, leaves the least time for reading. Both trainings take turns in one run. The first epoch
+of each is not timed: it captures, compiles and warms up.
+
+    python benchmarks/image_files.py --data-dir data/pets    # on CUDA: ResNet-50 and EfficientNet-Lite0
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import machine
+from bsam.data import dataset_entry
+from bsam.data.examples import Dataset
+from bsam.data.image_cache import load_images
+from bsam.data.image_decoding import Resize
+from bsam.models.inputs import InputConfig, input_config
+from bsam.tasks.classification import Classification
+from bsam.training.config import FINE_TUNING, Run
+from bsam.training.distributed import DistributedContext
+from bsam.training.steps import side_stream
+from bsam.training.trainer import Trainer
+from step_time import spread
+
+MODELS = {"cuda": ["resnet50", "timm:tf_efficientnet_lite0"], "cpu": ["timm:test_resnet"]}
+
+
+def loaded(name: str, folder: Path, cache: Path, config: InputConfig) -> tuple[float, Dataset]:
+    """The data, and how long it took to decode it or to open its cache."""
+    start = time.perf_counter()
+    files = dataset_entry(name).image_files(folder)
+    resize = Resize(config.size, config.crop, config.interpolation)
+    data, _ = load_images(files, resize, mean=config.mean, std=config.std, cache_dir=cache, skip_corrupt=True)
+    return time.perf_counter() - start, data
+
+
+def measure(run: Run, data: Dataset, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Seconds of an epoch from the host and on the device, round by round."""
+    on_device = replace(data, digest=None).to(device)
+    seconds: dict[str, list[float]] = {"host": [], "device": []}
+    with side_stream(device):
+        trainings = {
+            name: Trainer(run, Classification(run, device, data=own), DistributedContext(device))
+            for name, own in (("host", data), ("device", on_device))
+        }
+        for number in range(rounds + 1):
+            for name, training in trainings.items():
+                found = training.train_epoch(number)
+                if number:
+                    seconds[name].append(found["seconds"])
+                print(f"  {run.model} {name} epoch {number}: {found['seconds']:.3f} s", file=sys.stderr, flush=True)
+    ratios = [a / b for a, b in zip(seconds["host"], seconds["device"], strict=True)]
+    return {
+        "model": run.model,
+        "batch": run.batch,
+        "precision": run.precision,
+        "compile": trainings["host"].compiled,
+        "captured": trainings["host"].captured,
+        "steps": trainings["host"].steps,
+        "n": rounds,
+        "epoch_seconds": {name: spread(values) for name, values in seconds.items()},
+        "host_over_device": spread(ratios),
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Time, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    machine.add_arguments(parser, "image_files")
+    parser.add_argument("--data", default="oxford_pet", help="a name of `bsam list data`, or folder:PATH")
+    parser.add_argument("--data-dir", type=Path, help="folder with its files")
+    parser.add_argument(
+        "--models", nargs="+", metavar="MODEL", help="default: on CUDA ResNet-50 and EfficientNet-Lite0"
+    )
+    parser.add_argument("--batch", type=int, default=128, help="samples in a step (default 128)")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument("--rounds", type=int, default=5, help="epochs timed of each case (default 5)")
+    args = parser.parse_args(arguments)
+    device = machine.pick_device(parser, args.device)
+    results = []
+    for model in args.models or MODELS[device.type]:
+        config = input_config(model)
+        assert config is not None, f"{model} has no size of its own"
+        run = Run("sgd", model=model, data=args.data, batch=args.batch, compile=args.compile, **FINE_TUNING)
+        run = replace(run, epochs=args.rounds + 1, precision="bf16" if device.type == "cuda" else "fp32")
+        with tempfile.TemporaryDirectory() as cache:
+            build, _ = loaded(args.data, args.data_dir, Path(cache), config)
+            opened, data = loaded(args.data, args.data_dir, Path(cache), config)
+            result = measure(run, data, args.rounds, device)
+        images = sum(len(part) for part in (data.train, data.validation, data.test) if part is not None)
+        results.append({**result, "images": images, "build_seconds": build, "open_seconds": opened})
+        host, on_device = (result["epoch_seconds"][name]["median"] for name in ("host", "device"))
+        ratio = result["host_over_device"]
+        print(
+            f"{model}, batch {args.batch}, {result['steps']} steps an epoch, n = {args.rounds}: "
+            f"from the host {host:.3f} s, on the device {on_device:.3f} s, ratio {ratio['median']:.3f} "
+            f"[{ratio['q1']:.3f}, {ratio['q3']:.3f}]\n"
+            f"  cache of {images} images: built in {build:.1f} s, opened in {opened:.1f} s",
+            flush=True,
+        )
+    content = {"benchmark": "image_files", **machine.description(device), "results": results}
+    print(f"written to {machine.write(content, args.out, 'image_files')}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
