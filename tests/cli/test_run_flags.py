@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bsam import cli
+from bsam import BsamError, cli
 from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
 from bsam.training.config import Run
 
@@ -80,17 +80,24 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
             "data": "oxford_pet",
             **FINE_TUNING,
         },
-        ("--weights", named, "--model", "resnet8"): {"model": "resnet8", "weights": named, **FINE_TUNING},
-        ("--weights", unnamed, "--data", "cifar10"): {
-            "model": "resnet18",
-            "weights": unnamed,
-            "data": "cifar10",
+        ("--weights", named, "--model", "timm:test_resnet"): {
+            "model": "timm:test_resnet",
+            "weights": named,
             **FINE_TUNING,
         },
+        ("--weights", unnamed, "--model", "resnet8"): {"model": "resnet8", "weights": unnamed, **FINE_TUNING},
     }.items():
         assert run_from("--method", "bsam", *flags) == Run("bsam", **expected)
     found = run_from("--method", "sgd", "--weights", "test_resnet.safetensors", "--data-dir", str(tmp_path))
     assert (found.model, found.weights) == ("timm:test_resnet", "test_resnet.safetensors")
+    for flags, words in {
+        ("--weights", named, "--model", "resnet8"): "holds weights of timm:test_resnet, not of resnet8",
+        ("--weights", unnamed, "--data", "cifar10"): "None.safetensors does not say which network to train",
+        ("--data", "oxford_pet"): "oxford_pet does not say which network to train",
+        ("--weights", "nowhere.pt", "--model", "resnet8"): "there is no nowhere.pt",
+    }.items():
+        with pytest.raises(BsamError, match=words):
+            run_from("--method", "sgd", *flags)
 
 
 def test_arguments_of_the_method_are_json_or_text():

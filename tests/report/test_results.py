@@ -63,3 +63,38 @@ def test_figures_leave_out_what_is_not_finished(name, out, tmp_path):
 def test_on_a_full_disk_the_old_figure_stays(name, out, on_a_full_disk):
     recipe, states = out(next(recipe.name for recipe in RECIPES.values() if name in recipe.figures), seeds=1)
     on_a_full_disk(lambda path: FIGURES[name](recipe, states, path), f"{name}.png")
+
+
+SPLIT = {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}
+WEIGHTS = {"source": "a.safetensors", "sha256": "0123abcd" * 8, "loaded": 3, "head_left_out": {}}
+
+
+def test_the_table_of_fine_tuned_networks_names_split_and_weights(out, tmp_path):
+    recipe, states = out("transfer", seeds=1)
+    for state in states:
+        if state.run.model == "timm:test_resnet":
+            (state.path / "data.json").write_text(json.dumps(SPLIT))
+            (state.path / "weights.json").write_text(json.dumps(WEIGHTS))
+    write_results(tmp_path, recipe, "smoke", states)
+    lines = [line.strip("- ") for line in (tmp_path / "table.md").read_text().splitlines()]
+    assert "Digits: 12 images to train on, 6 images to test on; folders train and test." in lines
+    weights = [line for line in lines if "initial weights from" in line]
+    assert len(weights) == 1
+    assert weights[0].startswith(f"test_resnet: initial weights from a.safetensors (SHA-256 {'0123abcd' * 8}), ")
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    for run in runs:
+        of_files = run["settings"]["model"] == "timm:test_resnet"
+        assert (run.get("data"), run.get("weights")) == ((SPLIT, WEIGHTS) if of_files else (None, None))
+
+
+def test_where_the_numbers_come_from():
+    machine = {"device": "cpu", "torch": "2", "bsam": "1", "date": "2026-11-12T00:00:00+00:00"}
+    settings = {"data": "oxford_pet", "model": "resnet50"}
+    data = {**SPLIT, "images": {"train": 3, "validation": 2}}
+    run = {"settings": settings, "machines": [machine], "data": data, "weights": {**WEIGHTS, "sha256": None}}
+    other = {"settings": {"data": "cifar10", "model": "resnet18"}, "machines": [{**machine, "date": "2026-11-14"}]}
+    pet, weights, machines = origin_info([run, other])
+    assert pet.startswith("Oxford-IIIT Pet: 3 images to train on, 2 images to test on; ")
+    assert weights.startswith("ResNet-50: initial weights from a.safetensors (SHA-256 unknown), ")
+    assert machines == "Run on cpu, torch 2, bsam 1, 2026-11-12 to 2026-11-14."
+    assert origin_info([{**other, "machines": []}]) == []

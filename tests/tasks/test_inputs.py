@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import draw_images
 from PIL import Image
 
 import bsam
@@ -15,6 +14,7 @@ from bsam.data.examples import Dataset, Examples
 from bsam.tasks.classification import Classification
 from bsam.tasks.inputs import Inputs, find_weights, inputs_of, load_data
 from bsam.tasks.settings import TaskSettings
+from helpers import draw_images
 
 CPU = torch.device("cpu")
 OWN = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import draw_images
 from torch import nn
 
 import bsam
@@ -20,6 +19,7 @@ from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
 from bsam.training.optimizers import build_base
 from bsam.training.trainer import Trainer
+from helpers import draw_images
 
 CPU = torch.device("cpu")
 RADII = {"rho_max": 0.1, "rho_min": 0.1}
@@ -249,7 +249,7 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path, runs):
     before = runs.contents(tmp_path / "run")
     image = tmp_path / "images/train/cat/0.png"
     image.write_bytes((tmp_path / "images/train/dog/0.png").read_bytes())
-    with pytest.raises(bsam.BsamError, match="holds results with other settings .data "):
+    with pytest.raises(bsam.BsamError, match=r"holds results with other settings \(data "):
         runs.train(run, tmp_path / "run")
     assert runs.contents(tmp_path / "run") == before
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import draw_images
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -16,6 +15,7 @@ from bsam.models import build
 from bsam.training.config import Run
 from bsam.training.loop import fit
 from bsam.training.prediction import predict
+from helpers import draw_images
 
 CLASSES = ("cat", "dog", "owl")
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
@@ -50,7 +50,7 @@ def trained(request, tmp_path_factory):
     run = Run(
         "sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0
     )
-    result = fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", tell=lambda _: None)
+    fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", tell=lambda _: None)
     shutil.copytree(images / "test", folder / "test")
     shutil.rmtree(images)
     (folder / "weights.pt").unlink()
@@ -60,11 +60,11 @@ def trained(request, tmp_path_factory):
     pixels = np.stack([pixels_of(path, side, shorter, resample) for path in paths])
     x = (torch.from_numpy(pixels) / 255 - torch.tensor(mean)) / torch.tensor(std)
     with torch.no_grad():
-        return folder / "run", paths, pixels, network(x.permute(0, 3, 1, 2)).double().softmax(1), result
+        return folder / "run", paths, pixels, network(x.permute(0, 3, 1, 2)).double().softmax(1)
 
 
 def test_probabilities_are_those_of_the_network_on_images_as_in_training(trained):
-    run, paths, pixels, expected, _ = trained
+    run, paths, pixels, expected = trained
     found = predict(run, paths, top=3, device="cpu")
     assert [each.path for each in found] == paths
     for each, image, wanted in zip(found, pixels, expected, strict=True):
@@ -75,7 +75,7 @@ def test_probabilities_are_those_of_the_network_on_images_as_in_training(trained
 
 
 def test_the_test_images_were_evaluated_in_the_same_way(trained):
-    run, paths, _, expected, result = trained
+    run, paths, _, expected = trained
     truth = [CLASSES.index(path.parent.name) for path in paths]
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["test_loss"] == pytest.approx(float(-expected[range(6), truth].log().mean()), rel=1e-3)

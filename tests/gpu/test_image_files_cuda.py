@@ -1,0 +1,82 @@
+"""Trainings on images that stay in host memory, mapped from a file: the same as with the images on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bsam.data.examples import Dataset, Examples
+from bsam.tasks.classification import Classification
+from bsam.training.config import Run
+from bsam.training.distributed import DistributedContext
+from bsam.training.steps import CapturedSteps, side_stream
+from bsam.training.trainer import Trainer
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.fixture
+def data(tmp_path):
+    """160 images of 24 x 24 pixels, mapped from a file; those with a digest stay there."""
+    random = np.random.default_rng(0)
+    np.save(tmp_path / "pixels.npy", random.integers(0, 256, (160, 24, 24, 3), np.uint8))
+    images = torch.from_numpy(np.load(tmp_path / "pixels.npy", mmap_mode="c")).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(random.integers(0, 4, 160))
+    train, test = Examples(images[:128], labels[:128]), Examples(images[128:], labels[128:])
+    return Dataset("noise", 4, train, None, test, (0.5,) * 3, (0.25,) * 3, tuple("abcd"), "", digest="of a cache")
+
+
+def train(run, data):
+    with side_stream(CUDA):
+        trainer = Trainer(run, Classification(run, CUDA, data=data), DistributedContext(CUDA))
+        metrics = [{**trainer.train_epoch(number), **trainer.evaluate()} for number in range(run.epochs)]
+    torch.cuda.synchronize()
+    return trainer, [{**epoch, "seconds": 0} for epoch in metrics]
+
+
+RUNS = {
+    "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, head_lr=0.1),
+    "sgd, plain steps": Run("sgd", capture=False),
+    "frozen": Run("sam", freeze_backbone=True, label_noise=0.25),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_mapped_images_train_bit_for_bit_as_images_on_the_device(run, data):
+    run = replace(run, model="resnet8", data="cifar10", epochs=3, batch=16, lr=0.02)  # 24 steps, with augmentation
+    mapped, found = train(run, data)
+    own, expected = train(run, replace(data, digest=None))
+    assert (mapped.task._train.x.device.type, own.task._train.x.device.type) == ("cpu", "cuda")
+    assert isinstance(mapped.stepper, CapturedSteps) == isinstance(own.stepper, CapturedSteps) == run.capture
+    assert found == expected
+    for name, tensor in mapped.network.state_dict().items():
+        assert torch.equal(tensor, own.network.state_dict()[name]), name
+    for (x, y), (others, labels) in zip(mapped.task.examples(50), own.task.examples(50), strict=True):
+        assert torch.equal(x, others)
+        assert torch.equal(y, labels)
+    assert len({epoch["train_loss"] for epoch in found}) == 3  # it trained
+
+
+def test_captured_steps_have_the_learning_rates_of_the_parts(data):
+    run = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, model="resnet8", data="cifar10", epochs=2, batch=16, lr=0.02)
+    run = replace(run, head_lr=0.1)
+    captured, _ = train(run, data)
+    plain, _ = train(replace(run, capture=False), data)
+    start = Classification(run, CUDA, data=data).network().state_dict()
+    assert [float(group["lr"]) for group in captured.optimizer.param_groups] == pytest.approx(
+        [float(group["lr"]) for group in plain.optimizer.param_groups]
+    )
+    for name, p in captured.network.named_parameters():
+        other = plain.network.get_parameter(name)
+        assert (p - other).norm() < 0.02 * (other - start[name]).norm(), name

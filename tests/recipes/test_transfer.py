@@ -1,0 +1,122 @@
+"""The transfer table: as the paper has it, and with the networks of files."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bsam
+from bsam.recipes import RECIPES
+from bsam.recipes.paper import published
+from bsam.recipes.transfer import transfer, with_weights
+from bsam.recipes.variants import variant_of
+
+DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")
+COLUMNS = ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
+PRINTED = {  # test accuracy in %, mean and standard deviation, on DATA
+    ("timm:efficientnet_b0", "sgd"): "97.32 0.07  87.05 0.11  77.11 0.36  74.47 0.55  87.89 0.43",
+    ("timm:efficientnet_b0", "sam"): "97.48 0.07  87.27 0.21  78.04 0.37  75.75 0.41  88.30 0.16",
+    ("timm:efficientnet_b0", "bsam"): "97.52 0.04  87.40 0.21  79.02 1.10  77.54 0.62  89.42 0.25",
+    ("timm:resnet50", "sgd"): "97.28 0.05  86.20 0.18  86.74 0.16  80.02 0.24  93.11 0.17",
+    ("timm:resnet50", "sam"): "97.78 0.02  87.48 0.04  87.53 0.13  83.69 0.19  93.14 0.14",
+    ("timm:resnet50", "bsam"): "97.81 0.06  87.51 0.05  88.22 0.20  84.36 0.16  93.06 0.15",
+}
+LITE = [f"timm:tf_efficientnet_lite{i}" for i in range(3)]
+
+
+def printed(network, method):
+    numbers = [float(number) for number in PRINTED[network, method].split()]
+    return dict(zip(DATA, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+
+
+def test_every_published_number():
+    for network, method in PRINTED:
+        for data, (mean, std) in printed(network, method).items():
+            found = published("transfer", model=network, data=data, method=method)
+            assert (found.mean, found.std, found.note) == (mean, std, "")
+            for other in LITE if "efficientnet" in network else ["resnet50"]:
+                beside = published("transfer", model=other, data=data, method=method)
+                assert (beside.mean, beside.std) == (mean, std)
+                assert ("published for EfficientNet-B0" in beside.note) == (other in LITE)
+    for keys in ({"model": "resnet18", "data": "cifar10"}, {"model": "timm:resnet50", "data": "digits"}):
+        assert published("transfer", method="sgd", **keys) is None
+
+
+def test_the_papers_runs():
+    runs = transfer("paper")
+    assert [(run.model, run.data, variant_of(run).name) for run in runs] == [
+        (network, data, name)
+        for network in ("timm:efficientnet_b0", "timm:resnet50")
+        for data in DATA
+        for name in COLUMNS
+    ]
+    for run in runs:
+        assert (run.epochs, run.batch, run.lr, run.schedule, run.momentum) == (30, 128, 0.01, "cosine", 0.9)
+        assert run.weight_decay == {"timm:efficientnet_b0": 1e-5, "timm:resnet50": 1e-4}[run.model]
+        assert (run.label_smoothing, run.label_noise, run.weights, run.precision) == (0.0, 0.0, "pretrained", "bf16")
+        assert (run.head_lr, run.layer_decay, run.freeze_backbone, run.warmup, run.augment) == (None, 1, False, 0, None)
+        cls = {"sam": bsam.SAM, "bsam": bsam.BSAM}.get(run.method)
+        if cls is not None:
+            made = cls(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), None, **run.arguments)
+            names = ("rho",) if run.method == "sam" else ("rho_max", "rho_min")
+            assert [made.param_groups[0][name] for name in names] == [0.05] * len(names)
+    numbers = {(run.model, run.data): RECIPES["transfer"].published(run).mean for run in runs if run.method == "base"}
+    assert numbers["timm:resnet50", "stanford_cars"] == 80.02
+
+
+def test_short_is_two_data_sets():
+    assert {run.data for run in transfer("short")} == {"flowers102", "oxford_pet"}
+    assert transfer("short") == [run for run in transfer("paper") if run.data in ("flowers102", "oxford_pet")]
+
+
+def test_smoke_needs_no_download():
+    runs = transfer("smoke")
+    assert {(run.model, run.data, run.weights) for run in runs} == {
+        (model, "digits", None) for model in ("timm:test_efficientnet", "timm:test_resnet")
+    }
+    assert {(run.image_size, run.epochs, run.lr, run.label_smoothing) for run in runs} == {(32, 3, 0.01, 0.0)}
+    assert len(runs) == 10
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Empty networks, in files that say what they are of."""
+    for name in ("resnet50", "timm:resnet50", *LITE[:2], "timm:resnet18", None):
+        metadata = {} if name is None else {"bsam_model": name}
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors".replace(":", "-"), metadata)
+    return tmp_path
+
+
+def test_files_replace_the_networks_that_they_stand_for(files):
+    runs = transfer("short")
+    names = ["resnet50.safetensors", "timm-tf_efficientnet_lite0.safetensors", "timm-tf_efficientnet_lite1.safetensors"]
+    found = with_weights(runs, names, files)
+    of = {
+        network: [run for run in runs if run.model == network] for network in ("timm:efficientnet_b0", "timm:resnet50")
+    }
+    assert found == [
+        replace(run, model=model, weights=name)
+        for model, name, paper in zip(
+            ("resnet50", *LITE), names, ("timm:resnet50", *["timm:efficientnet_b0"] * 2), strict=False
+        )
+        for run in of[paper]
+    ]
+    assert {run.weight_decay for run in found if run.model in LITE} == {1e-5}
+    own = with_weights(runs, [str(files / "timm-resnet50.safetensors")])
+    assert own == [replace(run, weights=str(files / "timm-resnet50.safetensors")) for run in of["timm:resnet50"]]
+
+
+def test_files_of_other_networks_are_refused(files):
+    runs = transfer("paper")
+    for name, words in {
+        "timm-resnet18.safetensors": "timm-resnet18.safetensors holds weights of timm:resnet18: give files",
+        "None.safetensors": "holds weights of an unnamed network",
+        "nowhere.safetensors": "there is no nowhere.safetensors and no ",
+    }.items():
+        with pytest.raises(bsam.BsamError, match=words):
+            with_weights(runs, ["resnet50.safetensors", name], files)
+    with pytest.raises(bsam.BsamError, match="the runs begin with random weights: leave --weights out"):
+        with_weights(transfer("smoke"), ["resnet50.safetensors"], files)
+    with pytest.raises(bsam.BsamError, match="leave --weights out"):
+        with_weights(RECIPES["label-noise"].runs("paper"), ["resnet50.safetensors"], files)
