@@ -14,7 +14,8 @@ from bsam import cli
 from bsam.data.image_decoding import Resize, decode
 from bsam.models import build
 from bsam.tasks import inputs
-from bsam.training.run_dir import RunDir
+from bsam.training.config import Run
+from bsam.training.run_dir import RunDir, run_dir_name
 from helpers import draw_images
 
 ON_FOLDER = ("train", "--device", "cpu", "--batch", "6", "--epochs", "1", "--image-size", "32")
@@ -276,3 +277,49 @@ def test_a_network_of_another_folder_does_not_go_into_a_run(images, tmp_path, ca
     assert "holds results with other settings (data folder:" in capsys.readouterr().err
     assert files(tmp_path / "out") == before
     assert RunDir(tmp_path / "out").run().data == f"folder:{images}"
+
+
+def test_flatness_reads_the_images_of_a_run_from_its_cache(images, tmp_path, monkeypatch):
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", "folder:images", "--data-dir", tmp_path]
+    assert train(*command, "--cache-dir", cache, "--out", out) == 0
+    inputs._load_files.cache_clear()
+    loaded = []
+
+    def report(models, *_):
+        loaded.append(models.load(models.paths[0], torch.device("cpu")))
+        return []
+
+    monkeypatch.setattr("bsam.report.measurements.flatness_report", report)
+    places = ["--data-dir", str(tmp_path), "--cache-dir", str(cache)]
+    assert cli.main(["flatness", str(out), "--images", "5", *places, "--device", "cpu"]) == 0
+    ((network, _, ((x, y),)),) = loaded
+    assert not (images / ".bsam-cache").exists()
+    assert torch.equal(network.fc.bias, load_file(out / "model.safetensors")["fc.bias"])
+    assert y.tolist() == [0, 0, 1, 1, 2]
+    paths = [images / f"train/{name}.png" for name in ("cat/0", "cat/1", "dog/0", "dog/1", "owl/0")]
+    pixels = np.stack([decode(path, Resize(32, 0.95)) for path in paths]).transpose(0, 3, 1, 2)
+    torch.testing.assert_close(x, torch.from_numpy(pixels) / 127.5 - 1, atol=1e-5, rtol=0)
+
+
+def test_bsam_run_trains_the_networks_of_files(tmp_path, monkeypatch, capsys):
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors", {"bsam_model": "resnet50"})
+    asked = []
+    monkeypatch.setattr("bsam.cli.run.run_all", lambda runs, out, *_, **options: asked.append((runs, options)) or [])
+    command = ["run", "transfer", "--scale", "short", "--weights", "a.safetensors", "--data-dir", str(tmp_path)]
+    command += ["--cache-dir", str(tmp_path / "cache"), "--data", "oxford_pet", "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 0
+    ((runs, options),) = asked
+    assert {(run.model, run.weights, run.data) for run in runs} == {("resnet50", "a.safetensors", "oxford_pet")}
+    assert len(runs) == 5
+    assert (options["data_dir"], options["cache_dir"]) == (tmp_path, tmp_path / "cache")
+    table = (tmp_path / "out/table.md").read_text()
+    assert "## ResNet-50" in table
+    assert "93.11" in table  # the paper's, of SGD
+    assert cli.main(["run", "transfer", "--scale", "smoke", "--weights", "a.safetensors", "--out", str(tmp_path)]) == 2
+    assert "leave --weights out" in capsys.readouterr().err
+
+
+def test_the_directory_of_a_run_has_the_name_of_the_folder():
+    run = Run("sgd", model="timm:test_resnet", data="folder:/home/me/pictures/my birds")
+    assert re.fullmatch(r"timm_test_resnet-my_birds-sgd-seed0-[0-9a-f]{8}", run_dir_name(run))
