@@ -17,7 +17,9 @@ from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
+from ..models.weights import WeightsReport
 from ..tasks import TASKS
+from ..tasks.inputs import Inputs
 from .config import BASE, Run, check_settings
 from .files import fits, read_bytes, read_json, read_json_lines
 from .result import LossSurface
@@ -27,6 +29,11 @@ CHECKPOINT, PREVIOUS, NETWORK = "checkpoint.pt", "checkpoint-before.pt", "model.
 CHECKSUMS, CURVATURE, DIVERGED = "checksums.json", "curvature.json", "diverged.json"
 REPAIR = "run the command that trained it again to restore the file from the checkpoint"
 _METRIC_TYPES: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # all others are floats
+_NOTES: dict[str, Any] = {
+    "data": {"split": str, "images": dict[str, int], "left_out": list[str]},
+    "inputs": Inputs,
+    "weights": WeightsReport,
+}
 _MACHINE = ("device", "torch", "bsam", "date")  # of a machine's description, what a report needs
 
 
@@ -223,9 +230,14 @@ class RunDir:
         return rows
 
     def note(self, name: str) -> dict[str, Any]:
-        """Return what the task wrote beside the run, by name without ``.json``; an empty dict if it wrote nothing."""
-        file = self.path / f"{name}.json"
-        return read_json(file, dict, REPAIR) if file.exists() else {}
+        """Return ``data.json``, ``inputs.json`` or ``weights.json``, by name; an empty dict if the task wrote none."""
+        file, hint = self.path / f"{name}.json", f"remove {NETWORK} beside it, then {REPAIR}"
+        if not file.exists():
+            return {}
+        found = read_json(file, dict, hint)
+        if not fits(found, _NOTES[name]):
+            raise BsamRuntimeError(f"{file} is damaged: it does not hold what the task wrote; {hint}")
+        return found
 
     def machines(self) -> list[dict[str, Any]]:
         """Return what is known of each machine that worked on the run, with dates."""
