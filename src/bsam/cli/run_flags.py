@@ -57,7 +57,8 @@ def run_of(arguments: argparse.Namespace) -> Run:
     :data:`bsam.training.config.FINE_TUNING`.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
-    given.setdefault("model", _default_model(given, getattr(arguments, "data_dir", None)))
+    if "model" not in given:  # image files have no default, and are refused
+        given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
     if given["model"].startswith("timm:"):
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
