@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class EpochMetric:
     value: Callable[[Mapping[str, Any]], float]
 
 
-TRAIN_LOSS = EpochMetric("training loss, with label smoothing", lambda metrics: metrics["train_loss"])
+TRAIN_LOSS = EpochMetric("training loss", lambda metrics: metrics["train_loss"])
 TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
 ACCURACY = EpochMetric("test accuracy, %", lambda metrics: 100 * metrics["test_accuracy"])
 
@@ -209,5 +209,7 @@ def _ends(value: SeedStatistics) -> tuple[float, float]:
 
 def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     """Draw training loss, test loss and test accuracy."""
-    metrics = (TRAIN_LOSS, TEST_LOSS, ACCURACY)
+    smoothed = any(state.run.label_smoothing for state in states)
+    train_loss = replace(TRAIN_LOSS, label="training loss, with label smoothing") if smoothed else TRAIN_LOSS
+    metrics = (train_loss, TEST_LOSS, ACCURACY)
     plot_curves(curves_info(recipe, states, metrics), metrics, path)
