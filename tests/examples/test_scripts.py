@@ -42,7 +42,7 @@ def test_every_example_is_tested_and_listed_and_short():
     tested = set(re.findall(r'example\("(\w+)"', Path(__file__).read_text(encoding="utf-8")))
     listed = re.findall(r"\| \[(\w+)\.py\]\(\1\.py\) \|", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(tested) == [path.stem for path in FILES]
-    assert len(FILES) == 10
+    assert len(FILES) == 11
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) < 60, path
@@ -196,6 +196,20 @@ def test_frozen_weights(example):
     assert out.endswith("4810 frozen: these are as they were\n")
     assert start < 0.6
     assert end > 0.85
+
+
+def test_fine_tune(example, monkeypatch):
+    """The images that the network is tested on are not those it is trained on, and the head has its own rate."""
+    bases, original = [], torch.optim.SGD
+    monkeypatch.setattr(torch.optim, "SGD", lambda *args, **kw: bases.append(original(*args, **kw)) or bases[-1])
+    _, (network, accuracy), out = example("fine_tune")
+    rest, head = bases[0].param_groups
+    assert {id(p) for p in head["params"]} == {id(p) for p in network.fc.parameters()}
+    assert len(rest["params"]) + len(head["params"]) == len(list(network.parameters()))
+    assert (rest["lr"], head["lr"]) == (0.02, 0.04)
+    assert int(network.conv1[1].num_batches_tracked) == 3 * 6  # 72 images in batches of 12, three epochs
+    assert accuracy > 0.7
+    assert out.splitlines()[-1].endswith(f"test accuracy {accuracy:.3f}")
 
 
 def test_measure_flatness(example):
