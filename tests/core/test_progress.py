@@ -14,7 +14,9 @@ def clock(monkeypatch):
     return now
 
 
-def test_nothing_is_printed_before_the_first_call(capsys):
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_nothing_is_printed_before_the_first_call(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     with stderr_progress("Decoding"):
         pass
     assert capsys.readouterr() == ("", "")

@@ -90,7 +90,7 @@ def test_the_table_of_fine_tuned_networks_names_split_and_weights(out, tmp_path)
 def test_where_the_numbers_come_from():
     machine = {"device": "cpu", "torch": "2", "bsam": "1", "date": "2026-11-12T00:00:00+00:00"}
     settings = {"data": "oxford_pet", "model": "resnet50"}
-    data = {**SPLIT, "images": {"train": 3, "validation": 2}}
+    data = {**SPLIT, "images": {"train": 3, "test": 2}}
     run = {"settings": settings, "machines": [machine], "data": data, "weights": {**WEIGHTS, "sha256": None}}
     other = {"settings": {"data": "cifar10", "model": "resnet18"}, "machines": [{**machine, "date": "2026-11-14"}]}
     pet, weights, machines = origin_info([run, other])
