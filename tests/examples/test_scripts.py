@@ -202,7 +202,7 @@ def test_fine_tune(example, monkeypatch):
     """The images that the network is tested on are not those it is trained on, and the head has its own rate."""
     bases, original = [], torch.optim.SGD
     monkeypatch.setattr(torch.optim, "SGD", lambda *args, **kw: bases.append(original(*args, **kw)) or bases[-1])
-    names, (network, accuracy), out = example("fine_tune")
+    _, (network, accuracy), out = example("fine_tune")
     rest, head = bases[0].param_groups
     assert {id(p) for p in head["params"]} == {id(p) for p in network.fc.parameters()}
     assert len(rest["params"]) + len(head["params"]) == len(list(network.parameters()))
