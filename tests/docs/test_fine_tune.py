@@ -20,7 +20,7 @@ TEXT = (ROOT / "docs/guides/fine-tune.md").read_text(encoding="utf-8")
 SMALL = {  # what differs from the commands of the guide
     "timm:resnet50": "timm:test_resnet --weights random --image-size 32 --lr 0.02 --label-smoothing 0",
     "--epochs 5 --batch 32": "--epochs 3 --batch 8 --device cpu",
-    "--images 100 --k 5 --points 11": "--images 12 --k 2 --points 3 --trace-samples 6 --density-steps 3 "
+    "--images 100 --k 5 --points 11": "--images 12 --k 1 --points 3 --trace-samples 6 --density-steps 3 "
     "--density-probes 1 --tol 0.1 --device cpu",
     "new/*.jpg": "new/*.png",
 }
@@ -80,7 +80,7 @@ def test_the_first_commands_of_the_guide(folder, capsys):
 
     (model,) = json.loads(Path("runs/photos-flatness/flatness.json").read_text())["models"]
     assert model["metrics"]["test_accuracy"] == last["test_accuracy"]
-    assert len(model["eigenvalues"]["values"]) == 2
+    assert len(model["eigenvalues"]["values"]) == 1
     assert model["eigenvalues"]["values"][0] > 0
     assert np.isfinite(model["sharpness"]["bilateral"])
     assert Path("runs/photos-flatness/contours.png").stat().st_size > 1000

@@ -57,7 +57,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training, validation and test images; pixels stay bytes until :mod:`bsam.data.augment` normalises a batch.
+    """Training, validation and test images; pixels stay bytes until ``bsam.data.augment`` normalises a batch.
 
     Args:
         name: of the data set.

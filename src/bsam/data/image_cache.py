@@ -46,13 +46,13 @@ def load_images(
     time, and damaged parts of it are decoded again.
 
     Args:
-        files: of :func:`bsam.data.image_files.read_folder` or :mod:`bsam.data.image_layouts`.
+        files: of :func:`bsam.data.image_files.read_folder` or of ``bsam.data.image_layouts``.
         resize: size of the images.
-        mean: for normalisation; see :class:`Dataset`.
+        mean: for normalisation; see :class:`~bsam.data.examples.Dataset`.
         std: likewise.
         cache_dir: folder of the cache file; by default ``.bsam-cache`` in the folder of the images.
         workers: processes that decode; by default as many as there are cores, but none for a few images. A script that
-            uses them needs the ``if __name__ == "__main__"`` of :mod:`multiprocessing`.
+            uses them needs the ``if __name__ == "__main__"`` of ``multiprocessing``.
         progress: is called with the number of decoded images and that of all images.
         skip_corrupt: leave out files that cannot be decoded, rather than raise an error that names them.
 

@@ -30,7 +30,7 @@ class Resize:
     Args:
         size: side of the result, in pixels.
         crop: share of the shorter side that is kept, ``crop_pct`` of timm.
-        interpolation: one of :data:`INTERPOLATIONS`.
+        interpolation: one of ``INTERPOLATIONS``.
 
     Example:
         >>> Resize(224, crop=0.875).shorter_side
@@ -64,7 +64,7 @@ def decode(path: str | Path, resize: Resize) -> NDArray[np.uint8]:
     of several frames the first is taken.
 
     Args:
-        path: of a file in one of :data:`FORMATS`, whatever its suffix.
+        path: of a file in one of ``FORMATS``, whatever its suffix.
         resize: to which size.
 
     Returns:

@@ -56,7 +56,7 @@ class ImageFiles:
 
     @property
     def sets(self) -> dict[str, LabelledFiles]:
-        """The sets by their names: training, validation (if there is one) and test, in this order."""
+        """Training, validation (if there is one) and test set, by these names and in this order."""
         found = {"training": self.train, "validation": self.validation, "test": self.test}
         return {name: files for name, files in found.items() if files is not None}
 

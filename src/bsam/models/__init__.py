@@ -91,7 +91,7 @@ def build(name: str, classes: int = 10, channels: int | None = None, seed: int |
     """Return a network on torch's default device, in the memory format of its entry.
 
     Args:
-        name: one of :data:`MODELS`, or ``timm:NAME`` for any network of timm, with random weights.
+        name: one of ``MODELS``, or ``timm:NAME`` for any network of timm, with random weights.
         classes: number of classes.
         channels: of the images; None: those of its entry, 3 for all but ``digits_net``.
         seed: of the initial weights, which are then drawn on the CPU, the same for every device, without changing the
