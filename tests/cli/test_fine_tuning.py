@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from bsam import cli
 from bsam.data.image_decoding import Resize, decode
 from bsam.models import build
-from bsam.tasks import inputs
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
 from helpers import draw_images
@@ -24,7 +23,6 @@ RESNET = ("--model", "timm:test_resnet")
 
 @pytest.fixture
 def images(tmp_path):
-    inputs._load_files.cache_clear()
     return draw_images(tmp_path / "images", {"train": 4, "test": 2})
 
 
@@ -41,7 +39,6 @@ def files(folder):
 
 
 def train(*arguments):
-    inputs._load_files.cache_clear()  # as another process would find it
     return cli.main([*ON_FOLDER, *map(str, arguments)])
 
 
@@ -228,7 +225,6 @@ def test_a_damaged_cache_is_made_again(images, tmp_path, damage, capsys):
 def test_predict(images, weights, tmp_path, capsys):
     out, grid = tmp_path / "out", tmp_path / "grid.png"
     assert train("--method", "sgd", "--weights", weights, "--data", f"folder:{images}", "--out", out) == 0
-    inputs._load_files.cache_clear()
     shutil.copy(images / "test/owl/1.png", tmp_path / "a.png")
     Image.new("L", (60, 30), 90).save(tmp_path / "photograph.jpg")
     shutil.rmtree(images)
@@ -288,7 +284,6 @@ def test_flatness_reads_the_images_of_a_run_from_its_cache(images, tmp_path, mon
     out, cache = tmp_path / "out", tmp_path / "cache"
     command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", "folder:images", "--data-dir", tmp_path]
     assert train(*command, "--cache-dir", cache, "--out", out) == 0
-    inputs._load_files.cache_clear()
     loaded = []
 
     def report(models, *_):

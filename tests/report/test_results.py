@@ -77,7 +77,7 @@ def test_the_table_of_fine_tuned_networks_names_split_and_weights(out, tmp_path)
             (state.path / "weights.json").write_text(json.dumps(WEIGHTS))
     write_results(tmp_path, recipe, "smoke", states)
     lines = [line.strip("- ") for line in (tmp_path / "table.md").read_text().splitlines()]
-    assert "Digits: 12 images to train on, 6 images to test on; folders train and test." in lines
+    assert "Digits: 12 training and 6 test images; folders train and test." in lines
     weights = [line for line in lines if "initial weights from" in line]
     assert len(weights) == 1
     assert weights[0].startswith(f"test_resnet: initial weights from a.safetensors (SHA-256 {'0123abcd' * 8}), ")
@@ -94,7 +94,7 @@ def test_where_the_numbers_come_from():
     run = {"settings": settings, "machines": [machine], "data": data, "weights": {**WEIGHTS, "sha256": None}}
     other = {"settings": {"data": "cifar10", "model": "resnet18"}, "machines": [{**machine, "date": "2026-11-14"}]}
     pet, weights, machines = origin_info([run, other])
-    assert pet.startswith("Oxford-IIIT Pet: 3 images to train on, 2 images to test on; ")
+    assert pet.startswith("Oxford-IIIT Pet: 3 training and 2 test images; ")
     assert weights.startswith("ResNet-50: initial weights from a.safetensors (SHA-256 unknown), ")
     assert machines == "Run on cpu, torch 2, bsam 1, 2026-11-12 to 2026-11-14."
     assert origin_info([{**other, "machines": []}]) == []

@@ -57,7 +57,8 @@ def run_of(arguments: argparse.Namespace) -> Run:
     :data:`bsam.training.config.FINE_TUNING`.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
-    file = _weights_file(given.get("weights"), getattr(arguments, "data_dir", None))
+    weights, data_dir = given.get("weights"), getattr(arguments, "data_dir", None)
+    file = None if weights in (None, RANDOM, PRETRAINED) else Path(find_weights(weights, data_dir))
     if "model" not in given:
         given["model"] = _default_model(given.get("data", Run.data), file)
     elif file is not None:
@@ -68,10 +69,6 @@ def run_of(arguments: argparse.Namespace) -> Run:
         given["weights"] = None
     fine_tuning = FINE_TUNING if given.get("weights") is not None else {}
     return Run(**{**fine_tuning, **given, "arguments": method_arguments(arguments.set)})
-
-
-def _weights_file(weights: str | None, data_dir: Path | None) -> Path | None:
-    return None if weights in (None, RANDOM, PRETRAINED) else Path(find_weights(weights, data_dir))
 
 
 def _default_model(data: str, weights: Path | None) -> str:

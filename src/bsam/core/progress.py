@@ -14,21 +14,23 @@ INTERVAL = {True: 0.2, False: 10.0}  # seconds between two lines: on a terminal,
 def stderr_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (done, total) that prints the progress of work; nothing is printed before its first call."""
     is_terminal = sys.stderr.isatty()
-    start, last = time.monotonic(), -INTERVAL[False]
-    printed = False
+    first: tuple[float, int] | None = None  # when the first call came, and what had been done by then
+    last = -INTERVAL[False]
 
     def show(done: int, total: int) -> None:
-        nonlocal last, printed
+        nonlocal first, last
         now = time.monotonic()
+        first = first or (now, done)
         if now - last < INTERVAL[is_terminal] and done < total:
             return
-        left = f", about {(now - start) / done * (total - done):.0f} s left" if 0 < done < total else ""
+        since, new = now - first[0], done - first[1]
+        left = f", about {since / new * (total - done):.0f} s left" if new and done < total else ""
         line = f"{what}: {done} of {total}{left}"
         print(f"\r{line}\x1b[K" if is_terminal else line, end="" if is_terminal else "\n", file=sys.stderr, flush=True)
-        last, printed = now, True
+        last = now
 
     try:
         yield show
     finally:
-        if printed and is_terminal:
+        if first is not None and is_terminal:
             print(file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ FIGURES: dict[str, Draw] = {
     "gradient_conflict": draw_gradient_conflict,
     "demo": draw_demo,
 }
+WORDS = {"train": "training"}  # for the names of splits
 NOTES = ("data", "weights")  # of a run: which split of image files it was trained on, and from which weights
 FINDINGS: dict[str, Callable[[Sequence[CellSummary], Run], list[str]]] = {"demo": demo_findings}
 
@@ -74,7 +75,8 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
     """Return where the numbers come from, as lines: splits of image files, weights, devices, versions and dates."""
     splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
     lines = [
-        f"{title}: {', '.join(f'{n} images to {use}' for use, n in _uses(data).items())}; {data['split']}."
+        f"{title}: {' and '.join(f'{n:,} {WORDS.get(name, name)}' for name, n in data['images'].items())} images; "
+        f"{data['split']}."
         for title, data in splits.items()
     ]
     weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in runs if "weights" in run}
@@ -91,10 +93,6 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
         *lines,
         f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}.",
     ]
-
-
-def _uses(data: dict[str, Any]) -> dict[str, int]:
-    return {"train on" if split == "train" else "test on": n for split, n in data["images"].items()}
 
 
 def check_folder(out: Path, recipe: Recipe) -> None:

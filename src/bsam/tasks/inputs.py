@@ -74,7 +74,8 @@ class Inputs:
         """Return normalised images of the size that the network takes."""
         if self.size == self.side:
             return x
-        return F.interpolate(x, size=(self.size, self.size), mode=self.interpolation, align_corners=False)
+        mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
+        return F.interpolate(x, size=(self.size, self.size), mode=mode, align_corners=False)
 
     @property
     def decoding(self) -> Resize:
@@ -93,28 +94,20 @@ def load_data(
     if entry.files is None:
         return _load_arrays(run.data, data_dir), []
     size = run.image_size or (config.size if input_config(run.model) else model_entry(run.model).images)
-    resize = Resize(size, config.crop, config.interpolation)
-    return _load_files(run.data, data_dir, cache_dir, resize, config.mean, config.std, run.skip_corrupt)
+    files = entry.image_files(data_dir)
+    with stderr_progress(f"Decoding the images of {files.name}") as progress:
+        return load_images(
+            files,
+            Resize(size, config.crop, config.interpolation),
+            mean=config.mean,
+            std=config.std,
+            cache_dir=cache_dir,
+            skip_corrupt=run.skip_corrupt,
+            progress=progress,
+        )
 
 
 _load_arrays = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
-
-
-@functools.lru_cache(maxsize=1)
-def _load_files(
-    name: str,
-    data_dir: Path | None,
-    cache_dir: Path | None,
-    resize: Resize,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    skip_corrupt: bool,
-) -> tuple[Dataset, list[str]]:
-    files = dataset_entry(name).image_files(data_dir)
-    with stderr_progress(f"Decoding the images of {files.name}") as progress:
-        return load_images(
-            files, resize, mean=mean, std=std, cache_dir=cache_dir, skip_corrupt=skip_corrupt, progress=progress
-        )
 
 
 def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
