@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import bsam
-from bsam.data import DATASETS, load
+from bsam.data import DATASETS, dataset_entry, load
 from bsam.data.augment import AUGMENTATIONS, augmentation
 from bsam.data.digits import Digits, digits
 from bsam.data.examples import Dataset, Examples
@@ -106,7 +106,20 @@ def test_unknown_names_and_missing_folders_are_refused(tmp_path):
     for name in FILES:
         with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
             DATASETS[name].image_files()
-        with pytest.raises(bsam.BsamError, match=r"is image files of any size: read them with bsam\.data\.load_images"):
+        with pytest.raises(bsam.BsamError, match=r"is image files of any size: read them with bsam\.data\.image_cache"):
             load(name, tmp_path)
     with pytest.raises(bsam.BsamError, match=r"the images of CIFAR-10 are in arrays: read them with bsam\.data\.load"):
         DATASETS["cifar10"].image_files(tmp_path)
+
+
+def test_data_sets_of_files_may_share_a_folder(tmp_path):
+    for place in ("", "flowers102/"):
+        with pytest.raises(bsam.BsamError, match=f"{tmp_path}/{place}"):
+            DATASETS["flowers102"].image_files(tmp_path)
+        (tmp_path / "flowers102").mkdir(exist_ok=True)
+    for name in map(str, range(102)):
+        for part in ("train", "test"):
+            (tmp_path / "flowers102" / part / name).mkdir(parents=True)
+            (tmp_path / "flowers102" / part / name / "1.jpg").touch()
+    assert DATASETS["flowers102"].image_files(tmp_path).folder == tmp_path / "flowers102"
+    assert dataset_entry("folder:flowers102").image_files(tmp_path).folder == tmp_path / "flowers102"

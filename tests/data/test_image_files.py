@@ -21,7 +21,7 @@ def pairs(files: LabelledFiles) -> list[tuple[str, int]]:
 
 def test_a_random_split_takes_a_share_of_each_class_and_depends_on_the_seed_only(tmp_path):
     big, small = [f"b/{i:02d}.jpg" for i in range(10)], ["a/y.png", "a/x.png"]
-    touch(tmp_path, *big, *small, "a/.hidden", ".bsam-cache/1.npy", "README.txt")
+    touch(tmp_path, *big, *small, "a/.hidden", "b/Thumbs.db", "a/desktop.ini", ".bsam-cache/1.npy", "README.txt")
     files = read_folder(tmp_path, seed=3)
     assert (files.class_names, files.validation, files.split) == (("a", "b"), None, "80/20 of each class, seed 3")
     assert files.name == tmp_path.name

@@ -30,4 +30,4 @@ def _convert(arguments: argparse.Namespace) -> None:
     made = convert(arguments.source, arguments.out, force=arguments.force)
     size = arguments.out.stat().st_size / 1e6
     print(f"Written: {arguments.out} ({size:.1f} MB, {len(made.tensors)} tensors), weights of {made.model}.")
-    print(f"Next: bsam train --model {made.model} --weights {arguments.out} --data NAME --data-dir FOLDER")
+    print(f"Next: bsam train --method bsam --model {made.model} --weights {arguments.out} --data folder:PATH")

@@ -56,14 +56,17 @@ class DatasetEntry:
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set from a folder, or from its package."""
         if self.read is None:
-            raise BsamValueError(f"{self.title} is image files of any size: read them with bsam.data.load_images")
+            raise BsamValueError(
+                f"{self.title} is image files of any size: read them with bsam.data.image_cache.load_images"
+            )
         return self.read(self._folder(folder))
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if there are more or fewer classes than it has."""
         if self.files is None:
             raise BsamValueError(f"the images of {self.title} are in arrays: read them with bsam.data.load")
-        found = self.files(self._folder(folder))
+        own = self._folder(folder)
+        found = self.files(own / self.name if (own / self.name).is_dir() else own)  # several may share a data folder
         if self.classes is not None and len(found.class_names) != self.classes:
             raise BsamValueError(
                 f"{self.title} has {self.classes} classes, and {found.folder} has {len(found.class_names)}: it holds "

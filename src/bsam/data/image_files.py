@@ -12,6 +12,7 @@ from ..core.checks import is_number
 from ..core.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
+OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that are hidden there
 LAYOUT = "it must have one folder of images per class, or folders train and test (or val) of such class folders"
 
 
@@ -157,7 +158,7 @@ def _folders(place: Path) -> list[str]:
 
 
 def _files(folder: Path, place: Path) -> list[str]:
-    paths = sorted(path for path in place.iterdir() if not path.name.startswith("."))
+    paths = sorted(path for path in place.iterdir() if not path.name.startswith(".") and path.name not in OF_WINDOWS)
     for path in paths:
         if not path.is_file():
             raise BsamValueError(f"{path} is not a file, but {place} is read as a class folder of images: {LAYOUT}")

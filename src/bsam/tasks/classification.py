@@ -88,7 +88,7 @@ class Classification(Task):
 
     def initialise(self, network: nn.Module) -> Sequence[str]:
         """Load the run's pretrained weights, if it names any, into all layers but the last."""
-        told = [f"{len(self._left_out)} image files are corrupt and left out."] if self._left_out else []
+        told = [f"Corrupt image files that are left out: {len(self._left_out)}."] if self._left_out else []
         if self.run.weights is not None:
             source = find_weights(self.run.weights, self._data_dir)
             self._weights = load_weights(network, self.run.model, source)

@@ -1,5 +1,7 @@
 """One run: its settings, its loop, its directory."""
 
 from ..tasks import Task as Task
+from .config import FINE_TUNING as FINE_TUNING
 from .config import Run as Run
 from .loop import fit as fit
+from .prediction import predict as predict
