@@ -157,7 +157,7 @@ def test_the_command_writes_weights_that_can_be_loaded(name, lite, tmp_path, cap
     said = capsys.readouterr().out
     assert f"Written: {out} (18." in said
     assert "weights of timm:tf_efficientnet_lite0." in said
-    assert f"Next: bsam train --model timm:tf_efficientnet_lite0 --weights {out}" in said
+    assert f"Next: bsam train --method bsam --model timm:tf_efficientnet_lite0 --weights {out}" in said
     assert list(tmp_path.iterdir()) == [out]
     with safe_open(out, "pt") as file:
         digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
