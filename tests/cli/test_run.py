@@ -19,6 +19,7 @@ CHEAP = {
     "rho-min-study": ["bsam-2"],
     "label-noise": ["sgd"],
     "gradient-conflict": ["bsam-2"],
+    "transfer": ["sgd"],
 }
 
 

@@ -72,7 +72,7 @@ def test_every_kind_of_method_goes_on_as_if_nothing_had_happened(method, check):
 
 @pytest.mark.parametrize(
     "more",
-    [{"base": "adamw", "lr": 1e-3}, {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"}, {"precision": "bf16"}],
+    [{"base": "adamw", "lr": 1e-3}, {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"}, {"precision": "bf16", "limit_train": 96}],
 )
 def test_so_do_other_settings(more, check):
     check(Run("bsam", BSAM, **{**SAME, **more}, radius=0.05, label_noise=0.2))
@@ -134,7 +134,7 @@ def test_a_killed_process_goes_on_bit_for_bit(tmp_path, monkeypatch, runs):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "kill_and_resume", module)  # dataclasses look themselves up there
     spec.loader.exec_module(module)
-    run = Run("bsam", model="resnet8", epochs=3, batch=64, augment="crop-flip", limit_train=384, limit_test=100)
+    run = Run("bsam", model="resnet8", epochs=3, batch=64, augment="crop-flip", limit_train=192, limit_test=100)
     outcome = module.kill_and_resume(run, None, tmp_path, kills=2, seed=1)
     assert (outcome.equal, outcome.kills) == (True, 2)
     assert len(RunDir(tmp_path / "killed").metrics()) == 3
