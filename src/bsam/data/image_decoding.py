@@ -140,8 +140,8 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding) -> NDArray[np
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 image.load()
-                image = _rgb(_upright(image))
-                return np.asarray(_resized(image, decoding) if isinstance(decoding, Resize) else _cut(image, decoding))
+                rgb = _rgb(_upright(image))
+                return np.asarray(_resized(rgb, decoding) if isinstance(decoding, Resize) else _cut(rgb, decoding))
     except MemoryError:
         raise
     except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
