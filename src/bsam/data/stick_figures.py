@@ -17,15 +17,16 @@ from .skeletons import LSP
 
 _STREAM = 0x571C  # makes these random numbers independent of others that are drawn from a seed
 _RIGHT, _LEFT = (2, 1, 0, 6, 7, 8), (3, 4, 5, 11, 10, 9)  # hip, knee, ankle, wrist, elbow, shoulder of LSP
-_NECK, _HEAD = 12, 13
+_HEAD = 13
+COLOURS, GREY = {"right": (220, 60, 40), "left": (50, 90, 230)}, (190, 190, 190)
 
 
 def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     """Draw ``n`` figures to train on and ``n // 4`` to test on, with the joints of LSP.
 
     Pose, size, place, colours and background vary. The figures face the viewer: their right arm and leg, which begin
-    on the left of the image, are red and orange, the left ones blue and green. (In a mirrored image, whose joints are
-    exchanged, the place tells left from right and the colour does not.)
+    on the left of the image, are red, the left ones blue. (In a mirrored image, whose joints are exchanged, the place
+    tells left from right and the colour does not.)
 
     Args:
         n: number of training figures.
@@ -83,22 +84,17 @@ def _drawing(places: NDArray[np.float64], size: int, random: np.random.Generator
     """Return the image (size, size, 3) of a figure."""
     rows, columns = np.mgrid[:size, :size].astype(np.float32)
     image = random.uniform(0, 90, 3).astype(np.float32) + random.normal(0, 12, (size, size, 3)).astype(np.float32)
-    limbs = {"red": (210, 50, 50), "orange": (220, 150, 40), "blue": (60, 80, 220), "green": (50, 180, 90)}
-    grey = (190, 190, 190)
-    hips, shoulders, neck = (_RIGHT[0], _LEFT[0]), (_RIGHT[5], _LEFT[5]), (_NECK,)
-    parts = [(hips, (one,), grey) for one in shoulders] + [(shoulders, neck, grey), (neck, (_HEAD,), (230, 200, 170))]
-    for side, leg, arm in ((_RIGHT, "red", "orange"), (_LEFT, "blue", "green")):
-        hip, knee, ankle, wrist, elbow, shoulder = side
-        parts += [((hip,), (knee,), limbs[leg]), ((knee,), (ankle,), limbs[leg])]
-        parts += [((shoulder,), (elbow,), limbs[arm]), ((elbow,), (wrist,), limbs[arm])]
     width = size * random.uniform(0.02, 0.035)
-    for ends, others, colour in parts:
+    for one, other in LSP.edges:
+        sides = {LSP.joints[joint].partition(" ")[0] for joint in (one, other)}
+        colour = COLOURS.get(sides.pop(), GREY) if len(sides) == 1 else GREY
         shade = np.clip(np.array(colour) + random.normal(0, 15, 3), 0, 255).astype(np.float32)
-        for one in ends:
-            for other in others:
-                (x, y), (dx, dy) = places[one], places[other] - places[one]
-                along = np.clip(((columns - x) * dx + (rows - y) * dy) / (dx * dx + dy * dy), 0, 1)
-                distance = np.hypot(columns - x - along * dx, rows - y - along * dy)
-                ink = np.clip(width / 2 + 0.5 - distance, 0, 1)[:, :, None]
-                image = (1 - ink) * image + ink * shade
+        (x, y), (dx, dy) = places[one], places[other] - places[one]
+        low = np.floor(np.minimum(places[one], places[other]) - width).astype(int).clip(0)
+        high = np.ceil(np.maximum(places[one], places[other]) + width).astype(int)
+        near = slice(low[1], high[1]), slice(low[0], high[0])  # the rest of the image has no ink
+        right, down = columns[near] - x, rows[near] - y
+        along = np.clip((right * dx + down * dy) / (dx * dx + dy * dy), 0, 1)
+        ink = np.clip(width / 2 + 0.5 - np.hypot(right - along * dx, down - along * dy), 0, 1)[:, :, None]
+        image[near] += ink * (shade - image[near])
     return np.clip(image, 0, 255).astype(np.uint8)
