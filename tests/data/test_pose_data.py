@@ -112,6 +112,9 @@ def test_other_boxes_sides_or_sets_are_another_cache_and_other_joints_are_not(fi
     assert_correct(other, relabelled)
     assert len(decoded) == 18
     assert first.digest != other.digest
+    swapped = replace(files, boxes=files.boxes[[0, 1, 2, 4, 3, 5]])  # of two persons in one image
+    assert_correct(load(swapped), swapped)
+    assert len(decoded) == 24
     exchanged = replace(files, train=files.test, test=files.train)
     assert_correct(load(exchanged), exchanged)
     assert load(exchanged).digest != first.digest

@@ -30,12 +30,16 @@ def test_limbs_are_drawn_between_their_joints_in_the_colour_of_their_side():
                 assert (middle[:, 0, strong] - middle[:, 0, weak]).min() > 60, (side, one)
 
 
-def test_figures_vary_face_the_viewer_and_lie_inside_of_the_input():
+def test_figures_vary_are_symmetric_and_lie_inside_of_the_input():
     data = stick_figures(24, seed=1)
     part = data.train
     for name in ("hip", "shoulder"):
         right, left = (part.y[:, LSP.joints.index(f"{side} {name}"), 0] for side in ("right", "left"))
         assert (right < left).all()
+        neck = part.y[:, LSP.joints.index("neck"), :2]
+        ends = (part.y[:, LSP.joints.index(f"{side} {name}"), :2] for side in ("right", "left"))
+        one, other = ((end - neck).norm(dim=1) for end in ends)
+        torch.testing.assert_close(one, other)  # bodies are symmetric, limbs are not
     evaluate = PoseAugment(data.side, LSP.mirrored)
     y = evaluate(part.x, part.y, part.to_image, PoseDraws.identity(24))[1]
     assert y[:, :, 2].eq(1).all()

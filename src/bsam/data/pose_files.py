@@ -145,7 +145,7 @@ def read_mpii(folder: str | Path) -> PersonFiles:
                 images.append(f"images/{image.image.name}")
                 boxes.append((x - half, y - half, x + half, y + half))
                 joints.append(table)
-                left, top, right, bottom = map(float, rectangle)  # they are bytes in part, which would overflow
+                left, top, right, bottom = map(float, rectangle)
                 heads.append(HEAD * math.hypot(right - left, bottom - top))
     except (AttributeError, TypeError, ValueError, IndexError) as error:
         reason = f"it does not have the layout of MPII's annotations: {error}"
