@@ -4,10 +4,13 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from bsam.core.errors import BsamValueError
-from bsam.data.image_decoding import Resize, decode, decode_bytes
+from bsam.data.affine import apply, crop_map, inverse
+from bsam.data.image_decoding import Crop, Resize, decode, decode_bytes
+from pose_reference import bilinear
 
 
 def pixels(*shape: int, kind: type = np.uint8) -> np.ndarray:
@@ -139,3 +142,51 @@ def test_settings_are_checked():
     ):
         with pytest.raises(BsamValueError, match=message):
             Resize(*wrong)
+
+
+def test_a_crop_is_cut_out_and_black_where_the_image_ends():
+    image = np.random.default_rng(2).integers(0, 256, (20, 30, 3), np.uint8)
+    padded = np.zeros((60, 70, 3), np.uint8)
+    padded[20:40, 20:50] = image
+    for x, y in ((0, 0), (-5, 3), (22, 12), (7, -15), (-15, -15)):  # the pixel where the square of 16 begins
+        crop = Crop((x + 1.5, y - 0.5, x + 13.5, y + 15.5), margin=1.0, size=16)
+        found = decode_bytes(encoded(image), "x", crop)
+        assert np.array_equal(found, padded[y + 20 : y + 36, x + 20 : x + 36]), (x, y)
+
+
+@pytest.mark.parametrize("box", [(3.2, 2.1, 12.7, 9.4), (-6.3, -2.0, 5.0, 8.5), (20.0, 10.0, 33.3, 26.1)])
+def test_an_enlarged_crop_is_bilinear_interpolation_by_the_map_of_crop_map(box):
+    image = np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8)
+    found = decode_bytes(encoded(image), "x", Crop(box, margin=1.25, size=24))
+    back = inverse(crop_map(torch.tensor([box]), 1.25, 24))
+    for i, j in np.ndindex(24, 24):
+        x, y = apply(back, torch.tensor([[[j, i]]], dtype=torch.float64)).flatten().tolist()
+        assert abs(found[i, j] - bilinear(image.transpose(2, 0, 1), x, y)).max() <= 1.1  # bytes are rounded
+
+
+def test_a_reduced_crop_averages_and_keeps_places():
+    image = np.zeros((200, 300, 3), np.uint8)
+    image[::2] = 255
+    assert abs(decode_bytes(encoded(image), "x", Crop((60, 50, 140, 150), 1.0, 20)).astype(int) - 127).max() <= 8
+    image = np.zeros((200, 300, 3), np.uint8)
+    image[61:68, 90:97] = 255  # around (93, 64)
+    found = decode_bytes(encoded(image), "x", Crop((60, 30, 140, 150), 1.25, 40))[:, :, 0].astype(float)
+    place = (found.sum(0) @ np.arange(40) / found.sum(), found.sum(1) @ np.arange(40) / found.sum())
+    want = apply(crop_map(torch.tensor([[60, 30, 140, 150]]), 1.25, 40), torch.tensor([[[93.0, 64.0]]]))
+    assert place == pytest.approx(want.flatten().tolist(), abs=0.05)
+
+
+def test_crops_without_an_area_or_beside_the_image_are_errors():
+    content = encoded(np.zeros((20, 30, 3), np.uint8))
+    for box in ((40, 5, 50, 10), (-9, 5, -2, 12), (5, -9, 10, -4), (5, 22, 10, 26)):
+        with pytest.raises(BsamValueError, match=r"x cannot be decoded: the box .* lies outside of its 30 x 20 pixels"):
+            decode_bytes(content, "x", Crop(box, 1.0, 8))
+    with pytest.raises(BsamValueError, match="is too large"):
+        decode_bytes(content, "x", Crop((0, 0, 1e6, 5), 1.0, 8))
+    for wrong in ((5, 5, 5, 9), (5, 9, 9, 9), (5, 5, 4, 9), (0, 0, float("nan"), 5)):
+        with pytest.raises(BsamValueError, match="box must be left, top, right and bottom of an area"):
+            Crop(wrong, 1.25, 8)
+    with pytest.raises(BsamValueError, match="margin must be a finite number above 0, got 0"):
+        Crop((0, 0, 1, 1), 0, 8)
+    with pytest.raises(BsamValueError, match="size must be a positive number of pixels, got 0"):
+        Crop((0, 0, 1, 1), 1.0, 0)

@@ -72,7 +72,11 @@ def test_every_kind_of_method_goes_on_as_if_nothing_had_happened(method, check):
 
 @pytest.mark.parametrize(
     "more",
-    [{"base": "adamw", "lr": 1e-3}, {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"}, {"precision": "bf16", "limit_train": 96}],
+    [
+        {"base": "adamw", "lr": 1e-3},
+        {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"},
+        {"precision": "bf16", "limit_train": 96},
+    ],
 )
 def test_so_do_other_settings(more, check):
     check(Run("bsam", BSAM, **{**SAME, **more}, radius=0.05, label_noise=0.2))

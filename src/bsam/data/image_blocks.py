@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.workers import Workers, stop_if_asked
-from .image_decoding import Resize, decode_bytes, read_image
+from .image_decoding import Decoding, decode_bytes, read_image
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BlockTask:
         folder: of the images.
         names: of the images in the folder.
         digests: SHA-256 of their contents.
-        resize: size of the images.
+        decodings: how each becomes pixels; all to the same size.
     """
 
     path: Path
@@ -57,19 +57,21 @@ class BlockTask:
     folder: Path
     names: Sequence[str]
     digests: Sequence[str]
-    resize: Resize
+    decodings: Sequence[Decoding]
 
     def decode(self) -> Block:
         """Decode the images and write the pixels."""
-        pixels = np.zeros((len(self.names), self.resize.size, self.resize.size, 3), np.uint8)
+        size = self.decodings[0].size
+        pixels = np.zeros((len(self.names), size, size, 3), np.uint8)
         corrupt = []
-        for row, (name, digest) in enumerate(zip(self.names, self.digests, strict=True)):
+        rows = zip(self.names, self.digests, self.decodings, strict=True)
+        for row, (name, digest, decoding) in enumerate(rows):
             stop_if_asked()
             content = read_image(self.folder / name)
             if sha256(content) != digest:
                 raise BsamRuntimeError(f"{self.folder / name} changed while the images were read: call again")
             try:
-                pixels[row] = decode_bytes(content, name, self.resize)
+                pixels[row] = decode_bytes(content, name, decoding)
             except BsamValueError as error:
                 corrupt.append((row, str(error)))
         with self.path.open("r+b") as file:

@@ -6,19 +6,20 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
 from .examples import Dataset, Examples
 from .image_blocks import Block, BlockTask, decode_blocks, sha256
-from .image_decoding import Resize, read_image
+from .image_decoding import Crop, Decoding, Resize, read_image
 from .image_files import ImageFiles
 
 BLOCK = 64  # images that are decoded, recorded and verified together
@@ -60,22 +61,12 @@ def load_images(
         The data set, whose images are mapped into memory in the channels_last format (a set with images that were left
         out is a copy in memory), and one sentence for each file that was left out.
     """
-    require_package("PIL", "images")
-    if workers is not None and workers < 1:
-        raise BsamValueError(f"workers must be at least 1, got {workers!r}")
     names = [name for part in files.sets.values() for name in part.names]
-    place = files.folder / ".bsam-cache" if cache_dir is None else Path(cache_dir)
-    pixels, blocks = _Cache(files.folder, names, resize, place).load(workers, progress)
-    corrupt = {BLOCK * number + row: reason for number in sorted(blocks) for row, reason in blocks[number].corrupt}
-    if corrupt and not skip_corrupt:
-        listed = "".join(f"\n  {reason}" for reason in list(corrupt.values())[:NAMED])
-        more = f"\n  and {len(corrupt) - NAMED} others" if len(corrupt) > NAMED else ""
-        raise BsamValueError(
-            f"{len(corrupt)} of {len(names)} files in {files.folder} cannot be decoded; remove or replace them, or "
-            f"leave them out with --skip-corrupt:{listed}{more}"
-        )
+    images, corrupt, digest = decode_files(
+        files.folder, names, resize, cache_dir=cache_dir, workers=workers, progress=progress, skip_corrupt=skip_corrupt
+    )
     sets, kept = {}, []
-    images, begin = torch.from_numpy(pixels), 0
+    begin = 0
     for title, part in files.sets.items():
         end = begin + len(part.names)
         rows = [row for row in range(begin, end) if row not in corrupt]
@@ -86,10 +77,9 @@ def load_images(
                 "or remove the class"
             )
         x = images[begin:end] if len(rows) == end - begin else images[rows]
-        sets[title] = Examples(x.permute(0, 3, 1, 2), torch.tensor(labels, dtype=torch.int64))
+        sets[title] = Examples(x, torch.tensor(labels, dtype=torch.int64))
         kept.append((rows, labels))
         begin = end
-    content = [resize.size, [blocks[number].sha256 for number in sorted(blocks)], kept]
     data = Dataset(
         files.name,
         len(files.class_names),
@@ -100,9 +90,52 @@ def load_images(
         std,
         files.class_names,
         files.split,
-        digest=sha256(json.dumps(content).encode()),
+        digest=sha256(json.dumps([*digest, kept]).encode()),
     )
     return data, list(corrupt.values())
+
+
+def decode_files(
+    folder: Path,
+    names: Sequence[str],
+    decoding: Resize | Sequence[Crop],
+    *,
+    cache_dir: str | Path | None,
+    workers: int | None,
+    progress: Progress | None,
+    skip_corrupt: bool,
+) -> tuple[Tensor, dict[int, str], tuple[int, list[str]]]:
+    """Return image files decoded, as :func:`load_images` does and with its cache.
+
+    Args:
+        folder: all names are relative to it.
+        names: of the files; one may be there several times.
+        decoding: one for all, or one crop for each name, all of the same size.
+        cache_dir: see :func:`load_images`, as for the other arguments.
+        workers: likewise.
+        progress: likewise.
+        skip_corrupt: return what cannot be decoded as zeros, rather than raise an error that names it.
+
+    Returns:
+        The images (n, 3, size, size) in the channels_last format, mapped into memory; the row and an error message of
+        each that cannot be decoded; and what identifies the pixels, as JSON values.
+    """
+    require_package("PIL", "images")
+    if workers is not None and workers < 1:
+        raise BsamValueError(f"workers must be at least 1, got {workers!r}")
+    place = folder / ".bsam-cache" if cache_dir is None else Path(cache_dir)
+    cache = _Cache(folder, names, decoding, place)
+    pixels, blocks = cache.load(workers, progress)
+    corrupt = {BLOCK * number + row: reason for number in sorted(blocks) for row, reason in blocks[number].corrupt}
+    if corrupt and not skip_corrupt:
+        listed = "".join(f"\n  {reason}" for reason in list(corrupt.values())[:NAMED])
+        more = f"\n  and {len(corrupt) - NAMED} others" if len(corrupt) > NAMED else ""
+        raise BsamValueError(
+            f"{len(corrupt)} of {len(names)} files in {folder} cannot be decoded; remove or replace them, or "
+            f"leave them out with --skip-corrupt:{listed}{more}"
+        )
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    return images, corrupt, (cache.size, [blocks[number].sha256 for number in sorted(blocks)])
 
 
 class _Cache:
@@ -112,15 +145,20 @@ class _Cache:
     one, so that files may be cut short or damaged in any way.
     """
 
-    def __init__(self, folder: Path, names: list[str], resize: Resize, place: Path) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], decoding: Resize | Sequence[Crop], place: Path) -> None:
         from PIL import __version__
 
-        self.folder, self.names, self.resize, self.place = folder, names, resize, place
-        self.shape = (len(names), resize.size, resize.size, 3)
+        self.folder, self.names, self.place = folder, names, place
+        self.decodings: Sequence[Decoding] = [decoding] * len(names) if isinstance(decoding, Resize) else decoding
+        self.size = self.decodings[0].size
+        self.shape = (len(names), self.size, self.size, 3)
         self.blocks = range(-(-len(names) // BLOCK))
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            self.digests = list(threads.map(lambda name: sha256(read_image(folder / name)), names))
-        content = [BLOCK, __version__, asdict(resize), list(zip(names, self.digests, strict=True))]
+            files = dict.fromkeys(names)
+            found = dict(zip(files, threads.map(lambda name: sha256(read_image(folder / name)), files), strict=True))
+        self.digests = [found[name] for name in names]
+        how = asdict(decoding) if isinstance(decoding, Resize) else [asdict(crop) for crop in decoding]
+        content = [BLOCK, __version__, how, list(zip(names, self.digests, strict=True))]
         key = sha256(json.dumps(content).encode())
         self.path, self.journal = place / f"{key}.npy", place / f"{key}.jsonl"
 
@@ -197,8 +235,8 @@ class _Cache:
 
     def _task(self, number: int, offset: int) -> BlockTask:
         rows = self._rows(number)
-        offset += rows.start * self.resize.size**2 * 3
-        return BlockTask(self.path, offset, self.folder, self.names[rows], self.digests[rows], self.resize)
+        offset += rows.start * self.size**2 * 3
+        return BlockTask(self.path, offset, self.folder, self.names[rows], self.digests[rows], self.decodings[rows])
 
 
 def _line(number: int, block: Block) -> str:

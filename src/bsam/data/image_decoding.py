@@ -7,7 +7,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,49 @@ class Resize:
         return math.floor(self.size / self.crop)
 
 
-def decode(path: str | Path, resize: Resize) -> NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Crop:
+    """Cut out a square around a box, and resize it to ``size`` x ``size`` pixels; it is black where the image ends.
+
+    The square is that of :func:`bsam.data.affine.crop_map`. It is resized by bilinear interpolation, with a wider
+    filter where it becomes smaller, so that fine patterns do not alias.
+
+    Args:
+        box: left, top, right and bottom, in pixels of the upright image; the centre of its first pixel is (0, 0).
+        margin: extent of the square, relative to the longer side of the box.
+        size: side of the result, in pixels.
+
+    Example:
+        >>> Crop((10, 10, 30, 50), margin=1.25, size=64).region
+        (-5.0, 5.0, 45.0, 55.0)
+    """
+
+    box: tuple[float, float, float, float]
+    margin: float
+    size: int
+
+    def __post_init__(self) -> None:
+        left, top, right, bottom = self.box
+        if not all(is_number(edge) for edge in self.box) or not (left < right and top < bottom):
+            raise BsamValueError(f"box must be left, top, right and bottom of an area, got {self.box!r}")
+        if not is_number(self.margin) or self.margin <= 0:
+            raise BsamValueError(f"margin must be a finite number above 0, got {self.margin!r}")
+        if not isinstance(self.size, int) or self.size < 1:
+            raise BsamValueError(f"size must be a positive number of pixels, got {self.size!r}")
+
+    @property
+    def region(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of the square, in the coordinates of the box."""
+        left, top, right, bottom = self.box
+        x, y = (left + right) / 2, (top + bottom) / 2
+        half = self.margin * max(right - left, bottom - top) / 2
+        return x - half, y - half, x + half, y + half
+
+
+Decoding: TypeAlias = Resize | Crop  # how an image file becomes an array of a fixed size
+
+
+def decode(path: str | Path, decoding: Decoding) -> NDArray[np.uint8]:
     """Read an image file as RGB.
 
     The orientation in EXIF data is applied, transparency is ignored, 16-bit grey values keep their upper 8 bits, and
@@ -65,7 +107,7 @@ def decode(path: str | Path, resize: Resize) -> NDArray[np.uint8]:
 
     Args:
         path: of a file in one of ``FORMATS``, whatever its suffix.
-        resize: to which size.
+        decoding: to which size, and which part.
 
     Returns:
         An array (size, size, 3).
@@ -76,7 +118,7 @@ def decode(path: str | Path, resize: Resize) -> NDArray[np.uint8]:
         ...
         bsam.core.errors.BsamRuntimeError: nowhere/cat.jpg cannot be read: No such file or directory
     """
-    return decode_bytes(read_image(Path(path)), path, resize)
+    return decode_bytes(read_image(Path(path)), path, decoding)
 
 
 def read_image(path: Path) -> bytes:
@@ -87,7 +129,7 @@ def read_image(path: Path) -> bytes:
         raise BsamRuntimeError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def decode_bytes(content: bytes, name: object, resize: Resize) -> NDArray[np.uint8]:
+def decode_bytes(content: bytes, name: object, decoding: Decoding) -> NDArray[np.uint8]:
     """Decode the content of an image file as :func:`decode` does; ``name`` is for the error message."""
     require_package("PIL", "images")
     from PIL import Image, UnidentifiedImageError
@@ -98,7 +140,8 @@ def decode_bytes(content: bytes, name: object, resize: Resize) -> NDArray[np.uin
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 image.load()
-                return np.asarray(_resized(_rgb(_upright(image)), resize))
+                rgb = _rgb(_upright(image))
+                return np.asarray(_resized(rgb, decoding) if isinstance(decoding, Resize) else _cut(rgb, decoding))
     except MemoryError:
         raise
     except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
@@ -152,3 +195,19 @@ def _resized(image: Image, resize: Resize) -> Image:
     image = image.resize((width, height), Pillow.Resampling[resize.interpolation.upper()])
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))
+
+
+def _cut(image: Image, crop: Crop) -> Image:
+    from PIL import Image as Pillow
+
+    left, top, right, bottom = (edge + 0.5 for edge in crop.region)  # Pillow counts from the corner of a pixel
+    if min(right, bottom) <= 0 or left >= image.width or top >= image.height:
+        raise BsamValueError(f"the box {crop.box} lies outside of its {image.width} x {image.height} pixels")
+    border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
+    x, y = math.floor(left) - border, math.floor(top) - border
+    end = math.ceil(right) + border, math.ceil(bottom) + border
+    if (end[0] - x) * (end[1] - y) > (Pillow.MAX_IMAGE_PIXELS or math.inf):
+        raise BsamValueError(f"the box {crop.box} is too large")
+    window = image.crop((x, y, *end))  # zeros where the image ends
+    box = (left - x, top - y, right - x, bottom - y)
+    return window.resize((crop.size, crop.size), Pillow.Resampling.BILINEAR, box=box)

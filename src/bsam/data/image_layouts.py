@@ -24,7 +24,7 @@ def read_oxford_pet(folder: str | Path) -> ImageFiles:
     class_names: dict[int, str] = {}
     parts = []
     for list_name in ("trainval", "test"):
-        path = _required(folder, f"annotations/{list_name}.txt")
+        path = required(folder, f"annotations/{list_name}.txt")
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
         rows = [line for line in lines if line and not line[0].startswith("#")]
         for row in rows:
@@ -48,11 +48,11 @@ def read_flowers102(folder: str | Path) -> ImageFiles:
     folder = Path(folder)
     if not (folder / "setid.mat").exists() and (folder / "train").is_dir():
         return _unofficial(folder, "flowers102")
-    labels = np.ravel(_mat(_required(folder, "imagelabels.mat"), "labels"))
+    labels = np.ravel(read_mat(required(folder, "imagelabels.mat"), "labels"))
     sets = []
     for key in ("trnid", "valid", "tstid"):
-        path = _required(folder, "setid.mat")
-        ids = np.ravel(_mat(path, key)).tolist()
+        path = required(folder, "setid.mat")
+        ids = np.ravel(read_mat(path, key)).tolist()
         if not all(1 <= number <= len(labels) for number in ids):
             raise BsamRuntimeError(f"{path}: {key} has image numbers beyond the {len(labels)} of imagelabels.mat")
         names = [f"jpg/image_{number:05d}.jpg" for number in ids]
@@ -74,14 +74,14 @@ def read_stanford_cars(folder: str | Path) -> ImageFiles:
     folder = Path(folder)
     if not (folder / "devkit").exists() and (folder / "train").is_dir():
         return _unofficial(folder, "stanford_cars")
-    class_names = tuple(str(name) for name in _mat(_required(folder, "devkit/cars_meta.mat"), "class_names"))
+    class_names = tuple(str(name) for name in read_mat(required(folder, "devkit/cars_meta.mat"), "class_names"))
     labelled_test = "cars_test_annos_withlabels.mat"
     if not (folder / labelled_test).exists():
         labelled_test = f"devkit/{labelled_test}"
     sets = []
     for images, name in (("cars_train", "devkit/cars_train_annos.mat"), ("cars_test", labelled_test)):
-        path = _required(folder, name)
-        rows = np.atleast_1d(_mat(path, "annotations"))
+        path = required(folder, name)
+        rows = np.atleast_1d(read_mat(path, "annotations"))
         if not {"fname", "class"} <= {*(rows.dtype.names or ())}:
             raise BsamRuntimeError(f"{path} has no labels: its annotations need the fields fname and class")
         names = [f"{images}/{file}" for file in rows["fname"]]
@@ -96,19 +96,21 @@ def _unofficial(folder: Path, name: str) -> ImageFiles:
     return replace(files, name=name, split=f"{files.split}, not checked against the official split")
 
 
-def _required(folder: Path, name: str) -> Path:
+def required(folder: Path, name: str) -> Path:
+    """Return the path of a file of a data set, which must be there."""
     path = folder / name
     if not path.is_file():
         raise BsamRuntimeError(f"{path} is missing: give the folder that holds {name}, or get the data set again")
     return path
 
 
-def _mat(path: Path, key: str) -> Any:
+def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
+    """Return a variable of a MATLAB file; its structures are records, or objects with their fields as attributes."""
     require_package("scipy", "images")
     from scipy.io import loadmat
 
     try:
-        return loadmat(path, squeeze_me=True, variable_names=[key])[key]
+        return loadmat(path, squeeze_me=True, struct_as_record=struct_as_record, variable_names=[key])[key]
     except Exception as error:  # what scipy raises for damaged files is not limited to a few types
         raise BsamRuntimeError(f"{path} cannot be read, or has no {key} ({error}): get it again") from error
 

@@ -1,0 +1,142 @@
+"""Random scales, rotations and flips of persons and their joints, for whole batches on the device of the images."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.checks import check_count, check_number
+from ..core.errors import BsamValueError
+from .affine import apply, centre_map, compose, inverse, warp
+from .augment import normalise
+
+_STREAM = 0x905E  # makes these random numbers independent of others that are drawn from (seed, epoch)
+
+
+@dataclass(frozen=True)
+class PoseDraws:
+    """Random numbers of :class:`PoseAugment` for the training images in one epoch.
+
+    Args:
+        table: (n, 3), float64: magnification, angle in radians, and 1 for a mirrored image, else 0.
+    """
+
+    table: Tensor
+
+    @classmethod
+    def identity(cls, n: int) -> PoseDraws:
+        """Return draws that cut out the centre, for evaluation."""
+        return cls(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64).repeat(n, 1))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: Tensor | slice) -> PoseDraws:
+        return PoseDraws(self.table[index])
+
+    def to(self, device: torch.device | str) -> PoseDraws:
+        """Return a copy on another device."""
+        return PoseDraws(self.table.to(device))
+
+
+@dataclass(frozen=True)
+class PoseAugment:
+    """A random scale, rotation and flip, a crop at the centre, and normalisation.
+
+    Each image is moved by one affine map and interpolated once, bilinearly; it is black where the stored crop ends.
+    Values stay on the device and shapes do not depend on them, so that a call can be captured in a CUDA graph, after a
+    first call outside of it.
+
+    The ranges are those of usual settings for MPII (a scale factor of 0.25 and a rotation factor of 30 degrees, applied
+    to 60 % of the images). Numbers are uniform in them; the usual code draws normal ones, and angles up to twice as
+    large.
+
+    Args:
+        side: of the result, in pixels.
+        mirrored: for each joint of a mirrored person, the joint that it was before; see
+            :class:`bsam.data.skeletons.Skeleton`.
+        scale: magnifications are uniform in 1 - scale to 1 + scale.
+        rotation: angles are uniform in -rotation to rotation degrees.
+        rotation_p: fraction of the images that are rotated.
+        flip: whether half of the images are mirrored.
+        mean: of the pixels per channel.
+        std: standard deviation of the pixels per channel.
+
+    Example:
+        >>> from bsam.data.stick_figures import stick_figures
+        >>> data = stick_figures(4)
+        >>> augment, persons = PoseAugment(data.side, data.skeleton.mirrored), data.train
+        >>> x, y, to_image = augment(persons.x, persons.y, persons.to_image, augment.draws(4, seed=0, epoch=0))
+        >>> x.shape, y.shape, to_image.shape
+        (torch.Size([4, 3, 64, 64]), torch.Size([4, 14, 3]), torch.Size([4, 2, 3]))
+    """
+
+    side: int
+    mirrored: tuple[int, ...]
+    scale: float = 0.25
+    rotation: float = 30.0
+    rotation_p: float = 0.6
+    flip: bool = True
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        check_count("side", self.side)
+        if sorted(self.mirrored) != list(range(len(self.mirrored))):
+            raise BsamValueError(f"mirrored must name each joint once, got {self.mirrored!r}")
+        if not 0 <= check_number("scale", self.scale) < 1:
+            raise BsamValueError(f"scale must be at least 0 and below 1, got {self.scale!r}")
+        check_number("rotation", self.rotation, 0, 180)
+        check_number("rotation_p", self.rotation_p, 0, 1)
+
+    def draws(self, n: int, seed: int, epoch: int) -> PoseDraws:
+        """Draw random numbers for ``n`` images, a function of the seed and the epoch."""
+        if min(seed, epoch) < 0:
+            raise BsamValueError(f"seed and epoch must not be negative, got {seed!r} and {epoch!r}")
+        random = np.random.default_rng((seed, epoch, _STREAM))
+        scale = 1 + self.scale * random.uniform(-1, 1, n)
+        angle = math.radians(self.rotation) * random.uniform(-1, 1, n) * (random.random(n) < self.rotation_p)
+        mirrored = random.integers(0, 2, n) * self.flip
+        return PoseDraws(torch.from_numpy(np.stack([scale, angle, mirrored], axis=1)))
+
+    def __call__(self, x: Tensor, y: Tensor, to_image: Tensor, draws: PoseDraws) -> tuple[Tensor, Tensor, Tensor]:
+        """Augment a batch.
+
+        Args:
+            x: stored crops (n, 3, side, side), as bytes or as floating-point numbers.
+            y: joints (n, J, 3): x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
+            to_image: (n, 2, 3), the maps from pixels of the crop to those of the image.
+            draws: one row per image.
+
+        Returns:
+            float32 images in the channels_last memory format; the joints in their pixels, with 0 also for a joint that
+            lies outside of them; and the maps from their pixels to those of the images.
+        """
+        if not len(x) == len(y) == len(to_image) == len(draws):
+            raise BsamValueError(
+                f"{len(x)} images need as many joints, maps and draws, got {len(y)}, {len(to_image)} and {len(draws)}"
+            )
+        if y.shape[1:] != (len(self.mirrored), 3):
+            raise BsamValueError(f"y must have the shape (n, {len(self.mirrored)}, 3), got {tuple(y.shape)}")
+        scale, angle, mirrored = draws.table.unbind(dim=1)
+        maps = centre_map(x.shape[-1], self.side, scale, angle, mirrored)
+        unit = 1.0 if x.is_floating_point() else 255.0
+        mean, std = (tuple(unit * value for value in values) for values in (self.mean, self.std))
+        pixels = normalise(warp(x, maps, self.side), mean, std)
+        exchanged = y.index_select(1, _index(self.mirrored, y.device))
+        y = torch.where(mirrored[:, None, None] > 0, exchanged, y)
+        places = apply(maps, y[:, :, :2])
+        inside = ((places >= -0.5) & (places <= self.side - 0.5)).all(dim=2, keepdim=True)
+        return pixels, torch.cat([places, y[:, :, 2:] * inside], dim=2), compose(to_image, inverse(maps))
+
+
+@functools.lru_cache(maxsize=16)
+def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return indices, copied to the device once: a copy per batch would wait and cannot be captured."""
+    with torch.inference_mode(False):
+        return torch.tensor(order, device=device)

@@ -1,0 +1,149 @@
+"""Persons cut out of their images, with the places of their joints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.checks import check_count
+from ..core.errors import BsamValueError
+from .affine import apply, crop_map, inverse
+from .image_blocks import sha256
+from .image_cache import Progress, decode_files
+from .image_decoding import Crop
+from .pose_files import PersonFiles
+from .skeletons import Skeleton
+
+MARGIN = 1.25  # extent of a network's input, relative to the longer side of the person's box
+SURROUND = 1.375  # extent of a stored crop, relative to that of the input: a square turned by 30 degrees needs 1.366
+
+
+def stored_side(side: int) -> int:
+    """Return the side of the crops that are stored for inputs of ``side`` pixels, with the same resolution.
+
+    Rotations by up to 30 degrees stay inside of them. The corners of an image that is also made smaller are black.
+
+    Example:
+        >>> stored_side(256)
+        352
+    """
+    return round(SURROUND * check_count("side", side))
+
+
+@dataclass(frozen=True, eq=False)
+class Persons:
+    """Images of persons, one each.
+
+    Args:
+        x: (n, 3, side, side), bytes in the channels_last format.
+        y: (n, J, 3), float32: x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
+        to_image: (n, 2, 3), float64: the maps from pixels of the crop to those of the image; see
+            :mod:`bsam.data.affine`.
+        head_sizes: (n,), float32, in pixels of the image; None where they are not known.
+        images: names of the image files, where there are any.
+    """
+
+    x: Tensor
+    y: Tensor
+    to_image: Tensor
+    head_sizes: Tensor | None = None
+    images: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def to(self, device: torch.device | str) -> Persons:
+        """Return a copy on another device."""
+        heads = None if self.head_sizes is None else self.head_sizes.to(device)
+        x, y, to_image = (tensor.to(device) for tensor in (self.x, self.y, self.to_image))
+        return replace(self, x=x, y=y, to_image=to_image, head_sizes=heads)
+
+
+@dataclass(frozen=True, eq=False)
+class PoseData:
+    """Persons to train on and to test on.
+
+    Args:
+        name: of the data set.
+        side: of a network's inputs, which :class:`bsam.data.pose_augment.PoseAugment` cuts out of the stored crops.
+        train: training set.
+        test: test set.
+        skeleton: names of the joints.
+        split: which persons are in which set, in words.
+        digest: SHA-256 of the pixels, the joints and their order.
+    """
+
+    name: str
+    side: int
+    train: Persons
+    test: Persons
+    skeleton: Skeleton
+    split: str
+    digest: str
+
+    def to(self, device: torch.device | str) -> PoseData:
+        """Return a copy on another device."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+
+def load_persons(
+    files: PersonFiles,
+    side: int = 256,
+    *,
+    cache_dir: str | Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    skip_corrupt: bool = False,
+) -> tuple[PoseData, list[str]]:
+    """Return the persons of a data set, cut out of their images, by way of the cache of decoded images.
+
+    Args:
+        files: of :mod:`bsam.data.pose_files`.
+        side: of a network's inputs, in pixels; crops of :func:`stored_side` pixels are stored.
+        cache_dir: see :func:`bsam.data.image_cache.load_images`, as for the other arguments.
+        workers: likewise.
+        progress: likewise.
+        skip_corrupt: likewise.
+
+    Returns:
+        The data set, whose crops are mapped into memory, and one sentence for each person who was left out because the
+        image cannot be decoded.
+    """
+    size, margin = stored_side(side), SURROUND * MARGIN
+    order = np.concatenate([files.train, files.test])  # a set is a part of the cache, without a copy
+    boxes, names = files.boxes[order], [files.images[person] for person in order]
+    crops = [Crop((left, top, right, bottom), margin, size) for left, top, right, bottom in boxes.tolist()]
+    x, corrupt, pixels = decode_files(
+        files.folder, names, crops, cache_dir=cache_dir, workers=workers, progress=progress, skip_corrupt=skip_corrupt
+    )
+    maps = crop_map(torch.from_numpy(boxes), margin, size)
+    joints = torch.from_numpy(files.joints[order])
+    y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)
+    y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of what is not labelled may be anything
+    heads = None if files.head_sizes is None else torch.from_numpy(files.head_sizes[order]).float()
+    everyone = Persons(x, y, inverse(maps), heads, tuple(names))
+    ends = len(files.train), len(order)
+    rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
+    for title, kept in zip(("training", "test"), rows, strict=True):
+        if not kept:
+            raise BsamValueError(f"no image of the {title} set can be decoded: replace the files in {files.folder}")
+    train, test = (_some(everyone, kept) for kept in rows)
+    labels = [sha256(part.y.numpy().tobytes() + part.to_image.numpy().tobytes()) for part in (train, test)]
+    digest = sha256(json.dumps([*pixels, rows, labels]).encode())
+    data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
+    return data, list(corrupt.values())
+
+
+def _some(persons: Persons, rows: Sequence[int]) -> Persons:
+    """Return the persons at these rows, without a copy of the images where the rows are consecutive."""
+    whole = len(rows) == rows[-1] + 1 - rows[0]
+    index = slice(rows[0], rows[-1] + 1) if whole else list(rows)
+    heads = None if persons.head_sizes is None else persons.head_sizes[index]
+    images = tuple(persons.images[row] for row in rows)
+    return Persons(persons.x[index], persons.y[index], persons.to_image[index], heads, images)

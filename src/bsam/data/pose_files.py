@@ -1,0 +1,203 @@
+"""Persons in image files with the places of their joints, before any image is decoded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import BsamRuntimeError, BsamValueError
+from .image_layouts import read_mat, required
+from .skeletons import LSP, MPII, Skeleton
+
+SPLIT_SEED = 0
+LSPET_MARGIN = 0.05  # of the longer side: joints are where a person bends, and hands and feet reach beyond them
+HEAD = 0.6  # share of the diagonal of the head's rectangle that PCKh measures by, as in MPII's own evaluation
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class PersonFiles:
+    """Persons in image files, whom :func:`bsam.data.pose_data.load_persons` cuts out.
+
+    Coordinates are pixels of the upright image, and the centre of its first pixel is (0, 0).
+
+    Args:
+        name: of the data set.
+        folder: all names of images are relative to it.
+        images: one name for each of n persons, with ``/``; several persons may be in one image.
+        boxes: (n, 4): left, top, right and bottom of each person.
+        joints: (n, J, 3): x, y and whether the joint is labelled, 1 or 0. What is not labelled has no place: its
+            coordinates are ignored.
+        head_sizes: (n,), the lengths that PCKh measures by; None where they are not known.
+        skeleton: names of the joints.
+        train: indices of the persons to train on.
+        test: indices of the persons to test on.
+        split: where the split comes from, in words, for tables of results.
+        left_out: number of persons without any labelled joint, or without a box or a head, who are not among the n.
+    """
+
+    name: str
+    folder: Path
+    images: tuple[str, ...]
+    boxes: Floats
+    joints: Floats
+    head_sizes: Floats | None
+    skeleton: Skeleton
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    split: str
+    left_out: int = 0
+
+    def __post_init__(self) -> None:
+        shapes = {"boxes": (len(self), 4), "joints": (len(self), len(self.skeleton.joints), 3)}
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise BsamValueError(f"{name} must have the shape {shape}, got {getattr(self, name).shape}")
+        if not len(self.train) or not len(self.test):
+            raise BsamValueError(
+                f"{self.folder} has {len(self.train)} persons to train on and {len(self.test)} to test on: at least "
+                "one of each is needed"
+            )
+        for person, joint in np.argwhere(~np.isfinite(_labelled(self.joints)).all(axis=2)):
+            raise BsamValueError(
+                f"{self.folder / self.images[person]}: the {self.skeleton.joints[joint]} is at "
+                f"{self.joints[person, joint, :2].tolist()}: correct it, or mark it as not labelled"
+            )
+        sizes = self.boxes[:, 2:] - self.boxes[:, :2]
+        for person in np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)).all(axis=1)):
+            raise BsamValueError(
+                f"{self.folder / self.images[person]}: the box {self.boxes[person].tolist()} of a person has no area: "
+                "correct it, or remove the person"
+            )
+        heads = np.ones(len(self)) if self.head_sizes is None else self.head_sizes
+        for person in np.flatnonzero(~(np.isfinite(heads) & (heads > 0))):
+            raise BsamValueError(
+                f"{self.folder / self.images[person]}: the head of a person has the size {heads[person]}: correct it, "
+                "or remove the person"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def read_lspet(folder: str | Path) -> PersonFiles:
+    """List the persons of LSP Extended (Johnson and Everingham, 2011): one in each of 10,000 images, 14 joints.
+
+    The data set has no test set: a tenth of the images, drawn with a fixed seed, is the test set here. The file's
+    third row, "visible", says whether a joint is labelled: where it is 0, both coordinates are 0 or negative in the
+    whole file. A box is that of the labelled joints, and 5 % of its longer side is added on each of its four sides;
+    those of the test set, too, come from the labels.
+
+    Args:
+        folder: holds ``joints.mat`` and ``images/im00001.jpg`` and so on.
+    """
+    folder = Path(folder)
+    table = np.asarray(read_mat(required(folder, "joints.mat"), "joints"), dtype=np.float64)
+    if table.ndim != 3 or table.shape[:2] != (14, 3):
+        raise BsamRuntimeError(f"{folder / 'joints.mat'}: joints must have the shape (14, 3, n), got {table.shape}")
+    joints = table.transpose(2, 0, 1)
+    names = _all_there(folder, [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)])
+    kept = np.flatnonzero((joints[:, :, 2] > 0).any(axis=1)).tolist()
+    boxes = joint_boxes(joints[kept], LSPET_MARGIN)
+    images = [names[person] for person in kept]
+    train, test, split = _split_by_image(images)
+    left_out = len(joints) - len(kept)
+    return PersonFiles("lspet", folder, tuple(images), boxes, joints[kept], None, LSP, train, test, split, left_out)
+
+
+def read_mpii(folder: str | Path) -> PersonFiles:
+    """List the persons of MPII Human Pose (Andriluka et al., 2014), in its authors' layout: 16 joints.
+
+    The labels of the official test set are not published: a tenth of the official training images, drawn with a fixed
+    seed, is the test set here; all persons of an image are in the same set. A box is the square of ``200 * scale``
+    pixels whose centre lies ``15 * scale`` pixels below the annotated one, as usual: that is nearer to the head than
+    to the feet. Coordinates are counted from 0 rather than from 1. A joint that is hidden but labelled counts as
+    labelled, as in the official evaluation. A head size is 0.6 times the diagonal of the head's rectangle.
+
+    Args:
+        folder: holds ``mpii_human_pose_v1_u12_1.mat`` and ``images/``.
+    """
+    folder = Path(folder)
+    path = required(folder, "mpii_human_pose_v1_u12_1.mat")
+    release = read_mat(path, "RELEASE", struct_as_record=False)
+    images, boxes, joints, heads, left_out = [], [], [], [], 0
+    try:
+        for image, train in zip(_items(release.annolist), np.ravel(release.img_train), strict=True):
+            for person in _items(image.annorect) if train else ():
+                points = [point for holder in _items(person, "annopoints") for point in _items(holder, "point")]
+                centre, scale = _items(person, "objpos"), _items(person, "scale")
+                rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
+                if not (points and centre and scale and len(rectangle) == 4):
+                    left_out += 1
+                    continue
+                table = np.zeros((len(MPII.joints), 3))
+                for point in points:
+                    table[int(point.id)] = float(point.x) - 1, float(point.y) - 1, 1
+                x, y, half = float(centre[0].x) - 1, float(centre[0].y) - 1, 100 * float(scale[0])
+                y += 0.15 * half
+                images.append(f"images/{image.image.name}")
+                boxes.append((x - half, y - half, x + half, y + half))
+                joints.append(table)
+                left, top, right, bottom = map(float, rectangle)
+                heads.append(HEAD * math.hypot(right - left, bottom - top))
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        reason = f"it does not have the layout of MPII's annotations: {error}"
+        raise BsamRuntimeError(f"{path} cannot be read ({reason}): get it again") from error
+    _all_there(folder, images)
+    train, test, split = _split_by_image(images)
+    arrays = np.array(boxes).reshape(-1, 4), np.array(joints).reshape(-1, 16, 3), np.array(heads)
+    return PersonFiles("mpii", folder, tuple(images), *arrays, MPII, train, test, split, left_out)
+
+
+def joint_boxes(joints: Floats, margin: float) -> Floats:
+    """Return the boxes (n, 4) of the labelled joints, larger by ``margin`` times the longer side on each side.
+
+    Example:
+        >>> joint_boxes(np.array([[[10.0, 20.0, 1.0], [30.0, 60.0, 1.0], [0.0, 0.0, 0.0]]]), margin=0.25)
+        array([[ 0., 10., 40., 70.]])
+    """
+    places, labelled = joints[:, :, :2], joints[:, :, 2:] > 0
+    low = np.where(labelled, places, np.inf).min(axis=1)
+    high = np.where(labelled, places, -np.inf).max(axis=1)
+    extra = margin * (high - low).max(axis=1, keepdims=True)
+    return np.concatenate([low - extra, high + extra], axis=1)
+
+
+def _labelled(joints: Floats) -> Floats:
+    """Return the joints with zeros for those that are not labelled, whose coordinates may be anything."""
+    return np.where(joints[:, :, 2:] == 0, 0.0, joints)
+
+
+def _items(holder: Any, field: str | None = None) -> list[Any]:
+    """Return the structures in a field of a MATLAB file, which may be missing, empty, one structure or an array."""
+    value = holder if field is None else getattr(holder, field, ())
+    return list(np.atleast_1d(np.asarray(value, dtype=object)).ravel()) if np.size(value) else []
+
+
+def _all_there(folder: Path, names: Sequence[str]) -> Sequence[str]:
+    if not (folder / "images").is_dir():
+        raise BsamRuntimeError(f"{folder / 'images'} is missing: give the folder that holds images/")
+    there = {path.name for path in (folder / "images").iterdir()}
+    missing = sorted({name for name in names if name.partition("/")[2] not in there})
+    if missing:
+        raise BsamRuntimeError(
+            f"{folder / missing[0]} is missing, and so are {len(missing) - 1} other images that have annotations: get "
+            "the data set again"
+        )
+    return names
+
+
+def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+    """Return the indices of the persons in nine tenths of the images, and of those in the others."""
+    names = sorted(set(images))
+    chosen = np.random.default_rng(SPLIT_SEED).permutation(len(names))[: max(1, len(names) // 10)]
+    tested = {names[index] for index in chosen}
+    among = np.array([name in tested for name in images], dtype=bool)
+    return np.flatnonzero(~among), np.flatnonzero(among), f"90/10 of the images, seed {SPLIT_SEED}"

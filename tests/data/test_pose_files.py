@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.data.pose_files import PersonFiles, read_lspet, read_mpii
+from bsam.data.skeletons import LSP, MPII, Skeleton
+
+
+@pytest.mark.parametrize("skeleton", [LSP, MPII])
+def test_left_and_right_are_exchanged_and_the_drawing_connects_everything(skeleton):
+    for joint, other in enumerate(skeleton.mirrored):
+        name, partner = skeleton.joints[joint], skeleton.joints[other]
+        swapped = {"right": "left", "left": "right"}.get(name.split()[0])
+        assert partner == (f"{swapped} {name.split(maxsplit=1)[1]}" if swapped else name)
+    reached = {0}
+    for _ in skeleton.joints:
+        reached |= {joint for edge in skeleton.edges if reached & {*edge} for joint in edge}
+    assert reached == {*range(len(skeleton.joints))}
+    limbs = [{"ankle", "knee"}, {"knee", "hip"}, {"wrist", "elbow"}, {"elbow", "shoulder"}]
+    for side in ("left", "right"):
+        for limb in limbs:
+            assert {skeleton.joints.index(f"{side} {part}") for part in limb} in [{*edge} for edge in skeleton.edges]
+
+
+def lspet(folder: Path, n: int = 20) -> np.ndarray:
+    """The table of LSP Extended's file: every coordinate is another number, and a few joints are not labelled."""
+    (folder / "images").mkdir(exist_ok=True)
+    table = np.random.default_rng(0).uniform(10, 200, (14, 3, n))
+    table[:, 2] = 1
+    table[3, :, 2] = -40, 0, 0
+    for i in range(n):
+        (folder / f"images/im{i + 1:05d}.jpg").touch()
+    savemat(folder / "joints.mat", {"joints": table})
+    return table
+
+
+def test_lspet(tmp_path):
+    table = lspet(tmp_path)
+    table[:, 2, 4] = 0
+    savemat(tmp_path / "joints.mat", {"joints": table})
+    files = read_lspet(tmp_path)
+    assert (files.name, len(files), files.left_out, files.head_sizes) == ("lspet", 19, 1, None)
+    assert "images/im00005.jpg" not in files.images
+    assert files.images[:5] == tuple(f"images/im0000{i}.jpg" for i in (1, 2, 3, 4, 6))
+    x, y, flag = table[:, :, 2].T
+    labelled = np.arange(14) != 3
+    np.testing.assert_array_equal(files.joints[2], np.stack([x, y, flag], axis=1))
+    size = max(np.ptp(x[labelled]), np.ptp(y[labelled])) * 0.05
+    want = x[labelled].min() - size, y[labelled].min() - size, x[labelled].max() + size, y[labelled].max() + size
+    assert files.boxes[2] == pytest.approx(want)
+
+
+def test_the_split_of_lspet_is_fixed(tmp_path):
+    lspet(tmp_path, 40)
+    files = read_lspet(tmp_path)
+    assert [files.images[i][-6:-4] for i in files.test] == ["05", "12", "25", "28"]
+    assert sorted([*files.train, *files.test]) == list(range(40))
+    assert files.split == "90/10 of the images, seed 0"
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(BsamRuntimeError, match=r"joints.mat is missing: give the folder that holds joints.mat"):
+        read_lspet(tmp_path)
+    with pytest.raises(BsamRuntimeError, match=r"mpii_human_pose_v1_u12_1.mat is missing"):
+        read_mpii(tmp_path)
+    lspet(tmp_path)
+    for i in (7, 9):
+        (tmp_path / f"images/im0000{i}.jpg").unlink()
+    with pytest.raises(BsamRuntimeError, match=r"im00007.jpg is missing, and so are 1 other images that have annot"):
+        read_lspet(tmp_path)
+    (tmp_path / "images").rename(tmp_path / "pictures")
+    with pytest.raises(BsamRuntimeError, match=r"images is missing: give the folder that holds images/"):
+        read_lspet(tmp_path)
+    savemat(tmp_path / "joints.mat", {"joints": np.zeros((3, 14, 5))})
+    with pytest.raises(BsamRuntimeError, match=r"joints must have the shape \(14, 3, n\), got \(3, 14, 5\)"):
+        read_lspet(tmp_path)
+
+
+def test_impossible_joints_and_boxes_are_named(tmp_path):
+    table = lspet(tmp_path)
+    for value in (np.nan, np.inf):
+        table[7, 1, 11] = value
+        savemat(tmp_path / "joints.mat", {"joints": table})
+        with pytest.raises(BsamValueError, match=rf"im00012.jpg: the right elbow is at \[\d+\.\d+, {value}\]: correct"):
+            read_lspet(tmp_path)
+    table[7, :, 11] = np.nan, np.nan, 0  # nobody asks where it is
+    savemat(tmp_path / "joints.mat", {"joints": table})
+    assert len(read_lspet(tmp_path)) == 20
+    table[:, :2, 3] = 17
+    savemat(tmp_path / "joints.mat", {"joints": table})
+    with pytest.raises(BsamValueError, match=r"im00004.jpg: the box \[17.0, .*, 17.0\] of a person has no area"):
+        read_lspet(tmp_path)
+
+
+def persons(**changes) -> PersonFiles:
+    skeleton = Skeleton(("a", "b"), (), ((0, 1),))
+    fields = {"boxes": np.array([[0.0, 0, 5, 5], [0, 0, 5, 5]]), "joints": np.ones((2, 2, 3)), "head_sizes": None}
+    fields |= {"train": np.array([0]), "test": np.array([1])}
+    return PersonFiles("some", Path("here"), ("a.jpg", "b.jpg"), skeleton=skeleton, split="", **(fields | changes))
+
+
+def test_inconsistent_persons_are_errors():
+    assert len(persons()) == 2
+    wrong = {
+        r"boxes must have the shape \(2, 4\), got \(2, 3\)": {"boxes": np.ones((2, 3))},
+        r"joints must have the shape \(2, 2, 3\), got \(2, 3, 3\)": {"joints": np.ones((2, 3, 3))},
+        r"b.jpg: the box .* has no area": {"boxes": np.array([[0.0, 0, 5, 5], [0, 5, 5, 5]])},
+        r"a.jpg: the box .* has no area": {"boxes": np.array([[0.0, 0, np.nan, 5], [0, 0, 5, 5]])},
+        r"b.jpg: the head of a person has the size 0.0": {"head_sizes": np.array([3.0, 0.0])},
+        r"has 1 persons to train on and 0 to test on": {"test": np.array([], dtype=np.int64)},
+    }
+    for message, change in wrong.items():
+        with pytest.raises(BsamValueError, match=message):
+            persons(**change)
+
+
+def point(number: int, x: float, y: float, **fields) -> dict:
+    return {"id": number, "x": x, "y": y, **fields}
+
+
+def structs(rows: list[dict]) -> np.ndarray:
+    """An array of MATLAB structures; a field that a row does not have is empty."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    array = np.empty(len(rows), dtype=[(name, object) for name in names])
+    for place, row in enumerate(rows):
+        array[place] = tuple(row.get(name, np.empty((0, 0))) for name in names)
+    return array
+
+
+def person(points: list[dict], x: float = 100, y: float = 120, scale: float = 1.5) -> dict:
+    head = {"x1": np.uint8(250), "y1": np.uint8(40), "x2": np.uint16(280), "y2": np.uint8(80)}
+    found = {**head, "scale": scale, "objpos": {"x": x, "y": y}}
+    return {**found, "annopoints": {"point": structs(points)}} if points else found
+
+
+def mpii(folder: Path) -> None:
+    joints = [point(9, 201.5, 31), point(0, 11, 301, is_visible="0"), point(10, 51, 61, is_visible=np.uint8(1))]
+    several = [person(joints, x=300), person([]), person(joints[:1], scale=2.0)]
+    del several[2]["objpos"]
+    several.append({"x1": 1, "y1": 1, "x2": 4, "y2": 5, "annopoints": {"point": structs(joints)}})
+    rows = [structs([person(joints)]), np.empty((0, 0)), structs(several), structs([{"x1": 1, "y1": 2}])]
+    rows += [structs([person(joints[:1], scale=2.0), person(joints, y=50)])]
+    names = ["one.jpg", "none.jpg", "several.jpg", "test.jpg", "two.jpg"]
+    images = [{"image": {"name": name}, "annorect": row} for name, row in zip(names, rows, strict=True)]
+    release = {"annolist": structs(images), "img_train": np.array([1, 1, 1, 0, 1]), "version": "12"}
+    savemat(folder / "mpii_human_pose_v1_u12_1.mat", {"RELEASE": release})
+    (folder / "images").mkdir()
+    for name in names[:3:2] + names[4:]:
+        (folder / "images" / name).touch()
+
+
+def test_mpii(tmp_path):
+    mpii(tmp_path)
+    files = read_mpii(tmp_path)
+    assert files.images == tuple(f"images/{name}.jpg" for name in ("one", "several", "two", "two"))
+    assert files.left_out == 3  # without joints, centre or scale
+    want = np.zeros((16, 3))
+    want[9], want[0], want[10] = (200.5, 30, 1), (10, 300, 1), (50, 60, 1)
+    np.testing.assert_array_equal(files.joints[:2], [want, want])
+    np.testing.assert_array_equal(files.joints[2][9], want[9])
+    assert files.joints[2, :, 2].sum() == 1
+    # 300 pixels around (99, 119 + 22.5); 300 around (299, ...); 400 around (99, 119 + 30)
+    assert files.boxes[0].tolist() == pytest.approx([-51, -8.5, 249, 291.5])
+    assert files.boxes[1].tolist() == pytest.approx([149, -8.5, 449, 291.5])
+    assert files.boxes[2].tolist() == pytest.approx([-101, -51, 299, 349])
+    assert files.head_sizes.tolist() == pytest.approx([30.0] * 4)  # 0.6 times 50
+    sets = [{files.images[i].partition("/")[2] for i in part} for part in (files.train, files.test)]
+    assert not sets[0] & sets[1]
+    assert sets[0] | sets[1] == {"one.jpg", "several.jpg", "two.jpg"}
+    assert len(sets[1]) == 1
+
+    (tmp_path / "images/several.jpg").unlink()
+    with pytest.raises(BsamRuntimeError, match=r"several.jpg is missing, and so are 0 other images"):
+        read_mpii(tmp_path)
+    savemat(tmp_path / "mpii_human_pose_v1_u12_1.mat", {"RELEASE": {"annolist": 3}})
+    with pytest.raises(BsamRuntimeError, match=r"v1_u12_1.mat cannot be read \(it does not have the layout"):
+        read_mpii(tmp_path)
+
+
+def test_all_persons_of_an_image_are_in_the_same_set(tmp_path):
+    joints = [point(9, 20, 30)]
+    names = [f"{i:02d}.jpg" for i in range(40)]
+    images = [{"image": {"name": name}, "annorect": structs([person(joints)] * 3)} for name in names]
+    release = {"annolist": structs(images), "img_train": np.ones(40)}
+    savemat(tmp_path / "mpii_human_pose_v1_u12_1.mat", {"RELEASE": release})
+    (tmp_path / "images").mkdir()
+    for name in names:
+        (tmp_path / "images" / name).touch()
+    files = read_mpii(tmp_path)
+    assert (len(files.train), len(files.test)) == (108, 12)
+    assert len({files.images[i] for i in files.test}) == 4
+    assert sorted([*files.train, *files.test]) == list(range(120))
