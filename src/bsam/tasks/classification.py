@@ -19,7 +19,7 @@ from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..data.streaming import stream
-from ..models import build
+from ..models import build, model_entry
 from ..models.parts import head
 from ..models.weights import WeightsReport, load_weights
 from .inputs import Inputs, find_weights, inputs_of, load_data
@@ -199,6 +199,8 @@ class Classification(Task):
 def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
     """Return a run's network with random weights, in eval mode; raise if it does not take the inputs."""
     shape = inputs.channels, inputs.size, inputs.size
+    if (backbone := model_entry(run.model).backbone) is not None:
+        raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
     network = build(run.model, classes, inputs.channels, run.seed).eval()
     try:
         with torch.no_grad():
