@@ -76,7 +76,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
     prefix = f"{head_name(network)}."
     backbone = model_entry(name).backbone
     if backbone is not None and not any(key.startswith(BACKBONE) for key in tensors):
-        left, tensors = _into_backbone(tensors, backbone)
+        left, tensors = into_backbone(tensors, backbone)
     else:
         left = {key: t for key, t in tensors.items() if key.startswith(prefix) and not keep_head}
     found = {key: t for key, t in tensors.items() if key not in left}
@@ -86,7 +86,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
     return WeightsReport(source_name, sha256, len(found), {key: tuple(t.shape) for key, t in left.items()})
 
 
-def _into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors of the classifier, and the others under the names that they have in a backbone."""
     with torch.device("meta"):
         classifier = f"{head_name(model_entry(backbone).build())}."

@@ -58,6 +58,8 @@ class Classification(Task):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
+        if (backbone := model_entry(run.model).backbone) is not None:
+            raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
         data, self._left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         self.inputs = inputs_of(run, data)
         self._data_dir, self._split, self._digest = data_dir, data.split, data.digest
@@ -199,8 +201,6 @@ class Classification(Task):
 def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
     """Return a run's network with random weights, in eval mode; raise if it does not take the inputs."""
     shape = inputs.channels, inputs.size, inputs.size
-    if (backbone := model_entry(run.model).backbone) is not None:
-        raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
     network = build(run.model, classes, inputs.channels, run.seed).eval()
     try:
         with torch.no_grad():

@@ -100,8 +100,9 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
     """Return coordinates in pixels of the input, of the shape (n, joints, 2), from logits or log-probabilities.
 
     The maximum is refined within half a bin: it is that of the parabola through the logits of the largest bin and its
-    two neighbours. Of a Gaussian, whose logarithm is a parabola, this is the centre. At the first and the last bin, and
-    where the three are equal or a neighbour has the probability 0, the bin itself is taken; of several largest bins the first.
+    two neighbours. Of a Gaussian, whose logarithm is a parabola, this is the centre. At the first and the last bin,
+    where the three are equal and where a neighbour has the probability 0, the bin itself is taken. Of several largest
+    bins the first is taken.
 
     Args:
         logits: of the shape (n, joints, 2, bins).
@@ -148,11 +149,11 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int
                 f"pairs must hold each of the joints 0 to {len(order) - 1} once at most; got {left} and {right}"
             )
         order[left], order[right] = right, left
+    logits, flipped_logits = _full_precision(logits), _full_precision(flipped_logits)
     # not by an index tensor: its copy to the device could not be captured in a CUDA graph
     swapped = torch.stack([flipped_logits[:, joint] for joint in order], dim=1)
     mirrored = torch.stack((swapped[:, :, 0].flip(-1).roll(1 - round(k), -1), swapped[:, :, 1]), dim=2)
-    both = [F.log_softmax(_full_precision(each), dim=-1) for each in (logits, mirrored)]
-    return torch.logaddexp(*both) - math.log(2)
+    return torch.logaddexp(F.log_softmax(logits, dim=-1), F.log_softmax(mirrored, dim=-1)) - math.log(2)
 
 
 def _full_precision(logits: Tensor) -> Tensor:
