@@ -51,7 +51,7 @@ def random_batch(dtype=torch.float64, n=4, joints=5, seed=0):
     y[0, 0], y[0, 1], y[0, 2] = torch.tensor([[-0.4, 7.4, 1], [3, 99, 1], [-9, 3, 1]], dtype=dtype)
     y[1, :, 2] = 0
     y[2, 0], y[2, 1] = torch.tensor([[NAN, NAN, 0], [math.inf, 1, 0]], dtype=dtype)
-    y[3, :, 2] = 1
+    y[2, 3:, 2] = y[3, :, 2] = 1
     return logits, y
 
 
