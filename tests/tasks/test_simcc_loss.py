@@ -74,11 +74,12 @@ def test_labels_are_those_of_a_loop_and_sum_to_one_beyond_the_border_too(side, k
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_losses_are_those_of_a_loop(dtype):
+@pytest.mark.parametrize("sigma", [SIGMA, 0.2])  # with the second, probabilities are 0
+def test_losses_are_those_of_a_loop(dtype, sigma):
     logits, y = random_batch(dtype)
-    found = simcc_losses(logits, y, K, SIGMA)
+    found = simcc_losses(logits, y, K, sigma)
     assert (found.dtype, found.shape) == (dtype, (4,))
-    assert found.tolist() == pytest.approx(losses_loop(logits, y, K, SIGMA), rel=1e-6, abs=1e-6)
+    assert found.tolist() == pytest.approx(losses_loop(logits, y, K, sigma), rel=1e-6, abs=1e-6)
     assert found[1] == 0
     assert found[[0, 2, 3]].gt(0).all()
 

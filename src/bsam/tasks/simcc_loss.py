@@ -100,9 +100,9 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
     """Return coordinates in pixels of the input, of the shape (n, joints, 2), from logits or log-probabilities.
 
     The maximum is refined within half a bin: it is that of the parabola through the logits of the largest bin and its
-    two neighbours. Of a Gaussian, whose logarithm is a parabola, this is the centre. At the first and the last bin,
-    where the three are equal and where a neighbour has the probability 0, the bin itself is taken. Of several largest
-    bins the first is taken.
+    two neighbours. Of a Gaussian, whose logarithm is a parabola, this is the centre. Of several largest
+    bins the first is taken. At the first and the last bin of all, and where a neighbour has the probability 0, the bin
+    itself is taken.
 
     Args:
         logits: of the shape (n, joints, 2, bins).
@@ -117,8 +117,8 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
     middle = logits.gather(-1, largest)
     before = middle - logits.gather(-1, (largest - 1).clamp(min=0))
     after = middle - logits.gather(-1, (largest + 1).clamp(max=last))
-    bend = before + after  # infinite where a neighbour has the probability 0
-    refined = (largest > 0) & (largest < last) & (bend > 0) & (bend < math.inf)
+    bend = before + after  # above 0, since the first largest one was taken; infinite for a probability of 0
+    refined = (largest > 0) & (largest < last) & (bend < math.inf)
     return (largest + torch.where(refined, (before - after) / (2 * bend), 0))[..., 0] / k
 
 
