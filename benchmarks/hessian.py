@@ -168,7 +168,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "hessian")
-    parser.add_argument("--model", choices=[name for name in MODELS if MODELS[name].channels == 3], default="resnet8")
+    models = [name for name, entry in MODELS.items() if entry.channels == 3 and entry.backbone is None]
+    parser.add_argument("--model", choices=models, default="resnet8")
     parser.add_argument(
         "--cifar", type=Path, help="the folder cifar-10-batches-bin, with any of its training files; noise if not given"
     )

@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--models",
         nargs="+",
-        choices=list(MODELS),
+        choices=[name for name, entry in MODELS.items() if entry.backbone is None],
         metavar="MODEL",
         help="default: on CUDA the paper's three, on the CPU resnet8",
     )

@@ -83,6 +83,11 @@ def pyramid(blocks: int, more: int, classes: int, channels: int) -> int:
     return total + bn(last) + (last + 1) * classes
 
 
+def simcc(features: int, width: int, cells: int, bins: int, joints: int) -> int:
+    """By hand: weights without the classifier, a convolution with bias, and two linear layers with bias."""
+    return features + (width + 1) * joints + 2 * (cells + 1) * bins
+
+
 def by_hand(name: str, classes: int, channels: int) -> int:
     return {
         "digits_net": lambda: conv(channels, 16) + bn(16) + conv(16, 32) + bn(32) + (32 * 16 + 1) * classes,
@@ -94,6 +99,8 @@ def by_hand(name: str, classes: int, channels: int) -> int:
         "wide_resnet28_10": lambda: wide(28, 10, classes, channels),
         "pyramidnet8": lambda: pyramid(3, 16, classes, channels),
         "pyramidnet110": lambda: pyramid(54, 5, classes, channels),
+        "simcc_resnet8": lambda: simcc(residual(16, [[16], [32], [64]], 0, channels), 64, 16 * 16, 128, classes),
+        "simcc_resnet50": lambda: simcc(bottlenecks(0, channels), 2048, 8 * 8, 512, classes),
     }[name]()
 
 
@@ -112,15 +119,16 @@ def test_the_published_sizes():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
-    model = build(name, classes=7, seed=0)
+    side = MODELS[name].images // 4 if name in LARGE else MODELS[name].images
+    finds_joints = MODELS[name].backbone is not None
+    model = build(name, classes=7, seed=0, **({"side": side} if finds_joints else {}))
     kernels = [p for p in model.parameters() if p.dim() == 4]
     assert kernels
     assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
     before = copy.deepcopy(dict(model.named_buffers()))
-    x = images(MODELS[name], side=MODELS[name].images // 4 if name in LARGE else None)
-    out = model(x)
-    assert out.shape == (2, 7)
-    F.cross_entropy(out, torch.tensor([1, 5])).backward()
+    out = model(images(MODELS[name], side=side))
+    assert out.shape == ((2, 7, 2, 2 * side) if finds_joints else (2, 7))
+    F.cross_entropy(out.flatten(1), torch.tensor([1, 5])).backward()
     for key, p in model.named_parameters():
         assert p.grad is not None, key
         assert p.grad.isfinite().all(), key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from bsam.core.errors import BsamError
 from bsam.models import MODELS, build
 from bsam.models.inputs import InputConfig, input_config
 from bsam.models.parts import head, head_name, layer_ids
+
+BLOCKS = ("layer", "blocks", "backbone.layer")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_a_network_without_a_classifier_is_refused():
         head(nn.Conv2d(1, 1, 1))
 
 
-@pytest.mark.parametrize("name", ["timm:resnet18", "timm:test_efficientnet", "timm:test_vit"])
+@pytest.mark.parametrize("name", ["timm:resnet18", "timm:test_efficientnet", "timm:test_vit", "simcc_resnet50"])
 def test_depths_begin_at_the_stem_and_end_at_the_head(name):
     with torch.device("meta"):
         network = build(name)
@@ -58,15 +61,16 @@ def test_depths_begin_at_the_stem_and_end_at_the_head(name):
     inside = f"{head_name(network)}."
     assert {key for key, d in depth.items() if d == max(depth.values())} == {k for k in names if k.startswith(inside)}
     assert depth[names[0]] == 0
-    blocks = [depth[key] for key in names if key.startswith(("layer", "blocks"))]
+    blocks = [depth[key] for key in names if key.startswith(BLOCKS)]
     assert blocks == sorted(blocks)  # they are registered in order of depth
-    found = {re.match(r"\D+\d+(\.\d+(?=\.))?", key)[0] for key in names if key.startswith(("layer", "blocks"))}
+    found = {re.match(r"\D+\d+(\.\d+(?=\.))?", key)[0] for key in names if key.startswith(BLOCKS)}
     assert len(set(blocks)) == len(found)  # one for each block, not for each stage
 
 
 def test_depths_need_a_network_of_timm():
-    with pytest.raises(BsamError, match=r"layer decay needs a network of timm.* not ResNet"):
-        layer_ids(build("resnet8"))
+    for name, kind in (("resnet8", "ResNet"), ("simcc_resnet8", "SimCC")):
+        with pytest.raises(BsamError, match=rf"layer decay needs a network of timm.* not {kind}: choose"):
+            layer_ids(build(name))
 
 
 def test_inputs():
@@ -74,7 +78,8 @@ def test_inputs():
     assert input_config("timm:resnet18.a1_in1k").mean == (0.485, 0.456, 0.406)
     assert input_config("timm:resnet18.tv_in1k").interpolation == "bilinear"  # the tag decides
     assert [255 * mean for mean in input_config("resnet50").mean] == pytest.approx([123.68, 116.779, 103.939])
-    assert [name for name in MODELS if input_config(name) is not None] == ["resnet50"]
+    assert [name for name in MODELS if input_config(name) is not None] == ["resnet50", "simcc_resnet50"]
+    assert input_config("simcc_resnet50") == replace(input_config("resnet50"), size=256)
     for name in ("resnet9", "timm:resnet9"):
         with pytest.raises(BsamError, match="resnet9"):
             input_config(name)

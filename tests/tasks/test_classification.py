@@ -246,6 +246,8 @@ def test_what_the_data_does_not_have_is_refused(small_cifar):
         Classification(Run("sgd", data="cifar10", eval_split="validation"), CPU, small_cifar)
     with pytest.raises(bsam.BsamError, match="digits_net does not take images of 3x32x32, as cifar10 has"):
         Classification(Run("sgd", data="cifar10", model="digits_net"), CPU, small_cifar).network()
+    with pytest.raises(bsam.BsamError, match="simcc_resnet8 finds joints and has no classes: use --model resnet8"):
+        Classification(Run("sgd", model="simcc_resnet8"), CPU)
     with pytest.raises(bsam.BsamError, match="--data-dir"):
         fit(Run("sgd", data="cifar10", model="resnet8"), device="cpu")
     for wrong in ({"data": "mnist"}, {"model": "resnet9"}, {"augment": "mixup"}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from ..core.errors import BsamValueError
 from .digits_net import DigitsNet
 from .pyramidnet import PyramidNet
 from .resnet import ResNet
+from .simcc import simcc_resnet8, simcc_resnet50
 from .timm_networks import PREFIX, resnet50, timm_name, timm_network
 from .wide_resnet import WideResNet
 
@@ -24,13 +26,14 @@ class ModelEntry:
 
     Args:
         name: its name on the command line.
-        build: makes one from ``classes=`` and ``channels=``.
+        build: makes one from ``classes=`` and ``channels=``; those of joints from ``side=`` and ``k=`` too.
         title: its name in tables.
-        parameters: number of parameters with 10 classes and ``channels``.
+        parameters: number of parameters with 10 classes or joints and ``channels``.
         images: side of the images that it was designed for.
         reference: authors, place and year; empty for our own.
         channels: of those images.
         memory_format: of its weights.
+        backbone: of a network that finds joints, the name of the one below it, whose weights it takes; else None.
     """
 
     name: str
@@ -41,11 +44,13 @@ class ModelEntry:
     reference: str = ""
     channels: int = 3
     memory_format: torch.memory_format = torch.channels_last
+    backbone: str | None = None
 
 
 _RESNET = "He et al., CVPR 2016"
 _WIDE = "Zagoruyko & Komodakis, BMVC 2016"
 _PYRAMID = "Han et al., CVPR 2017"
+_SIMCC = "Li et al., ECCV 2022"
 _FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
 
 MODELS: dict[str, ModelEntry] = {
@@ -61,6 +66,8 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
         ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
         ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
+        ModelEntry("simcc_resnet8", simcc_resnet8, "SimCC, ResNet-8", 143_834, 64, _SIMCC, backbone="resnet8"),
+        ModelEntry("simcc_resnet50", simcc_resnet50, "SimCC, ResNet-50", 23_595_082, 256, _SIMCC, backbone="resnet50"),
     )
 }
 
@@ -87,29 +94,34 @@ def model_entry(name: str) -> ModelEntry:
     return ModelEntry(name, partial(timm_network, timm), title=timm, parameters=0, images=0, reference="timm")
 
 
-def build(name: str, classes: int = 10, channels: int | None = None, seed: int | None = None) -> nn.Module:
+def build(
+    name: str, classes: int = 10, channels: int | None = None, seed: int | None = None, **settings: Any
+) -> nn.Module:
     """Return a network on torch's default device, in the memory format of its entry.
 
     Args:
         name: one of ``MODELS``, or ``timm:NAME`` for any network of timm, with random weights.
-        classes: number of classes.
+        classes: number of classes, or of joints.
         channels: of the images; None: those of its entry, 3 for all but ``digits_net``.
         seed: of the initial weights, which are then drawn on the CPU, the same for every device, without changing the
             global generators. None draws from these.
+        settings: others of the network's own, as the ``side`` of the images and ``k`` of SimCC.
 
     Example:
         >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 100])
         >>> build("timm:test_vit", classes=5, seed=0)(torch.zeros(2, 3, 160, 160)).shape
         torch.Size([2, 5])
+        >>> build("simcc_resnet8", classes=14, seed=0, side=32)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 14, 2, 64])
     """
     entry = model_entry(name)
     channels = entry.channels if channels is None else channels
     if seed is None:
-        model = entry.build(classes=classes, channels=channels)
+        model = entry.build(classes=classes, channels=channels, **settings)
     else:
         check_count("seed", seed, low=0)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-            model = entry.build(classes=classes, channels=channels)
+            model = entry.build(classes=classes, channels=channels, **settings)
     return model.to(torch.get_default_device(), memory_format=entry.memory_format)  # type: ignore[call-overload]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import model_entry
 from .timm_import import import_timm
@@ -45,7 +45,8 @@ def input_config(name: str) -> InputConfig | None:
     """
     timm = timm_name(name)
     if timm is None:
-        return RESNET50 if model_entry(name).name == "resnet50" else None
+        entry = model_entry(name)
+        return replace(RESNET50, size=entry.images) if "resnet50" in (entry.name, entry.backbone) else None
     timm_data = import_timm().data
     found = timm_data.resolve_data_config(pretrained_cfg=_pretrained_cfg(check_timm_name(timm)))
     size = min(found["input_size"][1:])

@@ -1,15 +1,20 @@
-"""Parts of networks: the classifier, and the depth of every parameter."""
+"""Parts of networks: the classifier, or what finds joints, and the depth of every parameter."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from ..core.errors import BsamValueError
+from .simcc import SimCC
 from .timm_import import import_timm
+
+BACKBONE = "backbone."  # with which the names in the backbone of SimCC begin
 
 
 def head(network: nn.Module) -> nn.Module:
     """Return the classifier of a network: what timm says it is, or the last linear layer of a network of ours.
+
+    That of a network that finds joints is all but its backbone.
 
     Example:
         >>> from bsam.models import build
@@ -41,7 +46,7 @@ def head_name(network: nn.Module) -> str:
 def layer_ids(network: nn.Module) -> dict[str, int]:
     """Return the depth of every parameter by its name: 0 for the stem, the largest for the classifier.
 
-    The groups are timm's, one for each block.
+    The groups are timm's, one for each block; what finds joints is the last one.
 
     Example:
         >>> from bsam.models import build
@@ -49,11 +54,15 @@ def layer_ids(network: nn.Module) -> dict[str, int]:
         >>> depth["conv1.0.weight"], depth["layer1.0.conv1.weight"], depth["fc.weight"]
         (0, 1, 5)
     """
-    matcher = getattr(network, "group_matcher", None)
+    backbone = network.backbone if isinstance(network, SimCC) else network
+    matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise BsamValueError(
             f"layer decay needs a network of timm, whose layers are in order of depth, not {type(network).__name__}: "
-            "choose a model timm:NAME or resnet50"
+            "choose a model timm:NAME, resnet50 or simcc_resnet50"
         )
-    groups: dict[str, int] = import_timm().models.group_parameters(network, matcher(coarse=False), reverse=True)
-    return groups
+    groups: dict[str, int] = import_timm().models.group_parameters(backbone, matcher(coarse=False), reverse=True)
+    if not isinstance(network, SimCC):
+        return groups
+    joints = dict.fromkeys((f"head.{name}" for name, _ in network.head.named_parameters()), max(groups.values()) + 1)
+    return {f"{BACKBONE}{name}": depth for name, depth in groups.items()} | joints

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from . import MODELS, model_entry
-from .parts import head_name
+from .parts import BACKBONE, head_name
 from .timm_import import import_timm
 from .timm_networks import check_timm_name, timm_name
 from .weight_files import file_sha256, model_of_file, read_weights
@@ -50,6 +51,8 @@ class WeightsReport:
 def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False) -> WeightsReport:
     """Load pretrained weights into a network, in place, all or none; its classifier stays as it is.
 
+    A network that finds joints takes those of its own kind, or into its backbone those of the network of that name.
+
     Args:
         network: what :func:`bsam.models.build` returned.
         name: the name it was built by.
@@ -71,18 +74,30 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         tensors, source_name, sha256 = read_weights(path), path.name, file_sha256(path)
         check_model(path, name)
     prefix = f"{head_name(network)}."
-    found = {key: t for key, t in tensors.items() if keep_head or not key.startswith(prefix)}
+    backbone = model_entry(name).backbone
+    if backbone is not None and not any(key.startswith(BACKBONE) for key in tensors):
+        left, tensors = into_backbone(tensors, backbone)
+    else:
+        left = {key: t for key, t in tensors.items() if key.startswith(prefix) and not keep_head}
+    found = {key: t for key, t in tensors.items() if key not in left}
     own = network.state_dict()
     _check_fit({key: t for key, t in own.items() if keep_head or not key.startswith(prefix)}, found, source_name, name)
     network.load_state_dict({**own, **found})
-    left = {key: tuple(t.shape) for key, t in tensors.items() if key not in found}
-    return WeightsReport(source_name, sha256, len(found), left)
+    return WeightsReport(source_name, sha256, len(found), {key: tuple(t.shape) for key, t in left.items()})
+
+
+def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of the classifier, and the others under the names that they have in a backbone."""
+    with torch.device("meta"):
+        classifier = f"{head_name(model_entry(backbone).build())}."
+    left = {key: t for key, t in tensors.items() if key.startswith(classifier)}
+    return left, {f"{BACKBONE}{key}": t for key, t in tensors.items() if key not in left}
 
 
 def check_model(path: Path, name: str) -> None:
     """Refuse a file that says that it is for another network; the tag of a network of timm does not matter."""
     model = model_of_file(path)
-    if model is not None and model.partition(".")[0] != name.partition(".")[0]:
+    if model is not None and model.partition(".")[0] not in (name.partition(".")[0], model_entry(name).backbone):
         title = f" ({MODELS[model].title})" if model in MODELS else ""
         raise BsamValueError(f"{path} holds weights of {model}{title}, not of {name}: use --model {model}")
 

@@ -93,7 +93,8 @@ LISTS: dict[str, Listing] = {
     "models": Listing(
         ("name", "title", "parameters", "images", "reference"),
         models_info,
-        "Parameters: with 10 classes. timm:NAME is any network of timm, an extra.",
+        "Parameters: with 10 classes or joints. SimCC finds joints of persons. timm:NAME is any network of timm, an "
+        "extra.",
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),

@@ -19,7 +19,7 @@ from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..data.streaming import stream
-from ..models import build
+from ..models import build, model_entry
 from ..models.parts import head
 from ..models.weights import WeightsReport, load_weights
 from .inputs import Inputs, find_weights, inputs_of, load_data
@@ -58,6 +58,8 @@ class Classification(Task):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
+        if (backbone := model_entry(run.model).backbone) is not None:
+            raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
         data, self._left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         self.inputs = inputs_of(run, data)
         self._data_dir, self._split, self._digest = data_dir, data.split, data.digest

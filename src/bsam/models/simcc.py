@@ -1,0 +1,116 @@
+"""Networks that find joints: SimCC, which classifies the coordinates of each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from ..core.checks import check_count, check_number
+from ..core.errors import BsamValueError
+from .resnet import ResNet
+from .timm_networks import resnet50
+
+
+class SimCCHead(nn.Module):
+    """A map of each joint by a 1x1 convolution, and from it the logits of its x and of its y, by a linear layer each.
+
+    The joints share the linear layers.
+
+    Args:
+        channels: of the feature maps.
+        joints: number of joints.
+        cells: number of cells of a feature map.
+        bins: of a coordinate.
+
+    Example:
+        >>> SimCCHead(channels=8, joints=14, cells=16, bins=64)(torch.zeros(2, 8, 4, 4)).shape
+        torch.Size([2, 14, 2, 64])
+    """
+
+    def __init__(self, channels: int, joints: int, cells: int, bins: int) -> None:
+        super().__init__()
+        self.maps = nn.Conv2d(channels, joints, 1)
+        self.x, self.y = nn.Linear(cells, bins), nn.Linear(cells, bins)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Compute logits from feature maps."""
+        maps = self.maps(features).flatten(2)
+        return torch.stack((self.x(maps), self.y(maps)), dim=2)
+
+
+class SimCC(nn.Module):
+    """SimCC: for each joint two classifications, of x and of y, over ``side * k`` bins each.
+
+    The output has the shape (n, joints, 2, bins): logits of x, then of y. Bin ``b`` is the coordinate ``b / k`` in
+    pixels of the input.
+
+    Args:
+        backbone: computes feature maps of the shape (n, channels, side / stride, side / stride) from images.
+        channels: of the feature maps.
+        joints: number of joints.
+        side: of the images, which are square; the weights of the head depend on it.
+        k: bins for each pixel, the splitting factor of the paper.
+        stride: pixels for each cell of the feature map, along a side.
+
+    Example:
+        >>> backbone = nn.Conv2d(3, 8, 4, stride=4)
+        >>> SimCC(backbone, channels=8, joints=14, side=32, stride=4)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 14, 2, 64])
+
+    Reference: Li et al.: SimCC: a Simple Coordinate Classification Perspective for Human Pose Estimation, ECCV 2022;
+    here without upsampling between backbone and head.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, channels: int, joints: int, side: int = 256, k: float = 2.0, stride: int = 32
+    ) -> None:
+        super().__init__()
+        check_count("channels", channels)
+        check_count("joints", joints)
+        check_count("stride", stride)
+        if check_count("side", side) % stride:
+            raise BsamValueError(f"side must be a multiple of {stride}, the stride of the backbone; got {side}")
+        bins = side * check_number("k", k, low=0)
+        if bins < 1 or bins != int(bins):
+            raise BsamValueError(f"k must make side * k, the number of bins, a whole number; got {side} * {k}")
+        self.side, self.k = side, float(k)
+        self.backbone = backbone
+        self.head = SimCCHead(channels, joints, (side // stride) ** 2, int(bins))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute logits from images."""
+        if x.shape[-2:] != (self.side, self.side):
+            got = "x".join(map(str, x.shape[-2:]))
+            raise BsamValueError(f"this network was built for images of {self.side}x{self.side} pixels, got {got}")
+        return self.head(self.backbone(x))
+
+    def get_classifier(self) -> nn.Module:
+        """Return all but the backbone, under the name by which networks of timm tell their classifier."""
+        return self.head
+
+
+def simcc_resnet50(classes: int = 16, channels: int = 3, side: int = 256, k: float = 2.0) -> SimCC:
+    """Return SimCC for ``classes`` joints on ResNet-50 without pooling and classifier.
+
+    The names in its backbone are those of :func:`~bsam.models.timm_networks.resnet50`.
+    """
+    check_count("classes", classes)
+    backbone = resnet50(channels=channels)
+    backbone.reset_classifier(0, "")  # type: ignore[operator]
+    return SimCC(backbone, 2048, classes, side, k, stride=32)
+
+
+def simcc_resnet8(classes: int = 16, channels: int = 3, side: int = 64, k: float = 2.0) -> SimCC:
+    """Return SimCC for ``classes`` joints on ResNet-8, for small pictures as those of stick figures.
+
+    Example:
+        >>> simcc_resnet8(classes=14)(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 14, 2, 128])
+    """
+    check_count("classes", classes)
+    whole = ResNet((16, 32, 64), 1, channels=channels)
+    layers: list[tuple[str, nn.Module]] = [("conv", whole.conv), ("bn", whole.bn), ("relu", nn.ReLU())]
+    backbone = nn.Sequential(OrderedDict([*layers, ("stages", whole.stages)]))  # names as in ResNet
+    return SimCC(backbone, 64, classes, side, k, stride=4)

@@ -1,0 +1,189 @@
+"""PCK: the share of joints that are found, where a distance to the true position below a limit counts as found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.checks import check_number
+from ..core.errors import BsamValueError
+
+MEAN = "mean"
+HEAD_SIZE = 0.6  # of the diagonal of MPII's rectangle around a head
+
+
+@dataclass(frozen=True)
+class PoseScore:
+    """How a data set is scored.
+
+    Args:
+        title: name of the score.
+        threshold: the largest distance of a joint that is found, in sizes of the person.
+        groups: joints by group; the score of a group is the mean of the scores of its joints.
+        mean: joints whose found ones are counted together for the mean.
+    """
+
+    title: str
+    threshold: float
+    groups: Mapping[str, tuple[int, ...]]
+    mean: tuple[int, ...]
+
+
+#: PCKh@0.5 of MPII's 16 joints. The size is that of the head (:func:`head_sizes`). Pelvis (6) and thorax (7) are left
+#: out of the mean; upper neck (8) is in no group. The head is its top (9), as in the validation scores published with
+#: SimpleBaseline, HRNet and SimCC; that of MPII's test server is the mean of upper neck and top.
+MPII = PoseScore(
+    "PCKh@0.5",
+    0.5,
+    {
+        "head": (9,),
+        "shoulder": (12, 13),
+        "elbow": (11, 14),
+        "wrist": (10, 15),
+        "hip": (2, 3),
+        "knee": (1, 4),
+        "ankle": (0, 5),
+    },
+    tuple(joint for joint in range(16) if joint not in (6, 7)),
+)
+#: PCK@0.2 of LSP's 14 joints. The size is that of the torso (:func:`torso_sizes`). The head is neck and top.
+LSP = PoseScore(
+    "PCK@0.2",
+    0.2,
+    {
+        "head": (12, 13),
+        "shoulder": (8, 9),
+        "elbow": (7, 10),
+        "wrist": (6, 11),
+        "hip": (2, 3),
+        "knee": (1, 4),
+        "ankle": (0, 5),
+    },
+    tuple(range(14)),
+)
+_LSP_TORSO = 9, 2  # left shoulder, right hip
+
+
+def head_sizes(rectangles: Tensor) -> Tensor:
+    """Return the head sizes of MPII: 0.6 times the diagonal of the rectangle (left, top, right, bottom) of a head.
+
+    Example:
+        >>> head_sizes(torch.tensor([[10.0, 10.0, 40.0, 50.0]]))
+        tensor([30.0000])
+    """
+    return HEAD_SIZE * (rectangles[:, 2:] - rectangles[:, :2]).norm(dim=1)
+
+
+def torso_sizes(joints: Tensor) -> Tensor:
+    """Return the torso sizes of LSP: the distance of left shoulder and right hip; 0 where one of them is not visible.
+
+    Args:
+        joints: of the shape (n, 14, 3): x, y, visible.
+    """
+    shoulder, hip = (joints[:, joint] for joint in _LSP_TORSO)
+    visible = (shoulder[:, 2] > 0) & (hip[:, 2] > 0)
+    return torch.where(visible, (shoulder[:, :2] - hip[:, :2]).norm(dim=1), 0)
+
+
+def pck(
+    predicted: Tensor, truth: Tensor, visible: Tensor, scale: Tensor, threshold: float
+) -> tuple[list[int], list[int]]:
+    """Return for each joint how often it was found and how often it was visible.
+
+    A joint is found if its distance to the truth is at most ``threshold`` times the person's size.
+
+    Args:
+        predicted: of the shape (n, joints, 2).
+        truth: of the same shape, in the same coordinates.
+        visible: of the shape (n, joints); joints that are not above 0 are left out, whatever their coordinates are.
+        scale: size of each person, in the same coordinates; persons with 0, of unknown size, are left out.
+        threshold: in sizes of the person.
+
+    Example:
+        >>> truth = torch.tensor([[[0.0, 0.0], [8.0, 0.0], [4.0, 4.0]]])
+        >>> predicted = truth + torch.tensor([3.0, 4.0])
+        >>> pck(predicted, truth, torch.tensor([[1, 1, 0]]), torch.tensor([10.0]), threshold=0.5)
+        ([1, 1, 0], [1, 1, 0])
+    """
+    n, joints = truth.shape[:2]
+    if truth.shape != (n, joints, 2) or predicted.shape != truth.shape or visible.shape != (n, joints):
+        shapes = ", ".join(str(tuple(t.shape)) for t in (predicted, truth, visible))
+        raise BsamValueError(
+            f"predicted and truth must be of the shape (n, joints, 2) and visible of (n, joints); got {shapes}"
+        )
+    if scale.shape != (n,) or not bool((scale.isfinite() & (scale >= 0)).all()):
+        raise BsamValueError(f"scale must hold a finite size for each of the {n} persons, 0 where it is unknown")
+    check_number("threshold", threshold, low=0)
+    counted = (visible > 0) & (scale > 0)[:, None]
+    for name, points in (("predicted", predicted), ("truth", truth)):
+        _check_finite(name, points, counted)
+    distance = (predicted.double() - truth.double()).norm(dim=-1)
+    found = (distance <= threshold * scale.double()[:, None]) & counted
+    return found.sum(0).tolist(), counted.sum(0).tolist()
+
+
+def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict[str, float]:
+    """Return the score of each group, and the mean, from 0 to 1; a group whose joints were never visible is left out.
+
+    The score of a group is the mean of those of its joints, left and right, each over the persons in whom it is
+    visible. For the mean the joints are counted together.
+
+    Args:
+        found: what :func:`pck` returned, for each joint.
+        visible: likewise.
+        score: :data:`MPII` or :data:`LSP`.
+
+    Example:
+        >>> scores = group_scores([1] * 7 + [0] * 7, [1] * 14, LSP)
+        >>> scores["hip"], scores["wrist"], scores["mean"]
+        (1.0, 0.5, 0.5)
+    """
+    joints = max(score.mean) + 1
+    if len(found) != joints or len(visible) != joints:
+        raise BsamValueError(f"{score.title} needs {joints} joints, got {len(found)} and {len(visible)}")
+    total = sum(visible[joint] for joint in score.mean)
+    if not total:
+        raise BsamValueError(f"no joint is visible in a person of known size: there is no {score.title} to compute")
+    scores = {}
+    for name, group in score.groups.items():
+        shares = [found[joint] / visible[joint] for joint in group if visible[joint]]
+        if shares:
+            scores[name] = sum(shares) / len(shares)
+    return {**scores, MEAN: sum(found[joint] for joint in score.mean) / total}
+
+
+def mean_pose(y: Tensor) -> Tensor:
+    """Return the mean position of each joint, of the shape (joints, 2): the prediction that needs no image.
+
+    Joints that are not visible do not count; one that never is gets the mean of all the others.
+
+    Args:
+        y: of the training set, of the shape (n, joints, 3): x, y in pixels of the input, visible.
+
+    Example:
+        >>> mean_pose(torch.tensor([[[1.0, 2.0, 1.0], [5.0, 5.0, 0.0]], [[3.0, 6.0, 1.0], [6.0, 6.0, 1.0]]]))
+        tensor([[2., 4.],
+                [6., 6.]])
+    """
+    visible = y[..., 2] > 0
+    if not bool(visible.any()):
+        raise BsamValueError("no joint is visible in any of the persons: there is no mean pose")
+    _check_finite("y", y[..., :2], visible)
+    points = torch.where(visible[..., None], y[..., :2], 0).double()
+    count = visible.sum(0)[:, None]
+    mean = torch.where(count > 0, points.sum(0) / count.clamp(min=1), points.sum((0, 1)) / count.sum())
+    return mean.to(y.dtype)
+
+
+def _check_finite(name: str, points: Tensor, counted: Tensor) -> None:
+    """Raise if a coordinate that counts is not finite."""
+    wrong = (~points.isfinite().all(-1) & counted).nonzero()
+    if len(wrong):
+        person, joint = wrong[0].tolist()
+        raise BsamValueError(
+            f"{name} has a coordinate that is not finite: joint {joint} of person {person}, {len(wrong)} in all; mark "
+            "joints without a position as not visible"
+        )

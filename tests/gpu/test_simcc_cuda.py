@@ -1,0 +1,53 @@
+"""Loss, decoding and flip test of SimCC on a CUDA device, in a CUDA graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bsam.models import build
+from bsam.tasks.simcc_loss import decode, flip_merge, simcc_losses
+
+pytestmark = pytest.mark.gpu
+PAIRS = [(0, 3), (4, 1)]
+
+
+def test_a_graph_of_the_network_and_all_that_follows_equals_the_cpu():
+    network = build("simcc_resnet8", classes=5, seed=0).double()  # no TF32, and the same largest bins
+    x, y = torch.randn(2, 4, 3, 64, 64).double(), 70 * torch.rand(2, 4, 5, 3).double()  # some joints outside
+    y[..., 2] = y[..., 2] > 20
+    y[:, 1, :, 2], y[:, 2, 0] = 0, torch.tensor([torch.nan, 1, 0])
+
+    def everything(network, x, y):
+        logits = network(x)
+        losses = simcc_losses(logits, y, k=2, sigma=2)
+        grads = torch.autograd.grad(losses.mean(), list(network.parameters()))
+        return losses, decode(flip_merge(logits, logits.roll(1, 0), PAIRS)), *grads
+
+    expected = everything(network, x[1], y[1])
+    network = build("simcc_resnet8", classes=5, seed=0).double().cuda()
+    static = x[0].cuda(), y[0].cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        everything(network, *static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = everything(network, *static)
+    for place, value in zip(static, (x[1], y[1]), strict=True):
+        place.copy_(value)
+    graph.replay()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
+
+
+def test_half_precision_under_autocast():
+    network = build("simcc_resnet8", classes=5, seed=0).cuda()
+    y = 64 * torch.rand(4, 5, 3).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = network(torch.randn(4, 3, 64, 64).cuda())
+        losses, places = simcc_losses(logits, y), decode(flip_merge(logits, logits, PAIRS))
+    assert logits.dtype == torch.bfloat16
+    assert losses.dtype == places.dtype == torch.float32
+    torch.testing.assert_close(losses, simcc_losses(logits.float(), y))
