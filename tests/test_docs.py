@@ -157,7 +157,6 @@ def check_command(line: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_parse(page, monkeypatch):
     monkeypatch.setattr(run_flags, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
-    monkeypatch.setattr(run_flags, "check_model", lambda file, model: None)
     for line in commands(page):
         try:
             check_command(line)

@@ -261,7 +261,7 @@ def test_predict(images, weights, tmp_path, capsys):
         (*one, tmp_path / "notes.txt"): "notes.txt cannot be decoded: it is no image",
         (*one, tmp_path / "nowhere.png"): "nowhere.png cannot be read: No such file",
         (*one, "--top", "0"): "top must be a whole number of at least 1",
-        (*one, "--grid", tmp_path / "grid.gif"): "--grid must end in one of .png, .jpg, .pdf, .svg",
+        (*one, "--grid", tmp_path / "grid.gif"): "--grid must end in one of .png, .jpg, .jpeg, .pdf, .svg",
         ("predict", tmp_path, shown[0]): "is not a run directory of bsam train",
     }.items():
         assert cli.main(list(map(str, arguments))) == 2

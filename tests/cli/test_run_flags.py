@@ -90,11 +90,13 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
         assert run_from("--method", "bsam", *flags) == Run("bsam", **expected)
     found = run_from("--method", "sgd", "--weights", "test_resnet.safetensors", "--data-dir", str(tmp_path))
     assert (found.model, found.weights) == ("timm:test_resnet", "test_resnet.safetensors")
+    for path in ("photos/", "./photos", "photos"):
+        assert run_from("--method", "sgd", "--data", f"folder:{path}", "--model", "resnet8").data == "folder:photos"
+    assert "~" not in run_from("--method", "sgd", "--data", "folder:~/photos", "--model", "resnet8").data
     for flags, words in {
-        ("--weights", named, "--model", "resnet8"): "holds weights of timm:test_resnet, not of resnet8",
         ("--weights", unnamed, "--data", "cifar10"): "None.safetensors does not say which network to train",
         ("--data", "oxford_pet"): "oxford_pet does not say which network to train",
-        ("--weights", "nowhere.pt", "--model", "resnet8"): "there is no nowhere.pt",
+        ("--weights", "nowhere.pt"): "there is no nowhere.pt",
     }.items():
         with pytest.raises(BsamError, match=words):
             run_from("--method", "sgd", *flags)

@@ -138,6 +138,21 @@ def test_the_cache_of_other_content_settings_or_software_is_not_used(folder, dec
     assert len(decoded) == 6 * TOTAL
 
 
+def test_the_files_of_another_cache_under_the_name_of_this_one_are_not_used(folder, decoded):
+    load(folder)
+    (own,) = (folder / ".bsam-cache").glob("*.npy")
+    path = folder / "test/cat/0.png"
+    content = path.read_bytes()
+    path.write_bytes((folder / "test/cat/1.png").read_bytes())
+    load(folder)
+    (other,) = set((folder / ".bsam-cache").glob("*.npy")) - {own}
+    path.write_bytes(content)
+    for suffix in (".npy", ".jsonl"):
+        own.with_suffix(suffix).write_bytes(other.with_suffix(suffix).read_bytes())
+    assert_correct(load(folder)[0], folder)
+    assert len(decoded) == 3 * TOTAL
+
+
 def flip(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1

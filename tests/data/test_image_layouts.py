@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from bsam.core.errors import BsamRuntimeError
+from bsam.core.errors import BsamRuntimeError, BsamValueError
 from bsam.data.image_layouts import read_flowers102, read_oxford_pet, read_stanford_cars
 
 
@@ -44,6 +44,31 @@ def test_a_damaged_list_of_pets_is_an_error(pets, line):
     (pets / "annotations/test.txt").write_text(f"Maine_Coon_7 2 1 1\n{line}\n")
     with pytest.raises(BsamRuntimeError, match=rf"test.txt: the line '{line}' does not name"):
         read_oxford_pet(pets)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda train, test: ([line for line in train if " 1 " not in line], test), "training set of .* no image of"),
+        (lambda train, test: (train, test + train[1:2]), "is in the training set and again in the test set"),
+        (lambda train, test: (train, test + test[:1]), "is in the test set and again in the test set"),
+    ],
+)
+def test_lists_of_pets_are_complete_and_disjoint(pets, change, message):
+    files = [pets / "annotations/trainval.txt", pets / "annotations/test.txt"]
+    for file, lines in zip(files, change(*(file.read_text().splitlines() for file in files)), strict=True):
+        file.write_text("\n".join(lines))
+    with pytest.raises(BsamValueError, match=message):
+        read_oxford_pet(pets).check()
+
+
+def test_the_order_of_lines_does_not_matter_for_the_classes(pets):
+    before = read_oxford_pet(pets)
+    file = pets / "annotations/trainval.txt"
+    file.write_text("\n".join(reversed(file.read_text().splitlines())))
+    after = read_oxford_pet(pets)
+    assert after.class_names == before.class_names
+    assert set(zip(*vars(after.train).values(), strict=True)) == set(zip(*vars(before.train).values(), strict=True))
 
 
 def test_a_listed_pet_that_is_missing_is_named(pets):

@@ -15,7 +15,7 @@ from bsam.core.errors import BsamError
 from bsam.models import build
 from bsam.models.timm_import import import_timm
 from bsam.models.weight_files import model_of_file
-from bsam.models.weights import load_weights
+from bsam.models.weights import check_model, load_weights
 
 NAME = "timm:test_resnet"
 HEAD = ("fc.weight", "fc.bias")
@@ -80,6 +80,22 @@ def test_the_backbone_is_loaded_and_the_head_stays(form, network, pretrained, tm
     said = f"Loaded {len(kept)} tensors of weights (SHA-256 {digest[:12]}...); its classifier was left out"
     assert str(report) == f"{said} ({', '.join(left)})."
     assert model_of_file(path) == (f"{NAME}.r160_in1k" if form == "safetensors" else None)
+
+
+def test_the_head_stays_also_where_the_file_has_as_many_classes(pretrained, tmp_path):
+    same = build(NAME, classes=20, seed=0)
+    before = state_of(same)
+    load_weights(same, NAME, write(tmp_path / "a.safetensors", pretrained))
+    assert all(same.state_dict()[key].equal(before[key]) for key in HEAD)
+    assert same.state_dict()["conv1.0.weight"].equal(pretrained["conv1.0.weight"])
+
+
+def test_a_resnet50_of_an_unknown_kind_is_refused(tmp_path):
+    path = write(tmp_path / "a.safetensors", {"fc.bias": torch.zeros(2)})
+    for name in ("resnet50", "simcc_resnet50"):
+        with pytest.raises(BsamError, match=r"does not say which network it is of.* use --model timm:resnet50"):
+            check_model(path, name)
+    check_model(path, "timm:resnet50")
 
 
 def test_the_head_can_be_kept(pretrained, tmp_path, network):

@@ -17,7 +17,7 @@ def download_to(name: str, folder: Path | None) -> None:
     """
     entry = dataset_entry(name)
     if not entry.sources:
-        where = "is image files of yours" if entry.files else "comes with scikit-learn"
+        where = "is not downloaded, put its files into --data-dir" if entry.files else "comes with scikit-learn"
         raise BsamValueError(f"{name} {where}: leave --download out")
     if folder is None:
         raise BsamValueError("say with --data-dir in which folder to put what is downloaded")

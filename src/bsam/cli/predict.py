@@ -9,7 +9,7 @@ from typing import Any
 from ..core.errors import BsamValueError
 from ..core.extras import require_package
 
-PICTURES = (".png", ".jpg", ".pdf", ".svg")
+PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 
 
 def add(commands: Any) -> None:
@@ -36,8 +36,10 @@ def _predict(arguments: argparse.Namespace) -> None:
 
     if arguments.grid is not None:
         require_package("matplotlib", "plot")
-        if arguments.grid.suffix not in PICTURES:
+        if arguments.grid.suffix.lower() not in PICTURES:
             raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
+        if not arguments.grid.parent.is_dir():
+            raise BsamValueError(f"there is no folder {arguments.grid.parent} for --grid: create it first")
     predictions = predict(arguments.folder, arguments.images, arguments.top, arguments.device)
     print("\n".join(prediction_lines(predictions)))
     if arguments.grid is not None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..core.errors import BsamValueError
-from ..data import DATASETS, dataset_entry
+from ..data import DATASETS, FOLDER, dataset_entry
 from ..models.weight_files import model_of_file
-from ..models.weights import PRETRAINED, check_model
+from ..models.weights import PRETRAINED
 from ..tasks.inputs import find_weights
 from ..training.config import FINE_TUNING, Run
 
@@ -57,12 +57,10 @@ def run_of(arguments: argparse.Namespace) -> Run:
     :data:`bsam.training.config.FINE_TUNING`.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
-    weights, data_dir = given.get("weights"), getattr(arguments, "data_dir", None)
-    file = None if weights in (None, RANDOM, PRETRAINED) else Path(find_weights(weights, data_dir))
+    if given.get("data", "").startswith(FOLDER):
+        given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # without a slash at its end
     if "model" not in given:
-        given["model"] = _default_model(given.get("data", Run.data), file)
-    elif file is not None:
-        check_model(file, given["model"])  # now, not after the images are decoded
+        given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
     if given["model"].startswith("timm:"):
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
@@ -71,10 +69,14 @@ def run_of(arguments: argparse.Namespace) -> Run:
     return Run(**{**fine_tuning, **given, "arguments": method_arguments(arguments.set)})
 
 
-def _default_model(data: str, weights: Path | None) -> str:
-    model = dataset_entry(data).model if weights is None else model_of_file(weights)
+def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
+    what, weights = given.get("data", Run.data), given.get("weights", RANDOM)
+    if weights in (RANDOM, PRETRAINED):
+        model = dataset_entry(what).model
+    else:
+        what = find_weights(weights, data_dir)
+        model = model_of_file(Path(what))
     if model is None:
-        what = data if weights is None else weights
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "
             "file of `bsam weights convert`"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report.epochs import ConsoleLogger, epoch_numbers
+from ..tasks.inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
 from ..training.files import LOCK
@@ -54,6 +55,8 @@ def _train(arguments: argparse.Namespace) -> None:
         else:
             if state.damaged is not None:
                 say(f"{state.damaged}. Continuing the run.")
+            if not state.epochs:
+                check_weights(run, arguments.data_dir)
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     download_to(run.data, arguments.data_dir)

@@ -22,6 +22,7 @@ from .image_blocks import Block, BlockTask, decode_blocks, sha256
 from .image_decoding import Crop, Decoding, Resize, read_image
 from .image_files import ImageFiles
 
+DECODER = 1  # to be raised with every change of image_decoding.py that changes pixels
 BLOCK = 64  # images that are decoded, recorded and verified together
 NAMED = 5  # images that cannot be decoded which an error message names
 Progress = Callable[[int, int], None]
@@ -61,6 +62,7 @@ def load_images(
         The data set, whose images are mapped into memory in the channels_last format (a set with images that were left
         out is a copy in memory), and one sentence for each file that was left out.
     """
+    files.check()
     names = [name for part in files.sets.values() for name in part.names]
     images, corrupt, digest = decode_files(
         files.folder, names, resize, cache_dir=cache_dir, workers=workers, progress=progress, skip_corrupt=skip_corrupt
@@ -142,7 +144,7 @@ class _Cache:
     """The file of decoded images, an array (n, size, size, 3) in the format of ``numpy.save``, and its journal.
 
     The journal has one line of JSON for each block that is complete. A block counts only if its digest is the recorded
-    one, so that files may be cut short or damaged in any way.
+    one and the line has the key of this data, so that files may be damaged, cut short or of other data.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], decoding: Resize | Sequence[Crop], place: Path) -> None:
@@ -158,9 +160,9 @@ class _Cache:
             found = dict(zip(files, threads.map(lambda name: sha256(read_image(folder / name)), files), strict=True))
         self.digests = [found[name] for name in names]
         how = asdict(decoding) if isinstance(decoding, Resize) else [asdict(crop) for crop in decoding]
-        content = [BLOCK, __version__, how, list(zip(names, self.digests, strict=True))]
-        key = sha256(json.dumps(content).encode())
-        self.path, self.journal = place / f"{key}.npy", place / f"{key}.jsonl"
+        content = [DECODER, BLOCK, __version__, how, list(zip(names, self.digests, strict=True))]
+        self.key = sha256(json.dumps(content).encode())
+        self.path, self.journal = place / f"{self.key}.npy", place / f"{self.key}.jsonl"
 
     def load(self, workers: int | None, progress: Progress | None) -> tuple[_Pixels, dict[int, Block]]:
         """Return the pixels and the record of each block, after decoding what is not there."""
@@ -193,8 +195,8 @@ class _Cache:
         with contextlib.suppress(OSError):
             for line in self.journal.read_bytes().splitlines():
                 with contextlib.suppress(ValueError, TypeError, RecursionError):  # a line may be cut short
-                    number, digest, corrupt = json.loads(line)
-                    if number in self.blocks:
+                    key, number, digest, corrupt = json.loads(line)
+                    if key == self.key and number in self.blocks:
                         blocks[number] = Block(digest, [(row, reason) for row, reason in corrupt])
         return blocks
 
@@ -221,23 +223,22 @@ class _Cache:
             pixels = np.lib.format.open_memmap(self.path, "w+", np.uint8, self.shape)
         todo = [number for number in self.blocks if number not in blocks]
         draft = self.journal.with_suffix(".draft")
-        draft.write_text("".join(_line(number, block) for number, block in blocks.items()))
+        draft.write_text("".join(self._line(number, block) for number, block in blocks.items()))
         draft.replace(self.journal)  # without lines that were cut short, and without damaged blocks
         done = len(self.names) - sum(len(self.names[self._rows(number)]) for number in todo)
         tasks = {number: self._task(number, pixels.offset) for number in todo}
         with self.journal.open("a") as journal, contextlib.closing(decode_blocks(tasks, workers)) as results:
             for number, block in results:
-                journal.write(_line(number, block))
+                journal.write(self._line(number, block))
                 journal.flush()
                 done += len(self.names[self._rows(number)])
                 if progress is not None:
                     progress(done, len(self.names))
 
+    def _line(self, number: int, block: Block) -> str:
+        return json.dumps([self.key, number, block.sha256, block.corrupt]) + "\n"
+
     def _task(self, number: int, offset: int) -> BlockTask:
         rows = self._rows(number)
         offset += rows.start * self.size**2 * 3
         return BlockTask(self.path, offset, self.folder, self.names[rows], self.digests[rows], self.decodings[rows])
-
-
-def _line(number: int, block: Block) -> str:
-    return json.dumps([number, block.sha256, block.corrupt]) + "\n"

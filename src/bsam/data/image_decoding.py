@@ -61,7 +61,7 @@ class Resize:
 class Crop:
     """Cut out a square around a box, and resize it to ``size`` x ``size`` pixels; it is black where the image ends.
 
-    The square is that of :func:`bsam.data.affine.crop_map`. It is resized by bilinear interpolation, with a wider
+    The square is that of ``bsam.data.affine.crop_map``. It is resized by bilinear interpolation, with a wider
     filter where it becomes smaller, so that fine patterns do not alias.
 
     Args:

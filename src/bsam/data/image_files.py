@@ -55,6 +55,22 @@ class ImageFiles:
     test: LabelledFiles
     split: str
 
+    def check(self) -> None:
+        """Raise if a set lacks a class, or if an image is there twice."""
+        seen: dict[str, str] = {}
+        for title, part in self.sets.items():
+            if missing := set(range(len(self.class_names))) - set(part.labels):
+                raise BsamValueError(
+                    f"the {title} set of {self.folder} has no image of the class {self.class_names[min(missing)]}: "
+                    "it is not complete"
+                )
+            for name in part.names:
+                if name in seen:
+                    raise BsamValueError(
+                        f"{self.folder / name} is in the {seen[name]} set and again in the {title} set"
+                    )
+                seen[name] = title
+
     @property
     def sets(self) -> dict[str, LabelledFiles]:
         """Training, validation (if there is one) and test set, by these names and in this order."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ def file_sha256(path: Path) -> str:
 
 
 def model_of_file(path: Path) -> str | None:
-    """Return the name of the network that a safetensors file of ``bsam weights convert`` is for; None for others."""
+    """Return the name of the network that a file of ``bsam weights convert`` or of a run is for; None for others."""
     if not _is_safetensors(path):
         return None
     require_package("safetensors", "timm")
@@ -34,9 +36,13 @@ def model_of_file(path: Path) -> str | None:
 
     try:
         with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get(MODEL)
+            found = file.metadata() or {}
     except SafetensorError as error:
         raise _unreadable(path, error) from error
+    if MODEL not in found and "run" in found:  # the network of a run
+        with contextlib.suppress(ValueError, AttributeError):
+            return json.loads(found["run"]).get("model")
+    return found.get(MODEL)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -100,6 +100,12 @@ def check_model(path: Path, name: str) -> None:
     if model is not None and model.partition(".")[0] not in (name.partition(".")[0], model_entry(name).backbone):
         title = f" ({MODELS[model].title})" if model in MODELS else ""
         raise BsamValueError(f"{path} holds weights of {model}{title}, not of {name}: use --model {model}")
+    if model is None and "resnet50" in (name, model_entry(name).backbone):
+        raise BsamValueError(
+            f"{path} does not say which network it is of, and weights of timm's ResNet-50, which computes something "
+            f"else, have the same names as those of {name}: use --model timm:resnet50, or a file of `bsam weights "
+            "convert`"
+        )
 
 
 def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str, name: str) -> None:

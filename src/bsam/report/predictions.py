@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
         ax.set_xticks([])
         ax.set_yticks([])
         first, *rest = class_texts(each)
-        ax.set_title(panel_title(first), fontsize=10, color=COLOURS[1])
-        ax.set_xlabel("\n".join([*rest, panel_title(each.path.name)]), fontsize=8)
-    save(drawn, path)
+        ax.set_title(_printable(panel_title(first)), fontsize=10, color=COLOURS[1], parse_math=False)
+        below = "\n".join([*rest, panel_title(each.path.name)])
+        ax.set_xlabel(_printable(below), fontsize=8, parse_math=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
+        save(drawn, path)
+
+
+def _printable(name: str) -> str:
+    """Return a name without the bytes of a file name that are no text."""
+    return name.encode("utf-8", "replace").decode("utf-8")

@@ -66,7 +66,10 @@ class Classification(Task):
         self._weights: WeightsReport | None = None
         eval_split: Examples | None = getattr(data, run.eval_split)
         if eval_split is None:
-            raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
+            raise BsamValueError(
+                f"{run.data} has no {run.eval_split} set: set eval_split to test, or add one (of image files, folders "
+                "train, val and test)"
+            )
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
@@ -91,6 +94,8 @@ class Classification(Task):
     def initialise(self, network: nn.Module) -> Sequence[str]:
         """Load the run's pretrained weights, if it names any, into all layers but the last."""
         told = [f"Corrupt image files that are left out: {len(self._left_out)}."] if self._left_out else []
+        if self.run.weights is None and self._digest is not None:
+            told.append("The initial weights are random: --weights names pretrained ones.")
         if self.run.weights is not None:
             source = find_weights(self.run.weights, self._data_dir)
             self._weights = load_weights(network, self.run.model, source)

@@ -67,7 +67,7 @@ class TaskSettings:
         None,
         "where the initial weights come from, except those of the classification layer, which are random: a file "
         "(safetensors or a state dict), looked for in the data folder too; or `pretrained`, which timm downloads; "
-        "without it all are random",
+        "or nothing, and all are random",
         check_name,
     )
     freeze_backbone: bool = setting(

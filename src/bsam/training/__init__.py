@@ -4,4 +4,5 @@ from ..tasks import Task as Task
 from .config import FINE_TUNING as FINE_TUNING
 from .config import Run as Run
 from .loop import fit as fit
+from .prediction import Prediction as Prediction
 from .prediction import predict as predict

@@ -127,6 +127,9 @@ class Run(TaskSettings):
             raise BsamValueError(
                 f"nesterov is a kind of SGD's momentum; got base {self.base}, momentum {self.momentum}: leave it out"
             )
+        for name in ("head_lr", "layer_decay"):
+            if getattr(self, name) == 0:
+                raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")
         if self.head_lr is not None and not self.lr:
             raise BsamValueError(f"head_lr is {self.head_lr} and lr is 0: to train the head alone, set freeze_backbone")
         if self.freeze_backbone and self.layer_decay != 1:

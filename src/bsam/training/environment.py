@@ -52,7 +52,7 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     return {
         "bsam": __version__,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy", "scikit-learn")},
+        **{name: _version(name) for name in ("torch", "numpy", "scikit-learn", "timm", "pillow")},
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         **({} if device is None else _device(device)),

@@ -74,7 +74,7 @@ def fit(
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
-        trainer = Trainer(run, work, context, tell)
+        trainer = Trainer(run, work, context, tell, is_new=not out.has_checkpoint())
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))

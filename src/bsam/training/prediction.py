@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,22 +36,27 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
-def predict(folder: str | Path, images: Sequence[str | Path], top: int = 3, device: str = "auto") -> list[Prediction]:
+def predict(
+    folder: str | Path, images: str | Path | Iterable[str | Path], top: int = 3, device: str = "auto"
+) -> list[Prediction]:
     """Classify image files by the trained network of a run; the data that it was trained on is not needed.
 
     Args:
         folder: the directory of a finished run on image files.
-        images: the files; all are decoded before the first is classified.
+        images: a file or several; all are decoded before the first is classified.
         top: how many classes to return for each.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
     """
+    paths = [Path(image) for image in ([images] if isinstance(images, (str, Path)) else images)]
+    if not paths:
+        raise BsamValueError("there are no images to classify: name files")
     run_dir = RunDir(folder)
     run, note = run_dir.finished_run(), run_dir.note("inputs")
     if not note:
         raise BsamValueError(f"the run in {folder} was not trained on image files, but on {run.data}: give another run")
     inputs = Inputs.from_json(note)
     top = min(check_count("top", top), len(inputs.class_names))
-    pixels = [decode(image, inputs.decoding) for image in images]
+    pixels = [decode(image, inputs.decoding) for image in paths]
     where = pick_device(device)
     network = run_dir.load_into(build_network(run, inputs, len(inputs.class_names))).eval().to(where)
     found = []
@@ -60,8 +65,8 @@ def predict(folder: str | Path, images: Sequence[str | Path], top: int = 3, devi
             found.append(network(inputs(batch.to(where))).float().softmax(1).cpu())
     likely = torch.cat(found).topk(top)
     return [
-        Prediction(Path(image), own, tuple(inputs.class_names[i] for i in indices), tuple(values))
+        Prediction(image, own, tuple(inputs.class_names[i] for i in indices), tuple(values))
         for image, own, indices, values in zip(
-            images, pixels, likely.indices.tolist(), likely.values.tolist(), strict=True
+            paths, pixels, likely.indices.tolist(), likely.values.tolist(), strict=True
         )
     ]

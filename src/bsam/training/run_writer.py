@@ -87,6 +87,10 @@ class RunWriter(RunDir):
         else:
             refuse_other_files(self.path)
 
+    def has_checkpoint(self) -> bool:
+        """Return whether an epoch was finished before."""
+        return self._reads and any((self.path / name).exists() for name in (CHECKPOINT, PREVIOUS))
+
     def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Load the last checkpoint, if there is one, and return the metrics and the probe's readings so far."""
         state = self.checkpoint(self._context.device) if self._reads else None
@@ -107,8 +111,13 @@ class RunWriter(RunDir):
         """Write the settings, data and machine; and the metrics so far, which a killed process may not have written."""
         task = trainer.task
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
-        if epochs:
-            check_settings(self.path, {**identity, **_read_json_or_empty(self.path / "identity.json", dict)}, identity)
+        before = {**identity, **_read_json_or_empty(self.path / "identity.json", dict)} if epochs else identity
+        if before["task"] != identity["task"]:
+            check_settings(self.path, before, identity)
+        if before["data"] != identity["data"]:
+            raise BsamRuntimeError(
+                f"the data has changed since the run in {self.path} began: restore it, or choose another run directory"
+            )
         how = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **how}
         write_json(self.path / CONFIG, self.settings)
@@ -189,7 +198,7 @@ class RunWriter(RunDir):
         if curvature is not None:
             write_json(self.path / CURVATURE, curvature)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
-        content = save(tensors, {"run": json.dumps(self.settings)})
+        content = save(tensors, {"run": json.dumps(self.settings)})  # one entry: several are written in a random order
         with writing(self.path / PREVIOUS):
             (self.path / PREVIOUS).unlink(missing_ok=True)  # to save disk space
         self._checksums = {CHECKPOINT: self._checksums[CHECKPOINT], NETWORK: FileDigest.of(content)}

@@ -38,10 +38,16 @@ class Trainer:
         task: what is learned.
         context: the processes that share the work.
         tell: called with a sentence for the user.
+        is_new: whether training starts now; a checkpoint, which is loaded later, has all weights.
     """
 
     def __init__(
-        self, run: Run, task: Task, context: DistributedContext, tell: Callable[[str], None] = lambda sentence: None
+        self,
+        run: Run,
+        task: Task,
+        context: DistributedContext,
+        tell: Callable[[str], None] = lambda sentence: None,
+        is_new: bool = True,
     ) -> None:
         if run.batch % context.size:
             raise BsamValueError(
@@ -55,7 +61,7 @@ class Trainer:
         check_method(run, task, context.size)
         self.run, self.task, self.context = run, task, context
         self.network = task.network()
-        for sentence in task.initialise(self.network):
+        for sentence in task.initialise(self.network) if is_new else ():
             if context.is_main:
                 tell(sentence)
         capturable = run.method == BASE or METHODS[run.method].capturable
