@@ -9,11 +9,19 @@ import pytest
 
 import bsam
 from bsam.models.digits_net import DigitsNet
-from bsam.training import trainer
+from bsam.training import loop, trainer
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
 
 RUN = Run("sam", epochs=3, batch=64, limit_train=128, limit_test=50, probe=1, curvature=True, relief=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_samples():
+    """For the curvature, which most tests compute again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CURVATURE_SAMPLES", 16)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -72,10 +72,10 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         for scale in (
             Scale(
                 "smoke",
-                "small networks on digits, 3 epochs: a test that everything runs, in a minute on two cores",
+                "small networks on digits, 2 epochs: a test that everything runs, in a minute on two cores",
                 tuple(NETWORKS),
                 ("digits",),
-                settings={"epochs": 3, "batch": 64, "limit_train": 256, "limit_test": 160},
+                settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
                 stand_ins=SMALL,
                 threads=1,  # with two, the second would mostly wait
             ),
