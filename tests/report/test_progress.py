@@ -40,7 +40,7 @@ def test_the_plan():
         *(RunState(run, Path("c")) for run in runs[2:]),
     ]
     plan = plan_info(states)
-    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
+    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 2", "missing", "missing", "missing"]
     first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
     assert [seconds for _, _, seconds in plan] == pytest.approx(
         [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
