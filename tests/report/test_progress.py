@@ -1,6 +1,7 @@
 import io
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,14 @@ def shown(*printed):
 
 def test_the_plan():
     recipe = RECIPES["training-curves"]
-    runs = recipe.runs("smoke")
+    runs = [replace(run, epochs=3) for run in recipe.runs("smoke")]
     states = [
         RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
         RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
         *(RunState(run, Path("c")) for run in runs[2:]),
     ]
     plan = plan_info(states)
-    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 2", "missing", "missing", "missing"]
+    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
     first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
     assert [seconds for _, _, seconds in plan] == pytest.approx(
         [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
