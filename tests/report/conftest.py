@@ -16,7 +16,8 @@ from bsam.recipes import RECIPES
 from bsam.recipes.runner import state_of
 from bsam.recipes.variants import variant_of, variants
 from bsam.report import demo_report, figures, panels, probes, spectra
-from bsam.training.run_dir import RunState, run_dir_name
+from bsam.training.run_dir import run_dir_name
+from bsam.training.run_state import RunState
 
 OLD = b"as it was"
 

@@ -11,7 +11,7 @@ import bsam
 from bsam.core.extras import require_package
 from bsam.recipes import RECIPES
 from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
-from bsam.training.run_dir import RunState
+from bsam.training.run_state import RunState
 
 
 @pytest.mark.parametrize(

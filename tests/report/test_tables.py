@@ -21,7 +21,7 @@ from bsam.report.tables import (
     table_info,
 )
 from bsam.training.config import Run
-from bsam.training.run_dir import RunState
+from bsam.training.run_state import RunState
 
 RUN = Run("sgd", epochs=200)
 

@@ -19,7 +19,7 @@ from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_setting
 from ..recipes.scales import SCALES, scale_of
 from ..recipes.transfer import with_weights
 from ..training.config import Run
-from ..training.run_dir import RunState
+from ..training.run_state import RunState
 from .downloads import download_all
 from .run_flags import CACHE_HELP
 from .signals import terminable

@@ -18,7 +18,8 @@ from ..tasks import TASKS
 from ..training.config import Run
 from ..training.lock import RunLocked
 from ..training.loop import Diverged, fit
-from ..training.run_dir import RunDir, RunState, run_dir_name
+from ..training.run_dir import RunDir, run_dir_name
+from ..training.run_state import RunState
 from .eta import EtaEstimator
 from .experiments import Recipe, Tuning
 

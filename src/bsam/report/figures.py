@@ -14,7 +14,7 @@ from ..recipes.paper import Published
 from ..recipes.runner import score_of
 from ..recipes.variants import variant_of
 from ..training.config import Run
-from ..training.run_dir import RunState
+from ..training.run_state import RunState
 from .panels import figure, legend, line_style, save, seeds_text, tidy
 from .tables import SeedStatistics, seed_statistics
 

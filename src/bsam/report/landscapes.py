@@ -15,7 +15,8 @@ from ..flatness.landscape import Landscape
 from ..flatness.products import Array
 from ..recipes.experiments import Recipe
 from ..training.files import write
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunDir
+from ..training.run_state import RunState
 from .panels import grouped, panel_title, panels, save
 
 LEVELS = 12

@@ -14,7 +14,8 @@ from ..core.errors import BsamRuntimeError
 from ..flatness.probe import Reading
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunDir
+from ..training.run_state import RunState
 from .figures import network_and_data
 from .panels import COLOURS, figure, legend, save, seeds_text, tidy
 

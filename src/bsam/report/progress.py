@@ -13,7 +13,7 @@ from ..recipes.experiments import Recipe
 from ..recipes.runner import Callbacks
 from ..recipes.variants import variant_of
 from ..training.config import Run
-from ..training.run_dir import RunState
+from ..training.run_state import RunState
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,8 @@ from ..recipes.variants import variant_of
 from ..training.config import Run
 from ..training.files import read_json, refuse_other_files, usable, write, write_json
 from ..training.lock import locked
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunDir
+from ..training.run_state import RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves

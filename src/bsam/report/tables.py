@@ -12,7 +12,8 @@ from ..recipes.paper import DEFAULT_EPOCHS, EPOCHS, Published
 from ..recipes.runner import score_of
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunDir
+from ..training.run_state import RunState
 
 if TYPE_CHECKING:
     from rich.table import Table

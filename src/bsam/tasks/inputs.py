@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,11 @@ def load_data(
 
     Image files are decoded once, to the size that the network takes; the result is kept in a cache.
     """
-    entry, config = dataset_entry(run.data), input_config(run.model) or IMAGENET
+    entry = dataset_entry(run.data)
     if entry.files is None:
         return _load_arrays(run.data, data_dir), []
-    size = run.image_size or (config.size if input_config(run.model) else model_entry(run.model).images)
+    config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
+    size = run.image_size or config.size
     files = entry.image_files(data_dir)
     with stderr_progress(f"Decoding the images of {files.name}") as progress:
         return load_images(

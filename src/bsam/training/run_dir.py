@@ -23,6 +23,7 @@ from ..tasks.inputs import Inputs
 from .config import BASE, Run, check_settings
 from .files import fits, read_bytes, read_json, read_json_lines
 from .result import LossSurface
+from .run_state import RunState
 
 CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl", "environment.json"
 CHECKPOINT, PREVIOUS, NETWORK = "checkpoint.pt", "checkpoint-before.pt", "model.safetensors"
@@ -66,44 +67,6 @@ class FileDigest:
     def of(cls, content: bytes) -> FileDigest:
         """Return the digest of a file's content."""
         return cls(hashlib.sha256(content).hexdigest(), len(content))
-
-
-@dataclass(frozen=True)
-class RunState:
-    """The state of a run.
-
-    Args:
-        run: its settings.
-        path: its directory.
-        epochs: the metrics of the finished epochs.
-        finished: whether the trained network is there, too.
-        diverged: the message of a run that ended with a non-finite loss; else None.
-        damaged: which of its files is damaged, and what to do; else None. Such a run is not finished.
-    """
-
-    run: Run
-    path: Path
-    epochs: tuple[Mapping[str, Any], ...] = ()
-    finished: bool = False
-    diverged: str | None = None
-    damaged: str | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run is finished or diverged."""
-        return self.finished or self.diverged is not None
-
-    @property
-    def left(self) -> int:
-        """The number of epochs that are left."""
-        return 0 if self.ended else max(self.run.epochs - len(self.epochs), 0)
-
-    def __str__(self) -> str:
-        if self.diverged is not None:
-            return "diverged"
-        if self.finished:
-            return "done"
-        return f"epoch {len(self.epochs)} of {self.run.epochs}" if self.epochs else "missing"
 
 
 class RunDir:
