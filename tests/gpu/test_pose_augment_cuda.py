@@ -15,8 +15,9 @@ def test_a_captured_augmentation_gives_the_numbers_of_the_cpu():
     data = stick_figures(16)
     augment = PoseAugment(data.side, data.skeleton.mirrored, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
     draws = [augment.draws(16, seed=0, epoch=epoch) for epoch in range(2)]
-    persons, row = data.train.to("cuda"), draws[0].to("cuda")
-    arguments = persons.x, persons.y, persons.to_image, row
+    persons, row = data.train, draws[0].to("cuda")
+    tensors = tuple(tensor.cuda() for tensor in (persons.x, persons.y, persons.to_image))
+    arguments = *tensors, row
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -32,6 +33,6 @@ def test_a_captured_augmentation_gives_the_numbers_of_the_cpu():
         for one, other in zip(found, want, strict=True):
             torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-3)
         with torch.autocast("cuda", torch.bfloat16):
-            eager = augment(persons.x, persons.y, persons.to_image, epoch.to("cuda"))
+            eager = augment(*tensors, epoch.to("cuda"))
         assert all(torch.equal(one, other) for one, other in zip(found, eager, strict=True))
     assert found[0].is_contiguous(memory_format=torch.channels_last)

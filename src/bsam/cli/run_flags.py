@@ -12,10 +12,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..core.errors import BsamValueError
 from ..data import DATASETS, FOLDER, dataset_entry
+from ..models import MODELS
 from ..models.weight_files import model_of_file
 from ..models.weights import PRETRAINED
 from ..tasks.inputs import find_weights
-from ..training.config import FINE_TUNING, Run
+from ..training.config import FINE_TUNING, POSE, Run
 
 RANDOM = "random"  # as --weights: no pretrained ones
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -39,6 +40,10 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             default = "pretrained for networks of timm; `random` for none"
         if field.name in FINE_TUNING:
             default = f"{default}; {FINE_TUNING[field.name]} with pretrained weights"
+        if field.name in POSE:
+            default = f"{default}; {POSE[field.name]} for pose"
+        if field.name == "task":
+            default = "that of the data"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         command.add_argument(
             *[f"--{field.name.replace('_', '-')}", *_OLD_FLAGS.get(field.name, [])],
@@ -52,21 +57,25 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
 def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags.
 
-    The network is the one that the weights are of, or the data set's own, unless another is named. That of timm has the
-    weights that timm downloads, unless others are named. With pretrained weights the settings that are not given are
-    :data:`bsam.training.config.FINE_TUNING`.
+    Task and network are those of the data set, or the network is the one that the weights are of, unless others are
+    named. A network of timm has the weights that timm downloads, unless others are named. The settings that are not
+    given are :data:`bsam.training.config.POSE` for pose, and else :data:`bsam.training.config.FINE_TUNING` with
+    pretrained weights.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # without a slash at its end
+    given.setdefault("task", dataset_entry(given.get("data", Run.data)).task)
     if "model" not in given:
         given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
     if given["model"].startswith("timm:"):
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
         given["weights"] = None
-    fine_tuning = FINE_TUNING if given.get("weights") is not None else {}
-    return Run(**{**fine_tuning, **given, "arguments": method_arguments(arguments.set)})
+    defaults: Mapping[str, Any] = FINE_TUNING if given.get("weights") is not None else {}
+    if given["task"] == "pose":
+        defaults = POSE
+    return Run(**{**defaults, **given, "arguments": method_arguments(arguments.set)})
 
 
 def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
@@ -76,6 +85,8 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
     else:
         what = find_weights(weights, data_dir)
         model = model_of_file(Path(what))
+        if given["task"] == "pose":
+            model = next((entry.name for entry in MODELS.values() if model and entry.backbone == model), model)
     if model is None:
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "

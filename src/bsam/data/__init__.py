@@ -13,9 +13,13 @@ from .cifar import CIFAR10, CIFAR100, has_cifar
 from .examples import Dataset
 from .image_files import ImageFiles, read_folder
 from .image_layouts import read_flowers102, read_oxford_pet, read_stanford_cars
+from .pose_data import PoseData
+from .pose_files import PersonFiles, read_lspet, read_mpii
 from .sources import Source, fetch
+from .stick_figures import stick_figures
 
 FOLDER = "folder:"  # a data set of the user's own is named folder:PATH
+NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,18 @@ class DatasetEntry:
     Args:
         name: its name on the command line.
         title: its name in tables.
-        read: reads it from a folder, which is ignored where it comes with a package; None for image files.
-        classes: number of classes; None: as many as there are folders.
+        read: reads it from a folder, which is ignored where it comes with a package; None for image files and persons.
+        classes: number of classes, or of joints; None: as many as there are folders.
         channels: of an image.
         side: of an image, in pixels; None: they differ, and are resized to what the network takes.
-        augmentation: default among :data:`bsam.data.augment.AUGMENTATIONS`.
+        augmentation: default among :data:`bsam.data.augment.AUGMENTATIONS`, or of persons
+            :data:`bsam.data.pose_augment.POSE_AUGMENTATIONS`.
         model: default among :data:`bsam.models.MODELS`; None: the one that the file of weights is for.
         is_in: returns whether its files are in a folder; True where it comes with a package.
         sources: files to download; none where it comes with a package, or where that is left to the user.
         files: lists its image files in a folder; None where the images are in arrays.
+        persons: lists persons in image files, with their joints; None where it has none.
+        draw: draws persons whose images have this side in a network's input; None where it is read.
     """
 
     name: str
@@ -47,32 +54,51 @@ class DatasetEntry:
     is_in: Callable[[Path], bool] = lambda folder: True
     sources: tuple[Source, ...] = ()
     files: Callable[[Path], ImageFiles] | None = None
+    persons: Callable[[Path], PersonFiles] | None = None
+    draw: Callable[[int], PoseData] | None = None
+
+    @property
+    def task(self) -> str:
+        """What is learned from it: the name of one of :data:`bsam.tasks.TASKS`."""
+        return "classification" if self.persons is None and self.draw is None else "pose"
 
     @property
     def needs_folder(self) -> bool:
         """Whether it is read from a folder that the user names."""
-        return bool(self.sources) or (self.files is not None and not self.name.startswith(FOLDER))
+        in_files = self.files is not None or self.persons is not None
+        return bool(self.sources) or (in_files and not self.name.startswith(FOLDER))
 
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set from a folder, or from its package."""
         if self.read is None:
-            raise BsamValueError(
-                f"{self.title} is image files of any size: read them with bsam.data.image_cache.load_images"
-            )
+            what, how = "image files of any size", "image_cache.load_images"
+            if self.task == "pose":
+                what, how = "persons with joints", "stick_figures" if self.persons is None else "pose_data.load_persons"
+            raise BsamValueError(f"{self.title} is {what}: use bsam.data.{how}")
         return self.read(self._folder(folder))
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if there are more or fewer classes than it has."""
         if self.files is None:
             raise BsamValueError(f"the images of {self.title} are in arrays: read them with bsam.data.load")
-        own = self._folder(folder)
-        found = self.files(own / self.name if (own / self.name).is_dir() else own)  # several may share a data folder
+        found = self.files(self._own_folder(folder))
         if self.classes is not None and len(found.class_names) != self.classes:
             raise BsamValueError(
                 f"{self.title} has {self.classes} classes, and {found.folder} has {len(found.class_names)}: it holds "
                 "other data, or is not complete"
             )
         return found
+
+    def person_files(self, folder: Path | None = None) -> PersonFiles:
+        """Return the persons in its image files in a folder."""
+        if self.persons is None:
+            raise BsamValueError(f"{self.title} has no files of persons with joints")
+        return self.persons(self._own_folder(folder))
+
+    def _own_folder(self, folder: Path | None) -> Path:
+        """Return the folder, or the one of its name in it: several data sets may share a data folder."""
+        own = self._folder(folder)
+        return own / self.name if (own / self.name).is_dir() else own
 
     def _folder(self, folder: Path | None) -> Path:
         if self.needs_folder and folder is None:
@@ -87,6 +113,7 @@ _LIKE_CIFAR = (3, 32, "crop-flip-cutout", "resnet18")
 _LIKE_MNIST = (1, 28, "crop-flip", "resnet18")
 _HAS_CIFAR10, _HAS_CIFAR100 = partial(has_cifar, CIFAR10), partial(has_cifar, CIFAR100)
 _FILES = (3, None, "none", None)
+_PERSONS = (3, None, "scale-rotate-flip", "simcc_resnet50")
 _FASHION = (fashion_mnist.has_fashion_mnist, fashion_mnist.SOURCES)
 
 DATASETS: dict[str, DatasetEntry] = {
@@ -99,6 +126,13 @@ DATASETS: dict[str, DatasetEntry] = {
         DatasetEntry("flowers102", "Flowers-102", None, 102, *_FILES, files=read_flowers102),
         DatasetEntry("stanford_cars", "Stanford Cars", None, 196, *_FILES, files=read_stanford_cars),
         DatasetEntry("oxford_pet", "Oxford-IIIT Pet", None, 37, *_FILES, files=read_oxford_pet),
+        DatasetEntry("lspet", "LSP Extended", None, 14, *_PERSONS, persons=read_lspet),
+        DatasetEntry("mpii", "MPII Human Pose", None, 16, *_PERSONS, persons=read_mpii),
+        DatasetEntry(
+            # left and right have colours, which a mirrored image exchanges
+            *("stick_figures", "Stick figures", None, 14, 3, None, "scale-rotate", "simcc_resnet8"),
+            draw=lambda side: stick_figures(NUM_FIGURES, side=side),
+        ),
     )
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,6 +135,14 @@ class PoseAugment:
         places = apply(maps, y[:, :, :2])
         inside = ((places >= -0.5) & (places <= self.side - 0.5)).all(dim=2, keepdim=True)
         return pixels, torch.cat([places, y[:, :, 2:] * inside], dim=2), compose(to_image, inverse(maps))
+
+
+#: settings of :class:`PoseAugment` by name
+POSE_AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"scale": 0.0, "rotation": 0.0, "flip": False},
+    "scale-rotate": {"flip": False},
+    "scale-rotate-flip": {},
+}
 
 
 @functools.lru_cache(maxsize=16)

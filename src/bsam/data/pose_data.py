@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,11 +58,13 @@ class Persons:
     def __len__(self) -> int:
         return len(self.y)
 
-    def to(self, device: torch.device | str) -> Persons:
-        """Return a copy on another device."""
-        heads = None if self.head_sizes is None else self.head_sizes.to(device)
-        x, y, to_image = (tensor.to(device) for tensor in (self.x, self.y, self.to_image))
-        return replace(self, x=x, y=y, to_image=to_image, head_sizes=heads)
+    def part(self, rows: slice | list[int]) -> Persons:
+        """Return some of them; those of a slice without a copy of the images."""
+        heads = None if self.head_sizes is None else self.head_sizes[rows]
+        images = (
+            self.images[rows] if isinstance(rows, slice) else tuple(self.images[row] for row in rows if self.images)
+        )
+        return Persons(self.x[rows], self.y[rows], self.to_image[rows], heads, images)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +88,6 @@ class PoseData:
     skeleton: Skeleton
     split: str
     digest: str
-
-    def to(self, device: torch.device | str) -> PoseData:
-        """Return a copy on another device."""
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
 
 def load_persons(
@@ -143,7 +141,4 @@ def load_persons(
 def _some(persons: Persons, rows: Sequence[int]) -> Persons:
     """Return the persons at these rows, without a copy of the images where the rows are consecutive."""
     whole = len(rows) == rows[-1] + 1 - rows[0]
-    index = slice(rows[0], rows[-1] + 1) if whole else list(rows)
-    heads = None if persons.head_sizes is None else persons.head_sizes[index]
-    images = tuple(persons.images[row] for row in rows)
-    return Persons(persons.x[index], persons.y[index], persons.to_image[index], heads, images)
+    return persons.part(slice(rows[0], rows[-1] + 1) if whole else list(rows))

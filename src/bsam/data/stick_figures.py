@@ -51,9 +51,7 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     x = torch.from_numpy(np.stack([_drawing(places[:, :2], size, random) for places in y.numpy()])).permute(0, 3, 1, 2)
     digest = sha256(x.numpy().tobytes() + y.numpy().tobytes())
     everyone = Persons(x, y.float(), inverse(maps))
-    train, test = (
-        Persons(everyone.x[part], everyone.y[part], everyone.to_image[part]) for part in (slice(n), slice(n, total))
-    )
+    train, test = everyone.part(slice(n)), everyone.part(slice(n, total))
     return PoseData("stick_figures", side, train, test, LSP, f"{n} and {n // 4} drawings, seed {seed}", digest)
 
 

@@ -13,6 +13,7 @@ import torch
 from ..core.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
+from ..tasks import TASKS
 from ..training.config import BASE, BASE_TITLES, Run, method_title
 from ..training.distributed import DistributedContext
 from ..training.trainer import Trainer
@@ -101,7 +102,9 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if metrics.get(name) is not None)
-    return "  ".join([number, *epoch_numbers(run, metrics), *steps, f"{metrics['seconds']:.1f} s"])
+    parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_" if run.task in TASKS else " "  # as PCK of each joint
+    whole = {name: value for name, value in metrics.items() if not name.startswith(parts)}
+    return "  ".join([number, *epoch_numbers(run, whole), *steps, f"{metrics['seconds']:.1f} s"])
 
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..core.errors import BsamValueError
 from .classification import Classification
+from .pose import Pose
 from .task import Task as Task
 
-TASKS: dict[str, type[Task]] = {"classification": Classification}
+TASKS: dict[str, type[Task]] = {"classification": Classification, "pose": Pose}
 
 
 def task_class(name: str) -> type[Task]:

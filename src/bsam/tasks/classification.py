@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,18 +20,17 @@ from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..data.streaming import stream
 from ..models import build, model_entry
-from ..models.parts import head
-from ..models.weights import WeightsReport, load_weights
-from .inputs import Inputs, find_weights, inputs_of, load_data
-from .settings import TaskSettings
-from .task import Measure, Task, TaskBatch
+from .inputs import Inputs, inputs_of, load_data
+from .pretrained import PretrainedTask, freeze_backbone
+from .settings import TaskSettings, refuse_settings
+from .task import Measure, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
 LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
 MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
 
 
-class Classification(Task):
+class Classification(PretrainedTask):
     """Classify images: cross-entropy with label smoothing, measured by accuracy.
 
     Args:
@@ -60,10 +59,11 @@ class Classification(Task):
     ) -> None:
         if (backbone := model_entry(run.model).backbone) is not None:
             raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
-        data, self._left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
+        refuse_settings("classification", run, {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False})
+        data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
+        super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs = inputs_of(run, data)
-        self._data_dir, self._split, self._digest = data_dir, data.split, data.digest
-        self._weights: WeightsReport | None = None
+        self._split, self._digest = data.split, data.digest
         eval_split: Examples | None = getattr(data, run.eval_split)
         if eval_split is None:
             raise BsamValueError(
@@ -73,7 +73,7 @@ class Classification(Task):
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
-        self.run, self.device, self.classes, self.samples = run, device, data.classes, len(train)
+        self.classes, self.samples = data.classes, len(train)
         self._original_splits = train, eval_split
         self._host = torch.device("cpu") if data.digest is not None else device  # files stay mapped to host memory
         self._train, self._labels = train.labelled(noisy).to(self._host), noisy.to(device)
@@ -90,26 +90,6 @@ class Classification(Task):
     def network(self) -> nn.Module:
         """Return the run's network, for images of this size."""
         return build_network(self.run, self.inputs, self.classes).train().to(self.device)
-
-    def initialise(self, network: nn.Module) -> Sequence[str]:
-        """Load the run's pretrained weights, if it names any, into all layers but the last."""
-        told = [f"Corrupt image files that are left out: {len(self._left_out)}."] if self._left_out else []
-        if self.run.weights is None and self._digest is not None:
-            told.append("The initial weights are random: --weights names pretrained ones.")
-        if self.run.weights is not None:
-            source = find_weights(self.run.weights, self._data_dir)
-            self._weights = load_weights(network, self.run.model, source)
-            told.append(str(self._weights))
-        return told
-
-    def set_train_mode(self, network: nn.Module) -> None:
-        """Set the network to training mode, but not the batch norm of a frozen backbone."""
-        network.train()
-        if self.run.freeze_backbone:
-            trained = set(head(network).modules())
-            for module in network.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module not in trained:
-                    module.eval()
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw crops, flips and holes."""
@@ -195,12 +175,10 @@ class Classification(Task):
         found: dict[str, Any] = {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
         if self._digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
-            found["data"] = {"split": self._split, "images": sizes, "left_out": self._left_out}
+            found["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
         if self.inputs.class_names:
             found["inputs"] = self.inputs.to_json()
-        if self._weights is not None:
-            found["weights"] = self._weights.to_json()
-        return found
+        return {**found, **super().notes()}
 
 
 def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
@@ -214,8 +192,7 @@ def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
         size = "x".join(map(str, shape))
         raise BsamValueError(f"{run.model} does not take images of {size}, as {run.data} has") from error
     if run.freeze_backbone:
-        network.requires_grad_(False)
-        head(network).requires_grad_(True)
+        freeze_backbone(network)
     return network
 
 

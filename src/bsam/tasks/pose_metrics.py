@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..core.checks import check_number
 from ..core.errors import BsamValueError
+from ..data import skeletons
+from ..data.skeletons import Skeleton
 
 MEAN = "mean"
 HEAD_SIZE = 0.6  # of the diagonal of MPII's rectangle around a head
@@ -64,6 +66,7 @@ LSP = PoseScore(
     },
     tuple(range(14)),
 )
+SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}
 _LSP_TORSO = 9, 2  # left shoulder, right hip
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.checks import check_count, check_number
 from ..core.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
+from ..data.pose_augment import POSE_AUGMENTATIONS
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
@@ -55,6 +56,13 @@ def to_json_value(value: Any) -> Any:
     return [to_json_value(one) for one in value] if type(value) in (list, tuple) else value
 
 
+def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
+    """Refuse settings that have no meaning for a task, unless they have these values."""
+    for name, value in allowed.items():
+        if getattr(settings, name) != value:
+            raise BsamValueError(f"{name} has no meaning for {task}: set it to {value}, not {getattr(settings, name)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """What is learned: network, data, labels and evaluation. :class:`bsam.training.config.Run` adds how.
@@ -87,7 +95,10 @@ class TaskSettings:
         check_flag,
     )
     augment: str | None = setting(
-        None, f"one of {', '.join(AUGMENTATIONS)}; without it the augmentation of the data set", check_name
+        None,
+        f"one of {', '.join(AUGMENTATIONS)}, or of persons {', '.join(POSE_AUGMENTATIONS)}; without it the "
+        "augmentation of the data set",
+        check_name,
     )
     label_smoothing: float = setting(
         0.1, "the probability that the other classes share", partial(check_number, low=0, high=1)
@@ -103,6 +114,13 @@ class TaskSettings:
     )
     eval_split: Split = setting(
         "test", "the data that the network is evaluated on; settings are chosen on validation only", one_of(Split)
+    )
+    simcc_k: float = setting(2.0, "of SimCC: bins of a coordinate for each pixel", partial(check_number, low=0))
+    simcc_sigma: float = setting(
+        6.0, "of SimCC: standard deviation of a coordinate's label, in bins", partial(check_number, low=0)
+    )
+    flip_test: bool = setting(
+        False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
     )
     seed: int = setting(
         0,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..flatness.dataset_loss import Batches
@@ -108,6 +109,10 @@ class Task(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a digest of the data: a run is resumed with the same data only."""
+
+    def predictions(self, network: nn.Module) -> Mapping[str, NDArray[Any]]:
+        """Return what the trained network, in eval mode, says of some samples, for the report: arrays by name."""
+        return {}
 
     def notes(self) -> Mapping[str, Any]:
         """Return what else to write into the run directory: plain values, by file name without ``.json``."""

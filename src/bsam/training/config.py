@@ -22,6 +22,14 @@ Base = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16"]
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
+POSE = {  # those of SimCC's authors, but for the schedule, and 140 epochs of their 210
+    "base": "adam",
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "batch": 64,
+    "epochs": 140,
+    "label_smoothing": 0.0,
+}
 BASE = "base"  # the method that is the base optimizer alone
 BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 

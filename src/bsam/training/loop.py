@@ -92,7 +92,8 @@ def fit(
                 each_epoch(number + 1, metrics)
         top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
         curvature = {"top_eigenvalue": top, "relief": None if surface is None else asdict(surface)}
-        out.finish(trainer.network, curvature if run.curvature or run.relief is not None else None)
+        measured = curvature if run.curvature or run.relief is not None else None
+        out.finish(trainer.network, measured, trainer.predictions())
         return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, relief=surface)
 
 

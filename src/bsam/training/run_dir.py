@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
@@ -20,6 +24,7 @@ from ..flatness.sharpness import Sharpness
 from ..models.weights import WeightsReport
 from ..tasks import TASKS
 from ..tasks.inputs import Inputs
+from ..tasks.pose_inputs import PoseInputs
 from .config import BASE, Run, check_settings
 from .files import fits, read_bytes, read_json, read_json_lines
 from .result import LossSurface
@@ -28,12 +33,15 @@ from .run_state import RunState
 CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl", "environment.json"
 CHECKPOINT, PREVIOUS, NETWORK = "checkpoint.pt", "checkpoint-before.pt", "model.safetensors"
 CHECKSUMS, CURVATURE, DIVERGED = "checksums.json", "curvature.json", "diverged.json"
+PREDICTIONS = "predictions.npz"
 REPAIR = "run the command that trained it again to restore the file from the checkpoint"
 _METRIC_TYPES: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # all others are floats
 _NOTES: dict[str, Any] = {
     "data": {"split": str, "images": dict[str, int], "left_out": list[str]},
     "inputs": Inputs,
     "weights": WeightsReport,
+    "pose": PoseInputs,
+    "baseline": {"title": str, "scores": dict[str, float]},
 }
 _MACHINE = ("device", "torch", "bsam", "date")  # of a machine's description, what a report needs
 
@@ -193,7 +201,7 @@ class RunDir:
         return rows
 
     def note(self, name: str) -> dict[str, Any]:
-        """Return ``data.json``, ``inputs.json`` or ``weights.json``, by name; an empty dict if the task wrote none."""
+        """Return one of the files that a task writes, as ``data.json``, by name; an empty dict if it wrote none."""
         file, hint = self.path / f"{name}.json", f"remove {NETWORK} beside it, then {REPAIR}"
         if not file.exists():
             return {}
@@ -201,6 +209,17 @@ class RunDir:
         if not fits(found, _NOTES[name]):
             raise BsamRuntimeError(f"{file} is damaged: it does not hold what the task wrote; {hint}")
         return found
+
+    def predictions(self) -> dict[str, NDArray[Any]]:
+        """Return what the network said of some samples, as its task wrote it; an empty dict if it wrote nothing."""
+        file = self.path / PREDICTIONS
+        if not file.exists():
+            return {}
+        try:
+            with np.load(io.BytesIO(read_bytes(file)), allow_pickle=False) as found:
+                return dict(found)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise BsamRuntimeError(f"{file} is damaged; remove {NETWORK} beside it, then {REPAIR}") from error
 
     def machines(self) -> list[dict[str, Any]]:
         """Return what is known of each machine that worked on the run, with dates."""

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ..core.errors import BsamError, BsamRuntimeError
@@ -32,6 +34,7 @@ from .run_dir import (
     MACHINES,
     METRICS,
     NETWORK,
+    PREDICTIONS,
     PREVIOUS,
     PROBE,
     FileDigest,
@@ -189,7 +192,12 @@ class RunWriter(RunDir):
         if self._writes:
             write_json(self.path / DIVERGED, {"reason": reason})
 
-    def finish(self, network: nn.Module, curvature: Mapping[str, Any] | None = None) -> None:
+    def finish(
+        self,
+        network: nn.Module,
+        curvature: Mapping[str, Any] | None = None,
+        predictions: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
         """Write what was measured after the last epoch, if anything, and the network, which marks a finished run."""
         if not self._writes:
             return
@@ -197,6 +205,10 @@ class RunWriter(RunDir):
 
         if curvature is not None:
             write_json(self.path / CURVATURE, curvature)
+        if predictions:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # names are free
+            write(self.path / PREDICTIONS, buffer.getvalue())
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         content = save(tensors, {"run": json.dumps(self.settings)})  # one entry: several are written in a random order
         with writing(self.path / PREVIOUS):

@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import BsamValueError
@@ -25,6 +26,7 @@ from .environment import compiling, emulated_bf16, is_bf16_emulated, why_compile
 from .optimizers import autocast, build_train_step, check_method
 from .steps import CapturedSteps, EagerSteps
 
+T = TypeVar("T")
 # settings of this machine, not loaded from a checkpoint written on another; the schedule sets lr
 _MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
 _SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # separate the random numbers that are drawn from one (seed, epoch)
@@ -134,11 +136,16 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics of the network; in the first process only."""
-        if not self.context.is_main:
-            return {}
+        return self._in_eval_mode(self.task.evaluate) if self.context.is_main else {}
+
+    def predictions(self) -> Mapping[str, NDArray[Any]]:
+        """Return what the network says of some samples, as the task wants it shown; in the first process only."""
+        return self._in_eval_mode(self.task.predictions) if self.context.is_main else {}
+
+    def _in_eval_mode(self, ask: Callable[[nn.Module], T]) -> T:
         self.network.eval()
         with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
-            return self.task.evaluate(self.network)
+            return ask(self.network)
 
     def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
         """Return the first loss that is not finite, with its name; the same in all processes."""

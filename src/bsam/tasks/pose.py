@@ -1,0 +1,241 @@
+"""Estimation of human poses by SimCC: where the joints of a person are in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..core.errors import BsamValueError
+from ..core.progress import stderr_progress
+from ..data import dataset_entry
+from ..data.affine import apply
+from ..data.pose_augment import POSE_AUGMENTATIONS, PoseDraws
+from ..data.pose_data import Persons, PoseData, load_persons
+from ..data.streaming import stream
+from ..models import MODELS, model_entry
+from ..models.inputs import input_config
+from . import pose_metrics
+from .inputs import IMAGENET
+from .pose_inputs import PoseInputs
+from .pretrained import PretrainedTask
+from .settings import TaskSettings, refuse_settings
+from .simcc_loss import simcc_losses
+from .task import Measure, TaskBatch
+
+GROUPS = tuple(pose_metrics.LSP.groups)
+EVALUATION_BATCH = 64
+SHOWN = 8  # persons of the evaluation set whose joints are kept for the report
+
+
+class Pose(PretrainedTask):
+    """Find the joints of persons: SimCC's loss, measured by PCK per group of joints and on the mean.
+
+    Args:
+        run: the settings of the run.
+        device: where to train.
+        data_dir: the folder with the data, for data that is read from files.
+        data: the persons, in place of those that the run names.
+        cache_dir: the folder for the crops of image files; None keeps them in a folder beside the files.
+
+    Example:
+        >>> settings = TaskSettings(model="simcc_resnet8", data="stick_figures", label_smoothing=0.0, limit_test=20)
+        >>> task = Pose(settings, torch.device("cpu"))
+        >>> task.samples, sorted(task.evaluate(task.network()))[:2]
+        (800, ['test_loss', 'test_pck'])
+    """
+
+    measure = Measure("pck", "PCK in %", 100)
+    groups: ClassVar[tuple[Measure, ...]] = tuple(Measure(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
+
+    def __init__(
+        self,
+        run: TaskSettings,
+        device: torch.device,
+        data_dir: Path | None = None,
+        data: PoseData | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        _check_settings(run)
+        config = input_config(run.model) or IMAGENET
+        side = run.image_size or model_entry(run.model).images
+        data, left_out = _load(run, side, data_dir, cache_dir) if data is None else (data, [])
+        from_files = bool(data.train.images)
+        super().__init__(run, device, data_dir, left_out, in_files=from_files)
+        self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
+        self.classes, self.score = len(data.skeleton.joints), pose_metrics.SCORES[data.skeleton]
+        self._split, self._digest = data.split, data.digest
+        self._host = torch.device("cpu") if from_files else device  # files stay mapped to host memory
+        self._train = _limited(data.train, "limit_train", run.limit_train)
+        self._test = _limited(data.test, "limit_test", run.limit_test)
+        self._x, self._y, self._to_image = _on(self._train, self._host, device)
+        self._test_x, self._test_y, self._test_to_image = _on(self._test, self._host, device)
+        self.samples = len(self._train)
+        self._truth = joints_in_image(self._test)
+        sizes = self._test.head_sizes if self.score is pose_metrics.MPII else pose_metrics.torso_sizes(self._truth)
+        assert sizes is not None  # all of MPII's persons have heads
+        self._sizes = sizes
+        chosen = POSE_AUGMENTATIONS[run.augment or dataset_entry(run.data).augmentation]
+        self._augment = self.inputs.augment(**chosen)
+        self.begin_epoch(0)
+
+    def network(self) -> nn.Module:
+        """Return the run's network."""
+        return self.inputs.network(self.run).train().to(self.device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw scales, rotations and flips."""
+        self._draws = self._augment.draws(self.samples, self.run.seed, epoch).to(self.device)
+
+    def batch(self, index: Tensor) -> TaskBatch:
+        """Return augmented images, joints and indices."""
+        return self._batch(self._x[index.to(self._host)].to(self.device), index)
+
+    def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
+        """Return a batch for each row of indices; image files are read ahead."""
+        if self._host == self.device:
+            yield from map(self.batch, indices)
+            return
+        for x, index in zip(stream(self._x, indices.cpu(), self.device), indices, strict=True):
+            yield self._batch(x, index)
+
+    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+        images, y, _ = self._augment(x, self._y[index], self._to_image[index], self._draws[index])
+        return images, y, index
+
+    def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """Return the loss of each sample: the mean divergence over its labelled joints."""
+        return simcc_losses(outputs, batch[1], self.run.simcc_k, self.run.simcc_sigma)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of these losses."""
+        return simcc_losses(outputs, y, self.run.simcc_k, self.run.simcc_sigma).mean()
+
+    @torch.no_grad()
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """Return the loss, PCK on the mean, and PCK of each group of joints."""
+        split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
+        found = []
+        for x, y, to_image in self._test_batches():
+            logits = network(x)
+            total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
+            found.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
+        scores = self._scores(torch.cat(found).cpu())
+        return {f"{split}_loss": float(total) / len(self._test), **{f"{split}_{n}": v for n, v in scores.items()}}
+
+    def _scores(self, joints: Tensor) -> dict[str, float]:
+        """Return PCK by the name of its measure, of joints (n, J, 2) in pixels of the images of the test set."""
+        truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
+        joints = joints.nan_to_num(torch.inf)  # of a network that diverged: not found
+        counts = pose_metrics.pck(joints.clamp(-1e9, 1e9), truth, labelled, self._sizes, self.score.threshold)
+        scores = pose_metrics.group_scores(*counts, self.score)
+        return {"pck": scores.pop(pose_metrics.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
+
+    def baseline(self) -> dict[str, float]:
+        """Return PCK of the mean pose of the training set, placed into each box of the test set without a look at it.
+
+        The metrics have the names of those of :meth:`evaluate`, without the split.
+        """
+        pose = pose_metrics.mean_pose(self._train.y)
+        return self._scores(apply(self._test.to_image, pose.double().expand(len(self._test), -1, -1)))
+
+    def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Return training images that are not augmented, with their joints; evenly spaced ones if limited."""
+        rows = torch.arange(self.samples)[:: _step(self.samples, limit)][:limit]
+        found = []
+        for index in rows.split(EVALUATION_BATCH):
+            where = index.to(self.device)
+            images = self._x[index.to(self._host)].to(self.device)
+            found.append(self._centre(images, self._y[where], self._to_image[where])[:2])
+        return found
+
+    def fingerprint(self) -> str:
+        """Return a digest of pixels and joints, in their order."""
+        return self._digest
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return ``data``, the split and which images were left out; ``pose``, what the network takes and gives;
+        ``baseline``, what the mean pose reaches; and ``weights``, where the initial ones came from.
+        """
+        sizes = {"train": self.samples, self.run.eval_split: len(self._test)}
+        return {
+            "data": {"split": self._split, "images": sizes, "left_out": self.left_out},
+            "pose": self.inputs.to_json(),
+            "baseline": {"title": "mean pose, no network", "scores": self.baseline()},
+            **super().notes(),
+        }
+
+    @torch.no_grad()
+    def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
+        """Return what the network finds in some images of the evaluation set.
+
+        Returns:
+            ``pixels`` (n, side, side, 3) of the inputs, as bytes; ``found`` (n, J, 2) and ``truth`` (n, J, 3), in
+            their pixels.
+        """
+        rows = torch.arange(len(self._test))[:: _step(len(self._test), SHOWN)][:SHOWN]
+        where, inputs = rows.to(self.device), self.inputs
+        crops = self._test_x[rows.to(self._host)].to(self.device)
+        x, y, _ = self._centre(crops, self._test_y[where], self._test_to_image[where])
+        scale = [torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (inputs.std, inputs.mean)]
+        pixels = (255 * (x * scale[0] + scale[1])).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
+        found = inputs.joints(network, x, self.run.flip_test)
+        return {name: t.cpu().numpy() for name, t in (("pixels", pixels), ("found", found), ("truth", y))}
+
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Return inputs of the network, joints in their pixels, and the maps from these to pixels of the images."""
+        rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
+        for images, index in zip(stream(self._test_x, rows, self.device), rows, strict=True):
+            where = index.to(self.device)
+            yield self._centre(images, self._test_y[where], self._test_to_image[where])
+
+    def _centre(self, x: Tensor, y: Tensor, to_image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self._augment(x, y, to_image, PoseDraws.identity(len(x)).to(self.device))
+
+
+def joints_in_image(persons: Persons) -> Tensor:
+    """Return the joints (n, J, 3) in pixels of the images, as float64."""
+    y = persons.y.double()
+    return torch.cat([apply(persons.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)
+
+
+def _check_settings(run: TaskSettings) -> None:
+    if model_entry(run.model).backbone is None:
+        names = [f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone]
+        raise BsamValueError(f"{run.model} does not find joints: use --model with one of {', '.join(names)}")
+    if dataset_entry(run.data).task != "pose":
+        raise BsamValueError(f"{run.data} has no joints: use --task {dataset_entry(run.data).task}, or other data")
+    if run.eval_split != "test":
+        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
+    if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
+        raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
+    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0})
+
+
+def _load(run: TaskSettings, side: int, data_dir: Path | None, cache_dir: Path | None) -> tuple[PoseData, list[str]]:
+    entry = dataset_entry(run.data)
+    if entry.draw is not None:
+        return entry.draw(side), []
+    files = entry.person_files(data_dir)
+    with stderr_progress(f"Cutting out the persons of {files.name}") as progress:
+        return load_persons(files, side, cache_dir=cache_dir, skip_corrupt=run.skip_corrupt, progress=progress)
+
+
+def _limited(persons: Persons, name: str, n: int | None) -> Persons:
+    """Return ``n`` of the persons, evenly spaced, without a copy of their images."""
+    if n is not None and n > len(persons):
+        raise BsamValueError(f"{name} must be at most {len(persons)}, the size of the set; got {n}")
+    return persons if n is None else persons.part(slice(0, n * _step(len(persons), n), _step(len(persons), n)))
+
+
+def _step(size: int, n: int | None) -> int:
+    return 1 if n is None else max(1, size // n)
+
+
+def _on(persons: Persons, host: torch.device, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images on the host, and joints and maps on the device."""
+    return persons.x.to(host), persons.y.to(device), persons.to_image.to(device)

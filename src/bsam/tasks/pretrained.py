@@ -1,0 +1,72 @@
+"""Tasks whose networks may begin with pretrained weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models.parts import head
+from ..models.weights import WeightsReport, load_weights
+from .inputs import find_weights
+from .settings import TaskSettings
+from .task import Task
+
+
+class PretrainedTask(Task):
+    """A task that loads the weights which the run names, and may train the last layers alone.
+
+    Args:
+        run: the settings of the run.
+        device: where to train.
+        data_dir: the folder with the data, and perhaps the weights.
+        left_out: corrupt files, in words.
+        in_files: whether the images are in files of their own.
+    """
+
+    @abstractmethod
+    def __init__(
+        self,
+        run: TaskSettings,
+        device: torch.device,
+        data_dir: Path | None = None,
+        left_out: Sequence[str] = (),
+        in_files: bool = False,
+    ) -> None:
+        self.run, self.device, self.left_out = run, device, list(left_out)
+        self._data_dir, self._in_files = data_dir, in_files
+        self._weights: WeightsReport | None = None
+
+    def initialise(self, network: nn.Module) -> Sequence[str]:
+        """Load the run's pretrained weights, if it names any, into all layers but the last."""
+        told = [f"Corrupt image files that are left out: {len(self.left_out)}."] if self.left_out else []
+        if self.run.weights is None and self._in_files:
+            told.append("The initial weights are random: --weights names pretrained ones.")
+        if self.run.weights is not None:
+            source = find_weights(self.run.weights, self._data_dir)
+            self._weights = load_weights(network, self.run.model, source)
+            told.append(str(self._weights))
+        return told
+
+    def set_train_mode(self, network: nn.Module) -> None:
+        """Set the network to training mode, but not the batch norm of a frozen backbone."""
+        network.train()
+        if self.run.freeze_backbone:
+            trained = set(head(network).modules())
+            for module in network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module not in trained:
+                    module.eval()
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return ``weights``, where the initial ones came from."""
+        return {} if self._weights is None else {"weights": self._weights.to_json()}
+
+
+def freeze_backbone(network: nn.Module) -> None:
+    """Train the last layers alone."""
+    network.requires_grad_(False)
+    head(network).requires_grad_(True)
