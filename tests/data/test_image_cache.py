@@ -347,7 +347,7 @@ def test_a_killed_worker_and_a_wrong_number_of_workers_are_errors(folder, monkey
         raise BrokenProcessPool
 
     monkeypatch.setattr(image_blocks.Workers, "submit", killed)
-    with pytest.raises(BsamRuntimeError, match="perhaps memory ran out .call again with fewer workers., or the script"):
+    with pytest.raises(BsamRuntimeError, match=r"memory ran out .call again with fewer workers., or the script"):
         load(folder, workers=2)
     with pytest.raises(BsamValueError, match="workers must be at least 1, got 0"):
         load(folder, workers=0)
