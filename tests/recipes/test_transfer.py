@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 
 import bsam
 from bsam.recipes import RECIPES
+from bsam.recipes.initial_weights import with_weights
 from bsam.recipes.paper import published
-from bsam.recipes.transfer import transfer, with_weights
+from bsam.recipes.transfer import transfer
 from bsam.recipes.variants import variant_of
 
 DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")

@@ -8,7 +8,7 @@ from bsam.recipes.experiments import TableCell
 from bsam.recipes.variants import variants
 from bsam.report.demo_report import demo_findings, draw_demo
 from bsam.report.panels import line_style
-from bsam.report.tables import CellSummary, SeedStatistics
+from bsam.report.summaries import CellSummary, SeedStatistics
 from bsam.training.config import Run
 
 RUN = Run("sgd", weight_decay=5e-4, label_noise=0.4)

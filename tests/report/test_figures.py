@@ -7,13 +7,13 @@ from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.variants import variants
 from bsam.report.demo_report import MEMORISED
 from bsam.report.figures import (
-    ACCURACY,
     TEST_LOSS,
     TRAIN_LOSS,
     accuracy_lines_info,
     curves_info,
     plot_accuracy_lines,
     plot_curves,
+    score_metric,
 )
 from bsam.report.panels import line_style
 

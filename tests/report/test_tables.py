@@ -9,17 +9,8 @@ from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
 from bsam.recipes.variants import variants
-from bsam.report.tables import (
-    CellSummary,
-    SeedStatistics,
-    caption,
-    markdown,
-    notes_info,
-    ours_text,
-    rich_tables,
-    sections_info,
-    table_info,
-)
+from bsam.report.summaries import CellSummary, SeedStatistics, table_info
+from bsam.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info
 from bsam.training.config import Run
 from bsam.training.run_state import RunState
 

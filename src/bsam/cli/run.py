@@ -15,9 +15,9 @@ from ..core.errors import BsamValueError
 from ..core.workers import Workers
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Recipe, select
+from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_settings
 from ..recipes.scales import SCALES, scale_of
-from ..recipes.transfer import with_weights
 from ..training.config import Run
 from ..training.run_state import RunState
 from .downloads import download_all
@@ -48,7 +48,10 @@ def add(commands: Any) -> None:
     flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
     flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
     flag("--data", nargs="+", default=[], help=all_of_it.format("data sets"), metavar="DATA")
-    files = "of transfer: train the networks of these files, of `bsam weights convert`, instead of downloading weights"
+    files = (
+        "of transfer: train the networks of these files, of `bsam weights convert`, instead of downloading weights; of "
+        "pose: a file for resnet50, which short and paper need"
+    )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     flag("--data-dir", type=Path, help="folder with the files of the data sets; digits needs none", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
@@ -73,6 +76,8 @@ def _run(arguments: argparse.Namespace) -> None:
     runs = recipe.runs(arguments.scale, arguments.seeds)
     if arguments.weights:
         runs = with_weights(runs, arguments.weights, arguments.data_dir)
+    elif not arguments.dry_run:
+        check_weights_given(runs)
     chosen = select(runs, arguments.only, arguments.models, arguments.data)
     run_recipe(arguments, recipe, runs, chosen)
 
@@ -90,7 +95,8 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
 
     from ..report.progress import plan_table, totals
     from ..report.results import check_folder, text_below, write_results
-    from ..report.tables import rich_tables, sections_info, table_info
+    from ..report.summaries import table_info
+    from ..report.tables import rich_tables, sections_info
 
     scale = arguments.scale or recipe.scales[0]
     name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from ..core.errors import BsamRuntimeError, BsamValueError
@@ -131,7 +131,7 @@ DATASETS: dict[str, DatasetEntry] = {
         DatasetEntry(
             # left and right have colours, which a mirrored image exchanges
             *("stick_figures", "Stick figures", None, 14, 3, None, "scale-rotate", "simcc_resnet8"),
-            draw=lambda side: stick_figures(NUM_FIGURES, side=side),
+            draw=lru_cache(maxsize=1)(lambda side: stick_figures(NUM_FIGURES, side=side)),  # for consecutive runs
         ),
     )
 }

@@ -19,6 +19,7 @@ from .experiments import (
     sharpness_curves,
     training_curves,
 )
+from .pose import MEASURES, NOTES, by_method, pose
 from .transfer import transfer
 
 __all__ = (
@@ -28,6 +29,7 @@ __all__ = (
     "demo_recipe",
     "gradient_conflict",
     "label_noise",
+    "pose",
     "recipe_of",
     "rho_min_study",
     "sharpness_curves",
@@ -81,6 +83,16 @@ RECIPES: dict[str, Recipe] = {
             figures=("gradient_conflict",),
         ),
         Recipe("transfer", "Pretrained networks, fine-tuned", transfer, table="transfer"),
+        Recipe(
+            "pose",
+            "Joints of persons, found by SimCC",
+            pose,
+            by_method,
+            table="pose",
+            figures=("training_curves",),
+            notes=NOTES,
+            measures=MEASURES,
+        ),
         demo_recipe(),
     )
 }

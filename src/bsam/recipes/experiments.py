@@ -10,6 +10,8 @@ from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
+from ..tasks import TASKS
+from ..tasks.task import Measure
 from ..training.config import Run
 from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
@@ -155,6 +157,8 @@ class Recipe:
         tuning: how settings of the runs are chosen first; None runs them as they are.
         details: more columns of the table, names in :data:`bsam.report.tables.DETAILS`.
         notes: lines below the table.
+        measures: metrics of a run, each in a column of its own in place of :attr:`TableCell.column`; empty for the
+            measure of its task alone.
         findings: what the numbers show, a name in :data:`bsam.report.results.FINDINGS`; empty for none.
     """
 
@@ -170,6 +174,20 @@ class Recipe:
     details: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     findings: str = ""
+    measures: tuple[Measure, ...] = ()
+
+    def cells(self, run: Run) -> dict[TableCell, Measure]:
+        """Return the positions of a run's numbers in the table, and what is shown there.
+
+        Example:
+            >>> run = Run("sam", model="resnet18", data="cifar10")
+            >>> [(cell.column, measure.name) for cell, measure in Recipe("", "", classification).cells(run).items()]
+            [('CIFAR-10', 'accuracy')]
+        """
+        cell = self.cell(run)
+        if not self.measures:
+            return {cell: TASKS[run.task].measure}
+        return {replace(cell, column=measure.title): measure for measure in self.measures}
 
     def runs(self, scale: str | None = None, seeds: int = 1, first_seed: int = 0) -> list[Run]:
         """Return all runs, seed by seed: the first seed of every run comes before the second of any.
@@ -190,12 +208,13 @@ class Recipe:
         later = range(first_seed + 1, first_seed + seeds)
         return first + [replace(run, seed=seed, relief=None) for seed in later for run in grid]
 
-    def published(self, run: Run) -> Published | None:
-        """Return the paper's number for a run."""
+    def published(self, run: Run, measure: Measure | None = None) -> Published | None:
+        """Return the paper's number for a run, by one of :attr:`measures` where there are any."""
         if not self.table:
             return None
         name = variant_of(run).name
         own = {"method": "bsam" if name in BSAMS else name, "rho_min": run.arguments.get("rho_min")}
+        own["measure"] = None if measure is None else measure.name
         known = {**run.settings(), **own}
         return published(self.table, **{name: known[name] for name in TABLE_KEYS[self.table]})
 

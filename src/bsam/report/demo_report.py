@@ -14,10 +14,11 @@ from ..recipes.experiments import Recipe
 from ..recipes.variants import variants
 from ..training.config import Run
 from ..training.run_state import RunState
-from .figures import ACCURACY, LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw_curves
+from .figures import LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw_curves, score_metric
 from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
-from .tables import CellSummary, SeedStatistics, chosen_text, table_info
+from .summaries import CellSummary, SeedStatistics, table_info
+from .tables import chosen_text
 
 MEMORISED = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * metrics["memorised"])
 SGD = variants()["sgd"].title
@@ -26,7 +27,8 @@ WIDTH = 13.0  # of the picture, in inches
 
 def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     """Draw accuracy and memorised labels over the epochs, the largest eigenvalue, and the loss around each network."""
-    curves = curves_info(recipe, states, (ACCURACY, MEMORISED))
+    accuracy = score_metric(states[0].run)
+    curves = curves_info(recipe, states, (accuracy, MEMORISED))
     eigenvalues = {each.cell.row: each.details["top_eigenvalue"] for each in table_info(recipe, states)}
     surfaces = recipe_landscapes_info(recipe, states)  # none before the first seed's runs are finished
     columns = min(max(len(surfaces), 1), MAX_COLUMNS)
@@ -34,7 +36,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     drawn = figure(WIDTH, sum(heights))
     parts = drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     left, middle, right = parts[0].subplots(1, 3, width_ratios=(3, 3, 2))
-    draw_curves(left, curves, 0, ACCURACY.label)
+    draw_curves(left, curves, 0, accuracy.label)
     draw_curves(middle, curves, 1, MEMORISED.label)
     _draw_eigenvalues(right, [eigenvalues[curve.title] for curve in curves])
     legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)

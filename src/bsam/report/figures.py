@@ -13,10 +13,11 @@ from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
 from ..recipes.runner import score_of
 from ..recipes.variants import variant_of
+from ..tasks import TASKS
 from ..training.config import Run
 from ..training.run_state import RunState
 from .panels import figure, legend, line_style, save, seeds_text, tidy
-from .tables import SeedStatistics, seed_statistics
+from .summaries import SeedStatistics, seed_statistics
 
 MAX_BANDS = 4  # that can be told apart
 LEGEND_COLUMNS = 6
@@ -106,7 +107,18 @@ class EpochMetric:
 
 TRAIN_LOSS = EpochMetric("training loss", lambda metrics: metrics["train_loss"])
 TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
-ACCURACY = EpochMetric("test accuracy, %", lambda metrics: 100 * metrics["test_accuracy"])
+
+
+def score_metric(run: Run) -> EpochMetric:
+    """Return the measure of a run's task.
+
+    Example:
+        >>> score_metric(Run("sgd")).label, score_metric(Run("sgd", task="pose")).label
+        ('test accuracy, %', 'test PCK, %')
+    """
+    measure = TASKS[run.task].measure
+    label = f"{run.eval_split} {measure.title}".replace(" in %", ", %")
+    return EpochMetric(label, lambda metrics: measure.shown(metrics, run.eval_split))
 
 
 @dataclass(frozen=True)
@@ -208,8 +220,8 @@ def _ends(value: SeedStatistics) -> tuple[float, float]:
 
 
 def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw training loss, test loss and test accuracy."""
+    """Draw training loss, test loss and the score, as test accuracy."""
     smoothed = any(state.run.label_smoothing for state in states)
     train_loss = replace(TRAIN_LOSS, label="training loss, with label smoothing") if smoothed else TRAIN_LOSS
-    metrics = (train_loss, TEST_LOSS, ACCURACY)
+    metrics = (train_loss, TEST_LOSS, score_metric(states[0].run))
     plot_curves(curves_info(recipe, states, metrics), metrics, path)

@@ -20,7 +20,8 @@ from ..training.run_state import RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves
-from .tables import CellSummary, caption, markdown, score_title, sections_info, table_info
+from .summaries import CellSummary, table_info
+from .tables import caption, markdown, score_title, sections_info
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
 FIGURES: dict[str, Draw] = {

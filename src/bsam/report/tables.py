@@ -1,125 +1,22 @@
-"""Tables: our numbers beside the paper's. ``*_info`` functions compute the numbers; the others format them."""
+"""Tables: our numbers beside the paper's, as text for files and for the terminal."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..recipes.experiments import Recipe, TableCell
-from ..recipes.paper import DEFAULT_EPOCHS, EPOCHS, Published
-from ..recipes.runner import score_of
+from ..recipes.paper import DECIMALS, DEFAULT_DECIMALS, DEFAULT_EPOCHS, EPOCHS, Published
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from .summaries import DETAILS, CellSummary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
-
-
-@dataclass(frozen=True)
-class SeedStatistics:
-    """Mean and sample standard deviation (None for a single value) of n values."""
-
-    mean: float
-    std: float | None
-    n: int
-
-    def __str__(self) -> str:
-        deviation = "" if self.std is None else f" ± {self.std:.2f}"
-        return f"{self.mean:.2f}{deviation} ({self.n})"
-
-
-def seed_statistics(values: Sequence[float]) -> SeedStatistics:
-    """Return mean and standard deviation.
-
-    Example:
-        >>> seed_statistics([1.0, 3.0])
-        SeedStatistics(mean=2.0, std=1.4142135623730951, n=2)
-        >>> seed_statistics([1.0])
-        SeedStatistics(mean=1.0, std=None, n=1)
-    """
-    return SeedStatistics(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
-
-
-@dataclass(frozen=True)
-class ExtraColumn:
-    """A further column of a table: mean and standard deviation over the finished seeds.
-
-    Args:
-        header: of the column.
-        format: of a number.
-        value: called with a finished run; None if that has no such number.
-    """
-
-    header: str
-    format: str
-    value: Callable[[RunState], float | None]
-
-    def text(self, found: SeedStatistics | None) -> str:
-        """Return mean and standard deviation as text."""
-        if found is None:
-            return "-"
-        return " ± ".join(format(value, self.format) for value in (found.mean, found.std) if value is not None)
-
-
-def _memorised(state: RunState) -> float | None:
-    share = state.epochs[-1].get("memorised")
-    return None if share is None else 100 * share
-
-
-DETAILS: dict[str, ExtraColumn] = {
-    "memorised": ExtraColumn("memorised, %", ".1f", _memorised),
-    "top_eigenvalue": ExtraColumn("λmax", ".1f", lambda state: RunDir(state.path).top_eigenvalue()),
-}
-
-
-@dataclass(frozen=True)
-class CellSummary:
-    """A cell of the table: the score after the last epoch over the finished seeds, the number of seeds that diverged or
-    are not finished, the paper's number, further columns of its row, and the settings that tuning chose, by name.
-    """
-
-    cell: TableCell
-    ours: SeedStatistics | None
-    diverged: int
-    missing: int
-    paper: Published | None
-    details: Mapping[str, SeedStatistics | None] = field(default_factory=dict)
-    chosen: Mapping[str, Any] | None = None
-
-
-def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
-    """Return the cells of a recipe's table, in the order of the runs."""
-    cells: dict[TableCell, list[RunState]] = {}
-    for state in states:
-        cells.setdefault(recipe.cell(state.run), []).append(state)
-    return [_summary(recipe, cell, group) for cell, group in cells.items()]
-
-
-def _summary(recipe: Recipe, cell: TableCell, states: Sequence[RunState]) -> CellSummary:
-    finished = [state for state in states if state.finished]
-    diverged = sum(state.diverged is not None and not state.finished for state in states)
-    details: dict[str, SeedStatistics | None] = {}
-    for name in recipe.details:
-        values = [value for state in finished if (value := DETAILS[name].value(state)) is not None]
-        details[name] = seed_statistics(values) if values else None
-    ours = seed_statistics([score_of(state) for state in finished]) if finished else None
-    missing = len(states) - len(finished) - diverged
-    chosen = _chosen(recipe, finished[0].run) if finished else None
-    return CellSummary(cell, ours, diverged, missing, recipe.published(states[0].run), details, chosen)
-
-
-def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
-    """Return what tuning chose for a run: the settings, and arguments of its method, in which the candidates differ."""
-    candidates = recipe.tuning.settings(run) if recipe.tuning is not None else []
-    tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
-    varied = {name for each in tried for name in each if each[name] != tried[0][name]} - {"arguments"}
-    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in varied} or None
+PAPER_ROW = ", paper"  # ends the label of a row with published numbers
 
 
 def score_title(run: Run) -> str:
@@ -136,6 +33,7 @@ def ours_text(summary: CellSummary) -> str:
     """Return our number as text.
 
     Example:
+        >>> from bsam.report.summaries import SeedStatistics
         >>> cell = TableCell("", "", "")
         >>> ours_text(CellSummary(cell, SeedStatistics(96.8, 0.1, 3), 1, 0, None))
         '96.80 ± 0.10 (3), 1 diverged'
@@ -147,7 +45,7 @@ def ours_text(summary: CellSummary) -> str:
     return f"{summary.ours}" + (f", {summary.diverged} diverged" if summary.diverged else "")
 
 
-def paper_text(number: Published | None, notes: Sequence[str]) -> str:
+def paper_text(number: Published | None, notes: Sequence[str], decimals: int = DEFAULT_DECIMALS) -> str:
     """Return the paper's number as text, with the mark of its note.
 
     Example:
@@ -156,8 +54,8 @@ def paper_text(number: Published | None, notes: Sequence[str]) -> str:
     """
     if number is None:
         return "-"
-    deviation = "" if number.std is None else f" ± {number.std:.2f}"
-    return f"{number.mean:.2f}{deviation}{_mark(notes.index(number.note)) if number.note else ''}"
+    numbers = " ± ".join(f"{value:.{decimals}f}" for value in (number.mean, number.std) if value is not None)
+    return numbers + (_mark(notes.index(number.note)) if number.note else "")
 
 
 def _mark(index: int) -> str:
@@ -187,10 +85,11 @@ def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
 def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:
     """Return the table as text, without rows and columns in which nothing has ended.
 
-    The paper's numbers stand beside ours in sections where it has any.
+    The paper's numbers stand beside ours in sections where it has any; below ours where the columns are measures.
     """
     shown = shown_summaries(summaries)
-    return [_section(recipe, title, shown) for title in dict.fromkeys(each.cell.section for each in shown)]
+    section = _measures_section if recipe.measures else _section
+    return [section(recipe, title, shown) for title in dict.fromkeys(each.cell.section for each in shown)]
 
 
 def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
@@ -201,14 +100,44 @@ def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> Ta
 
     def texts(summary: CellSummary) -> list[str]:
         paper = [paper_text(summary.paper, notes)] if has_paper_column else []
-        details = [DETAILS[name].text(found) for name, found in summary.details.items()]
+        details = [DETAILS[name].text(summary.details.get(name)) for name in recipe.details]
         return [ours_text(summary), *paper, *details, *([chosen_text(summary.chosen)] if recipe.tuning else [])]
 
     further = ["paper"] if has_paper_column else []
     further += [*(DETAILS[name].header for name in recipe.details), *(["chosen"] if recipe.tuning else [])]
     header = [text for column in columns for text in (column, *further)]
-    body = [(row, *(text for column in columns for text in texts(own[row, column]))) for row in rows]
+    blank = CellSummary(TableCell(title, "", ""), None, 0, 0, None)  # a baseline may not be known in all columns
+    body = [(row, *(text for column in columns for text in texts(own.get((row, column), blank)))) for row in rows]
     return TableSection(title, (recipe.rows, *header), tuple(body))
+
+
+def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
+    """Return a section with a column for each measure, and the paper's numbers in rows of their own."""
+    rows: dict[str, list[CellSummary]] = {}
+    for each in summaries:
+        if each.cell.section == title:
+            rows.setdefault(each.cell.row, []).append(each)
+    header = dict.fromkeys(each.cell.column for own in rows.values() for each in own)
+    notes, decimals = notes_info(summaries), DECIMALS.get(recipe.table, DEFAULT_DECIMALS)
+    with_n = len(_seed_counts(summaries)) > 1
+    body = {}
+    for row, own in rows.items():
+        label = _row_label(row, own, with_n)
+        body[label] = ["-" if each.ours is None else each.ours.without_n for each in own]
+    for row, own in rows.items():
+        if any(each.paper is not None for each in own):  # the paper has one BSAM
+            body[row.partition(" (")[0] + PAPER_ROW] = [paper_text(each.paper, notes, decimals) for each in own]
+    return TableSection(title, (recipe.rows, *header), tuple((label, *texts) for label, texts in body.items()))
+
+
+def _row_label(row: str, own: Sequence[CellSummary], with_n: bool) -> str:
+    """Return the label of a row, with what its columns share: the number of seeds, and how many diverged."""
+    n = max(_seed_counts(own), default=0)
+    return row + (f" ({n})" if n and with_n else "") + (f", {own[0].diverged} diverged" if own[0].diverged else "")
+
+
+def _seed_counts(summaries: Sequence[CellSummary]) -> set[int]:
+    return {each.ours.n for each in summaries if each.ours is not None and each.ours.n}
 
 
 def chosen_text(chosen: Mapping[str, Any] | None) -> str:
@@ -229,23 +158,30 @@ def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
 
 def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """Return the lines below a table of runs like this one."""
-    title = score_title(run).capitalize()
+    title = score_title(run)
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
-    lines = [f"{title}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
+    lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: {_seeds_text(recipe, summaries)}."]
     if any(each.paper is not None for each in summaries):
         theirs = EPOCHS.get(recipe.table, DEFAULT_EPOCHS)
-        lines.append(
-            f"paper: as published, after {theirs} epochs. The paper reports one BSAM; its number is repeated for our "
-            "three variants."
-        )
+        after = f", after {theirs} epochs" if theirs else "; the paper does not say after how many epochs"
+        repeated = "" if recipe.measures else "; its number is repeated for our three variants"
+        lines.append(f"paper: as published{after}. The paper reports one BSAM{repeated}.")
     lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
     lines += recipe.notes
     if any(each.diverged for each in summaries):
         lines.append(
             "diverged: the loss was not finite; to run it again, remove its directory (listed in results.json)."
         )
-    missing = sum(each.missing for each in summaries)
+    missing = sum(each.missing for each in summaries) // max(1, len(recipe.measures))  # a run is in each of them
     return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
+
+
+def _seeds_text(recipe: Recipe, summaries: Sequence[CellSummary]) -> str:
+    """Return what the numbers are of: where the columns are measures, also the number of seeds if it is one number."""
+    counts = _seed_counts(summaries)
+    if not recipe.measures or len(counts) != 1:
+        return "mean ± standard deviation (number of seeds)"
+    return "one seed" if counts == {1} else f"mean ± standard deviation of {counts.pop()} seeds"
 
 
 def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
@@ -261,7 +197,7 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
         for name in section.header[1:]:
             table.add_column(name, justify="right", style="dim" if name == "paper" else "", no_wrap=name == "paper")
         for row in section.rows:
-            table.add_row(*row)
+            table.add_row(*row, style="dim" if row[0].endswith(PAPER_ROW) else "")
         tables.append(table)
     return tables
 

