@@ -154,7 +154,10 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
         raise BsamValueError(f"{score.title} needs {joints} joints, got {len(found)} and {len(visible)}")
     total = sum(visible[joint] for joint in score.mean)
     if not total:
-        raise BsamValueError(f"no joint is visible in a person of known size: there is no {score.title} to compute")
+        raise BsamValueError(
+            f"no joint is visible in a person of known size: there is no {score.title} to compute; evaluate on more "
+            "persons"
+        )
     scores = {}
     for name, group in score.groups.items():
         shares = [found[joint] / visible[joint] for joint in group if visible[joint]]
