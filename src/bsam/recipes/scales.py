@@ -72,7 +72,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         for scale in (
             Scale(
                 "smoke",
-                "small networks on digits or drawings, a few epochs: a test that everything runs, in a minute on two cores",
+                "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
                 tuple(NETWORKS),
                 ("digits",),
                 settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
@@ -87,7 +87,9 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
                 probe=20,
                 settings={**FAST, "epochs": 24},
             ),
-            Scale("paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+            Scale(
+                "paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST
+            ),
             Scale(
                 "demo",
                 "a small network on digits, 22 epochs: the demo's only scale",
