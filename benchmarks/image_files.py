@@ -1,11 +1,12 @@
 """Seconds per epoch with image files, read from their cache on the host, against the same epoch with the images on the
 device; and the seconds that building and opening the cache take.
 
-What is timed is an epoch of `bsam train`: reading, augmentation, every step; without evaluation and checkpoints. SGD,
-whose steps are the shortest, leaves the least time for reading. Both trainings take turns in one run. The first epoch
-of each is not timed: it captures, compiles and warms up.
+What is timed is an epoch of `bsam train`: reading, augmentation, every step; without evaluation and checkpoints. The
+base optimizer alone, whose steps are the shortest, leaves the least time for reading. Both trainings take turns in one
+run. The first epoch of each is not timed: it captures, compiles and warms up.
 
     python benchmarks/image_files.py --data-dir data/pets    # on CUDA: ResNet-50 and EfficientNet-Lite0
+    python benchmarks/image_files.py --data lspet --data-dir data/lspet --models simcc_resnet50 --batch 64
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from bsam.data import dataset_entry
 from bsam.data.examples import Dataset
 from bsam.data.image_cache import load_images
 from bsam.data.image_decoding import Resize
-from bsam.models.inputs import InputConfig, input_config
+from bsam.data.pose_data import PoseData, load_persons
+from bsam.models import model_entry
+from bsam.models.inputs import input_config
+from bsam.tasks import Task
 from bsam.tasks.classification import Classification
-from bsam.training.config import FINE_TUNING, Run
+from bsam.tasks.pose import Pose
+from bsam.training.config import FINE_TUNING, POSE, Run
 from bsam.training.distributed import DistributedContext
 from bsam.training.steps import side_stream
 from bsam.training.trainer import Trainer
@@ -36,23 +41,36 @@ from step_time import spread
 MODELS = {"cuda": ["resnet50", "timm:tf_efficientnet_lite0"], "cpu": ["timm:test_resnet"]}
 
 
-def loaded(name: str, folder: Path, cache: Path, config: InputConfig) -> tuple[float, Dataset]:
+def loaded(run: Run, folder: Path, cache: Path) -> tuple[float, Dataset | PoseData]:
     """The data, and how long it took to decode it or to open its cache."""
-    start = time.perf_counter()
-    files = dataset_entry(name).image_files(folder)
-    resize = Resize(config.size, config.crop, config.interpolation)
-    data, _ = load_images(files, resize, mean=config.mean, std=config.std, cache_dir=cache, skip_corrupt=True)
+    start, entry, data = time.perf_counter(), dataset_entry(run.data), None
+    if entry.task == "pose":
+        data, _ = load_persons(entry.person_files(folder), model_entry(run.model).images, cache_dir=cache)
+    else:
+        config = input_config(run.model)
+        assert config is not None, f"{run.model} has no size of its own"
+        resize = Resize(config.size, config.crop, config.interpolation)
+        files = entry.image_files(folder)
+        data, _ = load_images(files, resize, mean=config.mean, std=config.std, cache_dir=cache, skip_corrupt=True)
     return time.perf_counter() - start, data
 
 
-def measure(run: Run, data: Dataset, rounds: int, device: torch.device) -> dict[str, Any]:
+def task_of(run: Run, data: Dataset | PoseData, device: torch.device, from_host: bool) -> Task:
+    """The task, with its images in the mapped file on the host, or on the device."""
+    if isinstance(data, PoseData):
+        # persons without the names of their files are taken to the device
+        own = data if from_host else replace(data, train=replace(data.train, images=()))
+        return Pose(run, device, data=own)
+    return Classification(run, device, data=data if from_host else replace(data, digest=None).to(device))
+
+
+def measure(run: Run, data: Dataset | PoseData, rounds: int, device: torch.device) -> dict[str, Any]:
     """Seconds of an epoch from the host and on the device, round by round."""
-    on_device = replace(data, digest=None).to(device)
     seconds: dict[str, list[float]] = {"host": [], "device": []}
     with side_stream(device):
         trainings = {
-            name: Trainer(run, Classification(run, device, data=own), DistributedContext(device))
-            for name, own in (("host", data), ("device", on_device))
+            name: Trainer(run, task_of(run, data, device, from_host=name == "host"), DistributedContext(device))
+            for name in seconds
         }
         for number in range(rounds + 1):
             for name, training in trainings.items():
@@ -90,15 +108,16 @@ def main(arguments: list[str] | None = None) -> None:
     device = machine.pick_device(parser, args.device)
     results = []
     for model in args.models or MODELS[device.type]:
-        config = input_config(model)
-        assert config is not None, f"{model} has no size of its own"
-        run = Run("sgd", model=model, data=args.data, batch=args.batch, compile=args.compile, **FINE_TUNING)
-        run = replace(run, epochs=args.rounds + 1, precision="bf16" if device.type == "cuda" else "fp32")
+        task, usual = ("pose", POSE) if dataset_entry(args.data).task == "pose" else ("classification", FINE_TUNING)
+        run = Run("base", task=task, model=model, data=args.data, compile=args.compile, **usual)
+        precision = "bf16" if device.type == "cuda" else "fp32"
+        run = replace(run, batch=args.batch, epochs=args.rounds + 1, precision=precision)
         with tempfile.TemporaryDirectory() as cache:
-            build, _ = loaded(args.data, args.data_dir, Path(cache), config)
-            opened, data = loaded(args.data, args.data_dir, Path(cache), config)
+            build, _ = loaded(run, args.data_dir, Path(cache))
+            opened, data = loaded(run, args.data_dir, Path(cache))
             result = measure(run, data, args.rounds, device)
-        images = sum(len(part) for part in (data.train, data.validation, data.test) if part is not None)
+        parts = [data.train, data.test, *([data.validation] if isinstance(data, Dataset) else [])]
+        images = sum(len(part) for part in parts if part is not None)
         results.append({**result, "images": images, "build_seconds": build, "open_seconds": opened})
         host, on_device = (result["epoch_seconds"][name]["median"] for name in ("host", "device"))
         ratio = result["host_over_device"]

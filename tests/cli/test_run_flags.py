@@ -102,6 +102,58 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
             run_from("--method", "sgd", *flags)
 
 
+POSE = {"base": "adam", "lr": 1e-3, "weight_decay": 0.0, "batch": 64, "epochs": 140, "label_smoothing": 0.0}
+
+
+def test_data_of_persons_chooses_task_network_and_settings(tmp_path):
+    """Unless others are given. Weights of a backbone are for the network that finds joints with it."""
+    for name in ("resnet50", "simcc_resnet8", "resnet18"):
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors", {"bsam_model": name})
+    weights = {name: str(tmp_path / f"{name}.safetensors") for name in ("resnet50", "simcc_resnet8", "resnet18")}
+    persons = {"task": "pose", **POSE}
+    for flags, expected in {
+        ("--data", "lspet"): {"data": "lspet", "model": "simcc_resnet50", **persons},
+        ("--data", "mpii", "--simcc-k", "3", "--flip-test"): {
+            "data": "mpii",
+            "model": "simcc_resnet50",
+            "simcc_k": 3.0,
+            "flip_test": True,
+            **persons,
+        },
+        ("--data", "stick_figures", "--epochs", "3", "--base", "sgd", "--label-smoothing", "0.1"): {
+            "data": "stick_figures",
+            "model": "simcc_resnet8",
+            **persons,
+            "epochs": 3,
+            "base": "sgd",
+            "label_smoothing": 0.1,
+        },
+        ("--data", "stick_figures", "--weights", weights["resnet50"]): {
+            "data": "stick_figures",
+            "model": "simcc_resnet50",
+            "weights": weights["resnet50"],
+            **persons,
+        },
+        ("--data", "lspet", "--weights", weights["simcc_resnet8"]): {
+            "data": "lspet",
+            "model": "simcc_resnet8",
+            "weights": weights["simcc_resnet8"],
+            **persons,
+        },
+        ("--data", "lspet", "--weights", weights["resnet18"], "--model", "simcc_resnet8"): {
+            "data": "lspet",
+            "model": "simcc_resnet8",
+            "weights": weights["resnet18"],
+            **persons,
+        },
+        ("--data", "lspet", "--weights", "random"): {"data": "lspet", "model": "simcc_resnet50", **persons},
+        ("--data", "lspet", "--task", "classification"): {"data": "lspet", "model": "simcc_resnet50"},
+        ("--task", "pose", "--model", "simcc_resnet8"): {"model": "simcc_resnet8", **persons},
+        ("--weights", weights["resnet50"]): {"model": "resnet50", "weights": weights["resnet50"], **FINE_TUNING},
+    }.items():
+        assert run_from("--method", "bsam", *flags) == Run("bsam", **expected), flags
+
+
 def test_arguments_of_the_method_are_json_or_text():
     run = run_from("--method", "bsam", "--set", "rho_max=0.1", "passes=2", "--set", "start_from_min=true")
     assert run.arguments == {"rho_max": 0.1, "passes": 2, "start_from_min": True}
@@ -119,6 +171,7 @@ def test_help_explains_every_flag(capsys):
         if field.name != "arguments":
             assert f"--{field.name.replace('_', '-')}" in shown
             assert "".join(field.metadata["help"].split()) in shown
-    words = ("(default:0.05;0.01withpretrainedweights)", "(default:128)", "resnet18forcifar10")
+    words = ("(default:0.05;0.01withpretrainedweights;0.001forpose)", "(default:128;64forpose)", "resnet18forcifar10")
+    words += ("(default:sgd;adamforpose)", "simcc_resnet50forlspet", "(default:thatofthedata)", "(default:2.0)")
     words += ("runs/MODEL-DATA-METHOD-ARGUMENTS", "`bsamlistmodels`", "thatof--weights,ifitsfilesays")
     assert all(word in shown for word in words)

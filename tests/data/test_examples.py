@@ -1,13 +1,19 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 import bsam
-from bsam.data import DATASETS, dataset_entry, load
+from bsam.data import DATASETS, dataset_entry, load, skeletons
 from bsam.data.augment import AUGMENTATIONS, augmentation
 from bsam.data.digits import Digits, digits
 from bsam.data.examples import Dataset, Examples
+from bsam.data.pose_augment import POSE_AUGMENTATIONS
+from bsam.data.stick_figures import stick_figures
+from bsam.models import model_entry
 
 ARRAYS, FILES = ("cifar10", "cifar100", "fashion_mnist"), ("flowers102", "stanford_cars", "oxford_pet")
+PERSONS, DRAWN = ("lspet", "mpii"), ("stick_figures",)
 TEN = Examples(torch.arange(10.0).view(10, 1, 1, 1), torch.arange(10))
 
 
@@ -85,17 +91,38 @@ def test_digits_are_a_data_set_that_needs_no_folder():
 
 
 def test_the_list_is_sound():
-    assert list(DATASETS) == ["digits", *ARRAYS, *FILES]
+    assert list(DATASETS) == ["digits", *ARRAYS, *FILES, *PERSONS, *DRAWN]
     for name, entry in DATASETS.items():
         assert entry.name == name
-        assert entry.augmentation in AUGMENTATIONS
-        assert entry.needs_folder == (name != "digits")
-        assert (entry.side is None) == (entry.files is not None) == (entry.read is None) == (name in FILES)
+        assert entry.task == ("pose" if name in (*PERSONS, *DRAWN) else "classification")
+        assert entry.augmentation in (AUGMENTATIONS if entry.task == "classification" else POSE_AUGMENTATIONS)
+        assert entry.needs_folder == (name not in ("digits", *DRAWN))
+        assert (entry.side is None) == (entry.read is None) == (name in (*FILES, *PERSONS, *DRAWN))
+        assert [entry.files is None, entry.persons is None, entry.draw is None] == [
+            name not in part for part in (FILES, PERSONS, DRAWN)
+        ]
         assert (entry.model is None) == (name in FILES)  # that of the pretrained weights
+        if entry.task == "pose":
+            assert model_entry(entry.model).backbone is not None
+
+
+def test_the_persons_are_those_of_the_data_sets(tmp_path, monkeypatch):
+    read = []
+    for name, joints in {"lspet": skeletons.LSP, "mpii": skeletons.MPII}.items():
+        entry = replace(DATASETS[name], persons=read.append)
+        for folder in (tmp_path, tmp_path / name):  # data sets may share a folder
+            folder.mkdir(exist_ok=True)
+            entry.person_files(tmp_path)
+            assert read.pop() == folder
+        assert entry.classes == len(joints.joints)
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", 8)
+    drawn = DATASETS["stick_figures"].draw(48)
+    assert (drawn.side, len(drawn.train), len(drawn.test), len(drawn.skeleton.joints)) == (48, 8, 2, 14)
+    assert drawn.digest == stick_figures(8, side=48).digest
 
 
 def test_unknown_names_and_missing_folders_are_refused(tmp_path):
-    known = ", ".join(("digits", *ARRAYS, *FILES))
+    known = ", ".join(("digits", *ARRAYS, *FILES, *PERSONS, *DRAWN))
     with pytest.raises(bsam.BsamError, match=f"data must be one of {known}, or folder:PATH; got 'cifar'"):
         load("cifar")
     for name in ARRAYS:
@@ -106,8 +133,20 @@ def test_unknown_names_and_missing_folders_are_refused(tmp_path):
     for name in FILES:
         with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
             DATASETS[name].image_files()
-        with pytest.raises(bsam.BsamError, match=r"is image files of any size: read them with bsam\.data\.image_cache"):
+        with pytest.raises(
+            bsam.BsamError, match=r"is image files of any size: use bsam\.data\.image_cache\.load_images"
+        ):
             load(name, tmp_path)
+    for name in PERSONS:
+        with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
+            DATASETS[name].person_files()
+        with pytest.raises(bsam.BsamError, match=r"is persons with joints: use bsam\.data\.pose_data\.load_persons"):
+            load(name, tmp_path)
+    with pytest.raises(bsam.BsamError, match=r"Stick figures is persons with joints: use bsam\.data\.stick_figures$"):
+        load("stick_figures")
+    for name in ("digits", "oxford_pet", "stick_figures"):
+        with pytest.raises(bsam.BsamError, match=r"has no files of persons with joints: use .*lspet, mpii"):
+            DATASETS[name].person_files(tmp_path)
     with pytest.raises(bsam.BsamError, match=r"the images of CIFAR-10 are in arrays: read them with bsam\.data\.load"):
         DATASETS["cifar10"].image_files(tmp_path)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -330,12 +331,23 @@ def test_an_image_that_changes_meanwhile_is_an_error(folder):
         read_folder(folder)
 
 
+def test_a_script_without_a_main_guard_does_not_wait_for_itself(folder, monkeypatch):
+    """A worker imports the script first, which calls again, and would wait for the lock that its parent holds."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(BsamRuntimeError, match='put its code below `if __name__ == "__main__":`'):
+        load(folder)
+    monkeypatch.undo()
+    load(folder)
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    load(folder)  # from the cache, where nothing is held
+
+
 def test_a_killed_worker_and_a_wrong_number_of_workers_are_errors(folder, monkeypatch):
     def killed(*arguments):
         raise BrokenProcessPool
 
     monkeypatch.setattr(image_blocks.Workers, "submit", killed)
-    with pytest.raises(BsamRuntimeError, match="was killed, perhaps because memory ran out: call again with fewer"):
+    with pytest.raises(BsamRuntimeError, match=r"memory ran out .call again with fewer workers., or the script"):
         load(folder, workers=2)
     with pytest.raises(BsamValueError, match="workers must be at least 1, got 0"):
         load(folder, workers=0)

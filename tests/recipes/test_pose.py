@@ -40,7 +40,7 @@ def test_the_runs_on_photographs(scale, data, epochs):
     for run in runs:
         assert (run.task, run.model, run.data, run.epochs) == ("pose", "simcc_resnet50", data, epochs)
         assert (run.base, run.lr, run.batch, run.weight_decay, run.schedule) == ("adam", 1e-3, 64, 0.0, "cosine")
-        assert (run.precision, run.compile, run.label_smoothing, run.flip_test) == ("bf16", False, 0.0, False)
+        assert (run.precision, run.compile, run.label_smoothing, run.flip_test) == ("bf16", False, 0.0, True)
         assert (run.image_size, run.limit_train, run.limit_test, run.weights) == (None, None, None, "pretrained")
         cls = {"sam": bsam.SAM, "bsam": bsam.BSAM}.get(run.method)
         if cls is not None:

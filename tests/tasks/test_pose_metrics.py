@@ -118,6 +118,10 @@ def test_sizes():
     joints[1, 9, 2] = 0
     joints[2, 2] = torch.tensor([NAN, NAN, 0.0])
     assert torso_sizes(joints).tolist() == [5.0, 0.0, 0.0]
+    joints[:, 8] = torch.tensor([0.0, 12.0, 1.0])  # right shoulder
+    joints[:, 3] = torch.tensor([5.0, 0.0, 1.0])  # left hip
+    joints[2, 3, 2] = 0
+    assert torso_sizes(joints).tolist() == [5.0, 13.0, 0.0]  # the other diagonal only where the first is not known
 
 
 def test_persons_of_unknown_size_and_joints_that_are_not_visible_are_left_out():

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from .errors import BsamRuntimeError
+
 T = TypeVar("T")
 _stop: Event | None = None  # set in a worker: once the parent no longer waits for the results
 
@@ -53,6 +55,15 @@ def stop_if_asked(*_: object) -> None:
     """Raise InterruptedError in a worker whose parent no longer waits for it."""
     if _stop is not None and _stop.is_set():
         raise InterruptedError("the parent process stopped")
+
+
+def check_main_guard() -> None:
+    """Raise in a worker that still imports the user's script, before it waits for what its parent holds."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise BsamRuntimeError(
+            "several processes are started, and each of them first imports the script: put its code below `if __name__ "
+            '== "__main__":`'
+        )
 
 
 @contextlib.contextmanager

@@ -92,7 +92,8 @@ class DatasetEntry:
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         """Return the persons in its image files in a folder."""
         if self.persons is None:
-            raise BsamValueError(f"{self.title} has no files of persons with joints")
+            names = ", ".join(entry.name for entry in DATASETS.values() if entry.persons)
+            raise BsamValueError(f"{self.title} has no files of persons with joints: use one of {names}")
         return self.persons(self._own_folder(folder))
 
     def _own_folder(self, folder: Path | None) -> Path:

@@ -99,7 +99,8 @@ def decode_blocks(tasks: Mapping[int, BlockTask], workers: int | None) -> Genera
                 yield numbers[future], future.result()
     except BrokenProcessPool as error:
         raise BsamRuntimeError(
-            "a process that decoded images was killed, perhaps because memory ran out: call again with fewer workers"
+            "a process that decoded images ended: perhaps memory ran out (call again with fewer workers), or the "
+            'script has no `if __name__ == "__main__":`'
         ) from error
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
+from ..core.workers import check_main_guard
 from .examples import Dataset, Examples
 from .image_blocks import Block, BlockTask, decode_blocks, sha256
 from .image_decoding import Crop, Decoding, Resize, read_image
@@ -168,6 +169,7 @@ class _Cache:
         """Return the pixels and the record of each block, after decoding what is not there."""
         pixels, blocks = self._read()
         if pixels is None or len(blocks) < len(self.blocks):
+            check_main_guard()  # the parent holds the lock
             with self._locked():
                 self._complete(workers, progress)
             pixels, blocks = self._read()

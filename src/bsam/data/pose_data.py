@@ -78,7 +78,7 @@ class PoseData:
         test: test set.
         skeleton: names of the joints.
         split: which persons are in which set, in words.
-        digest: SHA-256 of the pixels, the joints and their order.
+        digest: SHA-256 of the pixels, the joints, the sizes of heads and their order.
     """
 
     name: str
@@ -132,10 +132,14 @@ def load_persons(
         if not kept:
             raise BsamValueError(f"no image of the {title} set can be decoded: replace the files in {files.folder}")
     train, test = (_some(everyone, kept) for kept in rows)
-    labels = [sha256(part.y.numpy().tobytes() + part.to_image.numpy().tobytes()) for part in (train, test)]
+    labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
     digest = sha256(json.dumps([*pixels, rows, labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
     return data, list(corrupt.values())
+
+
+def _digest(*tensors: Tensor | None) -> str:
+    return sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors if tensor is not None))
 
 
 def _some(persons: Persons, rows: Sequence[int]) -> Persons:

@@ -96,16 +96,27 @@ def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[st
 
 def check_model(path: Path, name: str) -> None:
     """Refuse a file that says that it is for another network; the tag of a network of timm does not matter."""
-    model = model_of_file(path)
-    if model is not None and model.partition(".")[0] not in (name.partition(".")[0], model_entry(name).backbone):
+    model, backbone = model_of_file(path), model_entry(name).backbone
+    if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
         title = f" ({MODELS[model].title})" if model in MODELS else ""
-        raise BsamValueError(f"{path} holds weights of {model}{title}, not of {name}: use --model {model}")
-    if model is None and "resnet50" in (name, model_entry(name).backbone):
+        same_task = (model in MODELS and MODELS[model].backbone is not None) == (backbone is not None)
+        fitting = name if backbone is None else f"{name} or {backbone}"
+        hint = f"use --model {model}" if same_task else f"give a file with those of {fitting}"
+        raise BsamValueError(f"{path} holds weights of {model}{title}, not of {name}: {hint}")
+    if model is None and "resnet50" in (name, backbone):
         raise BsamValueError(
             f"{path} does not say which network it is of, and weights of timm's ResNet-50, which computes something "
             f"else, have the same names as those of {name}: use --model timm:resnet50, or a file of `bsam weights "
             "convert`"
         )
+
+
+def check_download(name: str) -> str:
+    """Return the name by which timm knows a network; raise if it has none, and so no weights to download."""
+    network = timm_name(model_entry(name).name)
+    if network is None:
+        raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")
+    return network
 
 
 def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str, name: str) -> None:
@@ -137,9 +148,7 @@ def _first_line(error: Exception) -> str:
 
 def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
     """Return the name and the tensors of the weights that timm downloads, or has downloaded before."""
-    timm, network = import_timm(), timm_name(model_entry(name).name)
-    if network is None:
-        raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")
+    timm, network = import_timm(), check_download(name)
     config = timm.get_pretrained_cfg(check_timm_name(network), allow_unregistered=True)
     if config is None or not config.has_weights:
         raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model, or random weights")

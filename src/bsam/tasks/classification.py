@@ -57,6 +57,8 @@ class Classification(PretrainedTask):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
+        if (task := dataset_entry(run.data).task) != "classification":
+            raise BsamValueError(f"{run.data} has joints and no classes: use --task {task}, or other data")
         if (backbone := model_entry(run.model).backbone) is not None:
             raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
         refuse_settings("classification", run, {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False})

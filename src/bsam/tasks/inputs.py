@@ -20,7 +20,7 @@ from ..data.image_cache import load_images
 from ..data.image_decoding import Resize
 from ..models import model_entry
 from ..models.inputs import InputConfig, input_config
-from ..models.weights import PRETRAINED, check_model
+from ..models.weights import PRETRAINED, check_download, check_model
 from .settings import TaskSettings
 
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
@@ -124,9 +124,11 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:
-    """Raise if the file with a run's initial weights is missing, or of another network, before images are decoded."""
-    if run.weights is not None and (source := find_weights(run.weights, data_dir)) != PRETRAINED:
-        check_model(Path(source), run.model)
+    """Raise if a run's initial weights are missing, or of another network, before images are decoded."""
+    if run.weights == PRETRAINED:
+        check_download(run.model)
+    elif run.weights is not None:
+        check_model(Path(find_weights(run.weights, data_dir)), run.model)
 
 
 def find_weights(weights: str, data_dir: Path | None) -> str | Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +17,14 @@ from ..data.affine import apply
 from ..data.pose_augment import POSE_AUGMENTATIONS, PoseDraws
 from ..data.pose_data import Persons, PoseData, load_persons
 from ..data.streaming import stream
-from ..models import MODELS, model_entry
+from ..models import model_entry
 from ..models.inputs import input_config
 from . import pose_metrics
 from .inputs import IMAGENET
 from .pose_inputs import PoseInputs
+from .pose_settings import check_input_side, check_pose_settings
 from .pretrained import PretrainedTask
-from .settings import TaskSettings, refuse_settings
+from .settings import TaskSettings
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch
 
@@ -60,14 +61,15 @@ class Pose(PretrainedTask):
         data: PoseData | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        _check_settings(run)
+        check_pose_settings(run)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or model_entry(run.model).images
+        check_input_side(run, side if data is None else data.side)
         data, left_out = _load(run, side, data_dir, cache_dir) if data is None else (data, [])
         from_files = bool(data.train.images)
         super().__init__(run, device, data_dir, left_out, in_files=from_files)
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
-        self.classes, self.score = len(data.skeleton.joints), pose_metrics.SCORES[data.skeleton]
+        self.classes = len(data.skeleton.joints)
         self._split, self._digest = data.split, data.digest
         self._host = torch.device("cpu") if from_files else device  # files stay mapped to host memory
         self._train = _limited(data.train, "limit_train", run.limit_train)
@@ -76,9 +78,8 @@ class Pose(PretrainedTask):
         self._test_x, self._test_y, self._test_to_image = _on(self._test, self._host, device)
         self.samples = len(self._train)
         self._truth = joints_in_image(self._test)
-        sizes = self._test.head_sizes if self.score is pose_metrics.MPII else pose_metrics.torso_sizes(self._truth)
-        assert sizes is not None  # all of MPII's persons have heads
-        self._sizes = sizes
+        self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
+        self.baseline()  # raises where there is nothing to score, before training
         chosen = POSE_AUGMENTATIONS[run.augment or dataset_entry(run.data).augmentation]
         self._augment = self.inputs.augment(**chosen)
         self.begin_epoch(0)
@@ -97,10 +98,7 @@ class Pose(PretrainedTask):
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
         """Return a batch for each row of indices; image files are read ahead."""
-        if self._host == self.device:
-            yield from map(self.batch, indices)
-            return
-        for x, index in zip(stream(self._x, indices.cpu(), self.device), indices, strict=True):
+        for x, index in zip(self._read(self._x, indices.to(self._host)), indices, strict=True):
             yield self._batch(x, index)
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
@@ -130,8 +128,7 @@ class Pose(PretrainedTask):
     def _scores(self, joints: Tensor) -> dict[str, float]:
         """Return PCK by the name of its measure, of joints (n, J, 2) in pixels of the images of the test set."""
         truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
-        joints = joints.nan_to_num(torch.inf)  # of a network that diverged: not found
-        counts = pose_metrics.pck(joints.clamp(-1e9, 1e9), truth, labelled, self._sizes, self.score.threshold)
+        counts = pose_metrics.pck(joints, truth, labelled, self._sizes, self.score.threshold)
         scores = pose_metrics.group_scores(*counts, self.score)
         return {"pck": scores.pop(pose_metrics.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
 
@@ -145,11 +142,11 @@ class Pose(PretrainedTask):
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images that are not augmented, with their joints; evenly spaced ones if limited."""
-        rows = torch.arange(self.samples)[:: _step(self.samples, limit)][:limit]
+        chosen = torch.arange(self.samples, device=self._host)[:: _step(self.samples, limit)][:limit]
+        rows = chosen.split(EVALUATION_BATCH)
         found = []
-        for index in rows.split(EVALUATION_BATCH):
+        for images, index in zip(self._read(self._x, rows), rows, strict=True):
             where = index.to(self.device)
-            images = self._x[index.to(self._host)].to(self.device)
             found.append(self._centre(images, self._y[where], self._to_image[where])[:2])
         return found
 
@@ -189,9 +186,14 @@ class Pose(PretrainedTask):
     def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Return inputs of the network, joints in their pixels, and the maps from these to pixels of the images."""
         rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
-        for images, index in zip(stream(self._test_x, rows, self.device), rows, strict=True):
+        for images, index in zip(self._read(self._test_x, rows), rows, strict=True):
             where = index.to(self.device)
             yield self._centre(images, self._test_y[where], self._test_to_image[where])
+
+    def _read(self, crops: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Return stored crops on the device, for each row of indices, which are where the crops are."""
+        on_device = self._host == self.device
+        return (crops[index] for index in rows) if on_device else stream(crops, rows, self.device)
 
     def _centre(self, x: Tensor, y: Tensor, to_image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self._augment(x, y, to_image, PoseDraws.identity(len(x)).to(self.device))
@@ -203,17 +205,16 @@ def joints_in_image(persons: Persons) -> Tensor:
     return torch.cat([apply(persons.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)
 
 
-def _check_settings(run: TaskSettings) -> None:
-    if model_entry(run.model).backbone is None:
-        names = [f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone]
-        raise BsamValueError(f"{run.model} does not find joints: use --model with one of {', '.join(names)}")
-    if dataset_entry(run.data).task != "pose":
-        raise BsamValueError(f"{run.data} has no joints: use --task {dataset_entry(run.data).task}, or other data")
-    if run.eval_split != "test":
-        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
-    if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
-        raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
-    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0})
+def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:
+    """Return how the joints of a data set are scored, and the sizes of its persons by which distances are measured."""
+    if data.skeleton not in pose_metrics.SCORES:
+        raise BsamValueError(f"{data.name} has joints without a score: use those of bsam.data.skeletons.LSP or MPII")
+    score = pose_metrics.SCORES[data.skeleton]
+    if score is not pose_metrics.MPII:
+        return score, pose_metrics.torso_sizes(truth)
+    if head_sizes is None:
+        raise BsamValueError(f"{data.name} has no head_sizes, by which {score.title} measures distances: add them")
+    return score, head_sizes
 
 
 def _load(run: TaskSettings, side: int, data_dir: Path | None, cache_dir: Path | None) -> tuple[PoseData, list[str]]:

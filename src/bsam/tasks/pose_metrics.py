@@ -67,7 +67,7 @@ LSP = PoseScore(
     tuple(range(14)),
 )
 SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}
-_LSP_TORSO = 9, 2  # left shoulder, right hip
+_LSP_DIAGONALS = (9, 2), (8, 3)  # left shoulder and right hip; right shoulder and left hip
 
 
 def head_sizes(rectangles: Tensor) -> Tensor:
@@ -81,14 +81,19 @@ def head_sizes(rectangles: Tensor) -> Tensor:
 
 
 def torso_sizes(joints: Tensor) -> Tensor:
-    """Return the torso sizes of LSP: the distance of left shoulder and right hip; 0 where one of them is not visible.
+    """Return the torso sizes of LSP: the distance of left shoulder and right hip, as usual.
+
+    Where one of them is not visible it is that of right shoulder and left hip, and where one of these is not either, 0.
 
     Args:
         joints: of the shape (n, 14, 3): x, y, visible.
     """
-    shoulder, hip = (joints[:, joint] for joint in _LSP_TORSO)
-    visible = (shoulder[:, 2] > 0) & (hip[:, 2] > 0)
-    return torch.where(visible, (shoulder[:, :2] - hip[:, :2]).norm(dim=1), 0)
+    sizes = torch.zeros_like(joints[:, 0, 0])
+    for shoulder, hip in _LSP_DIAGONALS:
+        visible = (joints[:, shoulder, 2] > 0) & (joints[:, hip, 2] > 0)
+        distance = (joints[:, shoulder, :2] - joints[:, hip, :2]).norm(dim=1)
+        sizes = torch.where(visible & (sizes == 0), distance, sizes)
+    return sizes
 
 
 def pck(
@@ -149,7 +154,10 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
         raise BsamValueError(f"{score.title} needs {joints} joints, got {len(found)} and {len(visible)}")
     total = sum(visible[joint] for joint in score.mean)
     if not total:
-        raise BsamValueError(f"no joint is visible in a person of known size: there is no {score.title} to compute")
+        raise BsamValueError(
+            f"no joint is visible in a person of known size: there is no {score.title} to compute; evaluate on more "
+            "persons"
+        )
     scores = {}
     for name, group in score.groups.items():
         shares = [found[joint] / visible[joint] for joint in group if visible[joint]]

@@ -31,6 +31,12 @@ def check_name(name: str, value: object) -> None:
         raise BsamValueError(f"{name} must be a name, got {value!r}")
 
 
+def check_positive(name: str, value: object) -> None:
+    """Refuse what is not a finite number above 0."""
+    if not check_number(name, value, low=0):
+        raise BsamValueError(f"{name} must be above 0, got {value!r}")
+
+
 def check_flag(name: str, value: object) -> None:
     """Refuse what is not a bool."""
     if not isinstance(value, bool):
@@ -115,10 +121,8 @@ class TaskSettings:
     eval_split: Split = setting(
         "test", "the data that the network is evaluated on; settings are chosen on validation only", one_of(Split)
     )
-    simcc_k: float = setting(2.0, "of SimCC: bins of a coordinate for each pixel", partial(check_number, low=0))
-    simcc_sigma: float = setting(
-        6.0, "of SimCC: standard deviation of a coordinate's label, in bins", partial(check_number, low=0)
-    )
+    simcc_k: float = setting(2.0, "of SimCC: bins of a coordinate for each pixel", check_positive)
+    simcc_sigma: float = setting(6.0, "of SimCC: standard deviation of a coordinate's label, in bins", check_positive)
     flip_test: bool = setting(
         False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
     )

@@ -1,0 +1,37 @@
+"""Which settings of a run a task that finds joints can work with."""
+
+from __future__ import annotations
+
+import torch
+
+from ..core.errors import BsamValueError
+from ..data import DATASETS, dataset_entry
+from ..data.pose_augment import POSE_AUGMENTATIONS
+from ..models import MODELS, build, model_entry
+from .settings import TaskSettings, refuse_settings
+
+
+def check_pose_settings(run: TaskSettings) -> None:
+    """Refuse data and networks without joints, and settings without meaning for pose."""
+    if (task := dataset_entry(run.data).task) != "pose":
+        names = ", ".join(entry.name for entry in DATASETS.values() if entry.task == "pose")
+        raise BsamValueError(f"{run.data} has no joints: use --task {task}, or --data with one of {names}")
+    if model_entry(run.model).backbone is None:
+        names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
+        raise BsamValueError(f"{run.model} does not find joints: use --model with one of {names}")
+    if run.eval_split != "test":
+        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
+    if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
+        raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
+    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0})
+
+
+def check_input_side(run: TaskSettings, side: int) -> None:
+    """Refuse a side of the inputs, or a number of bins for each pixel, that the network cannot be built for."""
+    try:
+        with torch.device("meta"):
+            build(run.model, classes=1, side=side, k=run.simcc_k)
+    except BsamValueError as error:
+        raise BsamValueError(
+            f"{run.model} cannot be built with image_size {side} and simcc_k {run.simcc_k:g}: {error}"
+        ) from error

@@ -1,0 +1,457 @@
+"""The task of finding joints: its numbers against loops, and data from files against data in memory."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from torch import nn
+
+from bsam.core.errors import BsamError
+from bsam.data import skeletons
+from bsam.data.pose_data import Persons, PoseData, load_persons
+from bsam.data.pose_files import read_lspet
+from bsam.data.stick_figures import stick_figures
+from bsam.tasks.pose import Pose
+from bsam.training.config import Run
+from helpers import draw_persons
+from pose_reference import bilinear, came_from, decoded, moved, share_found, simcc_loss
+
+CPU = torch.device("cpu")
+SIDE, CROP, K, SIGMA = 32, 44, 2.0, 3.0
+SAME = {"task": "pose", "model": "simcc_resnet8", "data": "stick_figures", "label_smoothing": 0.0, "batch": 8}
+RUN = Run("base", base="adam", lr=5e-3, image_size=SIDE, simcc_sigma=SIGMA, **SAME)
+GROUPS = {  # of LSP
+    "head": [12, 13],
+    "shoulder": [8, 9],
+    "elbow": [7, 10],
+    "wrist": [6, 11],
+    "hip": [2, 3],
+    "knee": [1, 4],
+    "ankle": [0, 5],
+}
+NAMES = skeletons.LSP.joints
+SWAP = {"left": "right", "right": "left"}
+OTHER_SIDE = [NAMES.index(" ".join(SWAP.get(word, word) for word in name.split())) for name in NAMES]
+MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+
+
+def with_gaps(persons: Persons) -> Persons:
+    """Some joints are not labelled, or lie outside of the input; one person has no torso, one no joint inside."""
+    y = persons.y.clone()
+    y[0, [4, 11, 13]] = 0
+    y[1, 2] = 0  # a hip: nobody knows the size
+    y[2, 6, :2] = torch.tensor([2.0, 20.0])  # in the stored crop, left of the input
+    y[2, 7, :2] = torch.tensor([20.0, 60.0])  # below the stored crop
+    y[3, :, :2] += 50
+    return replace(persons, y=y)
+
+
+@pytest.fixture(scope="module")
+def data() -> PoseData:
+    drawn = stick_figures(48, side=SIDE)
+    return replace(drawn, train=with_gaps(drawn.train), test=with_gaps(drawn.test))
+
+
+def task_of(data: PoseData, **settings) -> Pose:
+    return Pose(replace(RUN, **settings), CPU, data=data)
+
+
+@pytest.fixture(scope="module")
+def network(data) -> nn.Module:
+    """Trained a little, so that some joints are found and others are not."""
+    task = task_of(data)
+    network = task.network()
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    for epoch in range(5):
+        task.begin_epoch(epoch)
+        for batch in task.batches(torch.arange(48).view(6, 8)):
+            optimizer.zero_grad()
+            task.losses(network(batch[0]), batch).mean().backward()
+            optimizer.step()
+    return network.eval()
+
+
+def inputs_by_hand(persons: Persons) -> torch.Tensor:
+    """The 32 x 32 pixels in the middle of crops of 44 x 44, normalised."""
+    pixels = persons.x.numpy()[:, :, 6:38, 6:38].transpose(0, 2, 3, 1) / 255
+    return torch.from_numpy(((pixels - MEAN) / STD).transpose(0, 3, 1, 2)).float()
+
+
+def to_image(persons: Persons, places: np.ndarray) -> np.ndarray:
+    """Pixels of the crops (n, J, 2) as pixels of the images."""
+    moved = np.empty_like(places)
+    for (a, b, c), (d, e, f), own, new in zip(*persons.to_image.numpy().transpose(1, 0, 2), places, moved, strict=True):
+        new[:, 0], new[:, 1] = a * own[:, 0] + b * own[:, 1] + c, d * own[:, 0] + e * own[:, 1] + f
+    return moved
+
+
+def truth_in_image(persons: Persons) -> np.ndarray:
+    y = persons.y.double().numpy()
+    return np.concatenate([to_image(persons, y[:, :, :2]), y[:, :, 2:]], axis=2)
+
+
+def lsp_scores(found: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    known = (truth[:, [9, 2], 2] > 0).all(axis=1)
+    sizes = [math.dist(a, b) * flag for a, b, flag in zip(truth[:, 9, :2], truth[:, 2, :2], known, strict=True)]
+
+    def of(joints):
+        return share_found(found, truth, sizes, 0.2, joints)
+
+    scores = {f"pck_{name}": np.mean([of([joint]) for joint in joints]) for name, joints in GROUPS.items()}
+    return {"pck": of(list(range(14))), **scores}
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    return np.exp(values) / np.exp(values).sum(axis=-1, keepdims=True)
+
+
+def probabilities(network: nn.Module, x: torch.Tensor, flip: bool) -> np.ndarray:
+    with torch.no_grad():
+        found = softmax(network(x).double().numpy())
+        mirrored = softmax(network(x.flip(-1)).double().numpy())
+    if not flip:
+        return found
+    merged, bins = found.copy(), found.shape[-1]
+    for joint, other_side in enumerate(OTHER_SIDE):
+        other = mirrored[:, other_side]
+        merged[:, joint, 1] += other[:, 1]
+        for b in range(bins):
+            merged[:, joint, 0, b] += other[:, 0, (bins - 2 - b) % bins]  # x becomes side - 1 - x, of two bins a pixel
+    return merged / 2
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_evaluation_is_that_of_a_loop(data, network, flip):
+    task, test = task_of(data, flip_test=flip), data.test
+    x = inputs_by_hand(test)
+    p = probabilities(network, x, flip)
+    places = np.array([[[decoded(axis, K) for axis in joint] for joint in one] for one in p]) + 6
+    expected = {
+        f"test_{name}": value for name, value in lsp_scores(to_image(test, places), truth_in_image(test)).items()
+    }
+    with torch.no_grad():
+        logits = network(x).double().numpy()
+    joints = test.y.double().numpy() - np.array([6, 6, 0])
+    losses = [simcc_loss(one, own, K, SIGMA) for one, own in zip(logits, joints, strict=True)]
+    assert losses[3] == 0
+    assert task.evaluate(network) == pytest.approx({"test_loss": np.mean(losses), **expected}, rel=1e-4)
+    assert 0.05 < expected["test_pck"] < 0.95
+    assert len({*expected.values()}) > 4
+
+
+def test_the_mean_pose_is_that_of_a_loop(data):
+    y = data.train.y.double().numpy()
+    pose = [[place[flag > 0].mean() for place in (x, y)] for x, y, flag in y.transpose(1, 2, 0)]
+    found = to_image(data.test, np.array([pose] * len(data.test)))
+    expected = lsp_scores(found, truth_in_image(data.test))
+    assert task_of(data).baseline() == pytest.approx(expected, abs=1e-12)
+    assert 0 < expected["pck"] < 1
+    few = task_of(data, limit_train=4).baseline()
+    assert few != task_of(data).baseline()
+
+
+def of_mpii(data: PoseData, heads: torch.Tensor | None) -> PoseData:
+    def widened(persons):
+        y = torch.cat([persons.y, persons.y[:, [12, 7]] + torch.tensor([1.0, 2.0, 0.0])], dim=1)
+        return replace(persons, y=y, head_sizes=None if heads is None else heads[: len(persons)])
+
+    return replace(data, train=widened(data.train), test=widened(data.test), skeleton=skeletons.MPII)
+
+
+def test_persons_of_mpii_are_measured_by_their_heads(data):
+    heads = torch.linspace(5, 60, 48)
+    mpii = of_mpii(data, heads)
+    task = task_of(mpii)
+    y, test = mpii.train.y.double().numpy(), mpii.test
+    pose = [[place[flag > 0].mean() for place in (x, y)] for x, y, flag in y.transpose(1, 2, 0)]
+    found, truth = to_image(test, np.array([pose] * len(test))), truth_in_image(test)
+
+    def of(joints):
+        return share_found(found, truth, heads[: len(test)].tolist(), 0.5, joints)
+
+    scores = task.baseline()
+    assert scores["pck"] == pytest.approx(of([joint for joint in range(16) if joint not in (6, 7)]))
+    assert scores["pck_wrist"] == pytest.approx((of([10]) + of([15])) / 2)
+    assert scores["pck_head"] == pytest.approx(of([9]))
+    assert 0 < scores["pck"] < 1
+    assert task.network()(torch.zeros(1, 3, SIDE, SIDE)).shape == (1, 16, 2, 64)
+    with pytest.raises(BsamError, match=r"stick_figures has no head_sizes, by which PCKh@0\.5 measures .*: add them"):
+        task_of(of_mpii(data, None))
+    other = replace(data, skeleton=replace(skeletons.LSP, edges=()))
+    with pytest.raises(BsamError, match=r"has joints without a score: use those of bsam\.data\.skeletons\.LSP or MPII"):
+        task_of(other)
+
+
+def test_a_joint_outside_of_the_input_has_no_loss_and_counts_as_not_found(data, network):
+    """As with a box that is smaller than the person."""
+    inside = data.test.part(slice(4, 5))
+    y = inside.y.clone()
+    y[0, 6, :2] = torch.tensor([-30.0, 90.0])
+    outside = replace(inside, y=y)
+    few = [task_of(replace(data, test=test)).evaluate(network) for test in (inside, outside)]
+    with torch.no_grad():
+        (logits,) = network(inputs_by_hand(inside)).double().numpy()
+    own = inside.y[0].double().numpy() - np.array([6, 6, 0])
+    own[6, 2] = 0
+    assert few[1]["test_loss"] == pytest.approx(simcc_loss(logits, own, K, SIGMA), rel=1e-5)
+    assert few[1]["test_loss"] != few[0]["test_loss"]
+    assert few[1]["test_pck_wrist"] in (0, 0.5)
+    labelled = y.clone()
+    labelled[0, 6] = 0
+    ignored = task_of(replace(data, test=replace(inside, y=labelled))).evaluate(network)
+    assert few[1]["test_loss"] == ignored["test_loss"]
+    assert few[1]["test_pck"] == pytest.approx(ignored["test_pck"] * 13 / 14)
+
+
+def test_a_person_without_joints_in_the_input_has_no_loss_and_no_gradient(data):
+    task = task_of(data)
+    network = task.network()
+    for index in ([3], [3, 4]):
+        batch = task.batch(torch.tensor(index))
+        losses = task.losses(network(batch[0]), batch)
+        assert losses[0] == 0
+        assert losses[1:].gt(0).all()
+    network.zero_grad()
+    batch = task.batch(torch.tensor([3]))
+    task.losses(network(batch[0]), batch).mean().backward()
+    assert all(p.grad is None or not p.grad.any() for p in network.parameters())
+
+
+@pytest.mark.parametrize("augment", ["none", "scale-rotate", "scale-rotate-flip"])
+def test_augmented_samples_and_their_losses_are_those_of_a_loop(data, augment):
+    task = task_of(data, augment=augment, seed=3)
+    task.begin_epoch(2)
+    index = torch.tensor([5, 0, 2, 7, 1])
+    x, y, found = task.batch(index)
+    assert torch.equal(found, index)
+    rows = task._augment.draws(48, 3, 2).table[index].tolist()
+    assert {row[2] for row in rows} == ({0.0, 1.0} if augment == "scale-rotate-flip" else {0.0})
+    assert (len({row[0] for row in rows}) == 1) == (augment == "none")
+    network = task.network().eval()
+    with torch.no_grad():
+        losses = task.losses(network(x), (x, y, index))
+        logits = network(x).double().numpy()
+    for i, (person, row) in enumerate(zip(index.tolist(), rows, strict=True)):
+        joints = data.train.y[person].double().numpy()
+        if row[2]:
+            joints = joints[OTHER_SIDE]
+        places = np.array([(*moved(*joint[:2], row, CROP, SIDE), joint[2]) for joint in joints])
+        assert float(losses[i]) == pytest.approx(simcc_loss(logits[i], places, K, SIGMA), rel=1e-4)
+        for place in ((3, 4), (16, 20), (31, 0)):
+            pixel = bilinear(data.train.x[person].double().numpy(), *came_from(*place, row, CROP, SIDE))
+            expected = (pixel / 255 - MEAN) / STD
+            np.testing.assert_allclose(x[i, :, place[1], place[0]].numpy(), expected, atol=1e-4)
+
+
+def test_batches_are_single_batches_and_functions_of_seed_and_epoch(data):
+    indices = torch.randperm(48, generator=torch.Generator().manual_seed(0)).view(6, 8)
+
+    def images(seed, *epochs):
+        task = task_of(data, seed=seed)
+        for epoch in epochs:
+            task.begin_epoch(epoch)
+        batches = list(task.batches(indices))
+        for batch, index in zip(batches, indices, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, task.batch(index), strict=True))
+        return torch.cat([batch[0] for batch in batches])
+
+    first = images(1, 0)
+    assert torch.equal(first, images(1))
+    assert torch.equal(images(1, 4), images(1, 0, 3, 4))
+    assert not torch.equal(first, images(1, 1))
+    assert not torch.equal(first, images(2, 0))
+
+
+def test_the_loss_of_flatness_is_the_mean_of_the_losses_of_plain_images(data, monkeypatch):
+    monkeypatch.setattr("bsam.tasks.pose.EVALUATION_BATCH", 20)
+    task = task_of(data)
+    network = task.network().eval()
+    batches = task.examples()
+    assert [len(x) for x, _ in batches] == [20, 20, 8]
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    torch.testing.assert_close(x, inputs_by_hand(data.train), atol=1e-4, rtol=0)
+    with torch.no_grad():
+        logits = network(x)
+        losses = task.losses(logits, (x, y, torch.arange(48)))
+        assert float(task.loss(logits, y)) == pytest.approx(float(losses.mean()))
+    joints = data.train.y.double().numpy() - np.array([6, 6, 0])
+    expected = [simcc_loss(one, own, K, SIGMA) for one, own in zip(logits.double().numpy(), joints, strict=True)]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-4)
+    ((few, _),) = task.examples(5)
+    assert torch.equal(few, x[[0, 9, 18, 27, 36]])
+    assert sum(len(x) for x, _ in task.examples(1000)) == 48
+
+
+def test_limits_take_evenly_spaced_persons(data, network):
+    task = task_of(data, limit_train=10, limit_test=3)
+    assert task.samples == 10
+    ((x, _),) = task.examples()
+    assert torch.equal(x, torch.cat([x for x, _ in task_of(data).examples()])[0:40:4])
+    part = replace(data, test=data.test.part([0, 4, 8]))
+    assert task.evaluate(network) == task_of(part).evaluate(network)
+    assert task.notes()["data"]["images"] == {"train": 10, "test": 3}
+    for name, most in (("limit_train", 48), ("limit_test", 12)):
+        assert task_of(data, **{name: most}).samples == 48
+        with pytest.raises(BsamError, match=f"{name} must be at most {most}, the size of the set; got {most + 1}"):
+            task_of(data, **{name: most + 1})
+
+
+def test_predictions_are_in_pixels_of_the_inputs(data, network):
+    found = task_of(data).predictions(network)
+    rows = list(range(8))
+    assert np.array_equal(found["pixels"], data.test.x.numpy()[rows, :, 6:38, 6:38].transpose(0, 2, 3, 1))
+    assert found["pixels"].dtype == np.uint8
+    joints = data.test.y[rows].numpy() - np.array([6, 6, 0])
+    np.testing.assert_allclose(found["truth"][:, :, :2], joints[:, :, :2], atol=1e-4)
+    inside = (joints[:, :, :2] >= -0.5).all(axis=2) & (joints[:, :, :2] <= 31.5).all(axis=2)
+    assert np.array_equal(found["truth"][:, :, 2], joints[:, :, 2] * inside)
+    p = probabilities(network, inputs_by_hand(data.test), flip=False)[rows]
+    places = [[[decoded(axis, K) for axis in joint] for joint in one] for one in p]
+    np.testing.assert_allclose(found["found"], places, atol=1e-3)
+    flipped = task_of(data, flip_test=True).predictions(network)
+    p = probabilities(network, inputs_by_hand(data.test), flip=True)[rows]
+    places = [[[decoded(axis, K) for axis in joint] for joint in one] for one in p]
+    np.testing.assert_allclose(flipped["found"], places, atol=1e-3)
+    few = task_of(replace(data, test=data.test.part(slice(5)))).predictions(network)
+    assert np.array_equal(few["pixels"], found["pixels"][:5])
+    assert {name: len(part) for name, part in few.items()} == {"pixels": 5, "found": 5, "truth": 5}
+
+
+def test_notes(data):
+    task = task_of(data)
+    notes = task.notes()
+    assert notes["data"] == {"split": data.split, "images": {"train": 48, "test": 12}, "left_out": []}
+    assert notes["baseline"] == {"title": "mean pose, no network", "scores": task.baseline()}
+    assert [notes["pose"][name] for name in ("side", "k")] == [32, 2.0]
+    assert notes["pose"]["skeleton"]["joints"] == skeletons.LSP.joints
+    np.testing.assert_allclose([notes["pose"]["mean"], notes["pose"]["std"]], [MEAN, STD])
+    assert "weights" not in notes
+    assert task.fingerprint() == data.digest != stick_figures(48, seed=1, side=SIDE).digest
+
+
+def test_nothing_to_score_is_refused_before_training(data):
+    y = data.test.y.clone()
+    y[:, 9] = 0  # a shoulder of each
+    with pytest.raises(BsamError, match=r"no joint is visible in a person of known size.*evaluate on more persons"):
+        task_of(replace(data, test=replace(data.test, y=y)))
+
+
+def test_a_network_that_gives_no_numbers_gives_a_score_and_no_loss(data):
+    network = task_of(data).network().eval()
+    with torch.no_grad():
+        network.head.x.weight.fill_(math.nan)
+        network.head.y.weight.fill_(math.inf)
+    for flip in (False, True):
+        task = task_of(data, flip_test=flip)
+        found = task.evaluate(network)
+        assert math.isnan(found["test_loss"])
+        assert all(0 <= value <= 1 for name, value in found.items() if name != "test_loss")
+        assert np.isfinite(task.predictions(network)["found"]).all()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Twenty persons in files; each test has a copy."""
+    place = tmp_path_factory.mktemp("persons") / "lspet"
+    return place, draw_persons(place)
+
+
+@pytest.fixture
+def lspet(folder, tmp_path):
+    shutil.copytree(folder[0], tmp_path / "lspet")
+    return tmp_path / "lspet"
+
+
+FILES = replace(RUN, data="lspet")
+
+
+def test_persons_from_files_are_streamed_and_give_the_same_numbers(lspet):
+    """A network on cpu:0 has its data on another device, in the eyes of torch."""
+    streamed = Pose(FILES, torch.device("cpu:0"), data_dir=lspet.parent)
+    loaded, _ = load_persons(read_lspet(lspet), SIDE)
+    sets = [replace(part, x=part.x.clone(), images=()) for part in (loaded.train, loaded.test)]
+    own = Pose(FILES, CPU, data=replace(loaded, train=sets[0], test=sets[1]))
+    assert (streamed._host, streamed._host == streamed.device, own._host == own.device) == (CPU, False, True)
+    assert (streamed.samples, len(streamed._test), streamed.classes) == (18, 2, 14)
+    network = own.network().eval()
+    assert streamed.evaluate(network) == own.evaluate(network)
+    assert streamed.baseline() == own.baseline()
+    for task in (streamed, own):
+        task.begin_epoch(3)
+    indices = torch.arange(18).flip(0).view(3, 6)
+    for ours, theirs in zip(streamed.batches(indices), own.batches(indices), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for ours, theirs in zip(streamed.examples(7), own.examples(7), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for name, found in own.predictions(network).items():
+        assert np.array_equal(streamed.predictions(network)[name], found)
+    assert streamed.notes()["data"]["split"] == "90/10 of the images, seed 0"
+    assert streamed.initialise(network) == ["The initial weights are random: --weights names pretrained ones."]
+    assert own.initialise(network) == []
+
+
+def test_the_data_folder_may_be_the_data_sets_own_and_the_cache_elsewhere(lspet, tmp_path):
+    task = Pose(replace(FILES, image_size=64), CPU, data_dir=lspet, cache_dir=tmp_path / "cache")
+    assert task.batch(torch.arange(2))[0].shape == (2, 3, 64, 64)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
+    assert not (lspet / ".bsam-cache").exists()
+
+
+def test_the_fingerprint_changes_with_a_joint_and_with_a_pixel(lspet, folder):
+    def fingerprint():
+        return Pose(FILES, CPU, data_dir=lspet).fingerprint()
+
+    seen = {fingerprint()}
+    assert fingerprint() in seen
+    table = folder[1].copy()
+    table[0, 0, 5] += 0.25
+    savemat(lspet / "joints.mat", {"joints": table})
+    seen.add(fingerprint())
+    savemat(lspet / "joints.mat", {"joints": folder[1]})
+    image = lspet / "images/im00003.jpg"
+    with Image.open(image) as opened:
+        pixels = np.array(opened)
+    pixels[20:30, 20:30] ^= 8
+    Image.fromarray(pixels).save(image, quality=95)
+    seen.add(fingerprint())
+    assert len(seen) == 3
+
+
+def test_images_that_cannot_be_decoded_are_named_or_left_out(lspet):
+    (lspet / "images/im00002.jpg").write_bytes(b"no image")
+    with pytest.raises(BsamError, match=r"(?s)1 of 20 files.*--skip-corrupt.*images/im00002.jpg cannot be decoded"):
+        Pose(FILES, CPU, data_dir=lspet)
+    task = Pose(replace(FILES, skip_corrupt=True), CPU, data_dir=lspet)
+    assert task.samples == 17
+    (sentence,) = task.notes()["data"]["left_out"]
+    assert sentence.startswith("images/im00002.jpg cannot be decoded")
+    assert task.initialise(task.network())[0] == "Corrupt image files that are left out: 1."
+
+
+def test_files_that_cannot_be_used_are_named(lspet, folder):
+    def changed(*where, value):
+        table = folder[1].copy()
+        table[where] = value
+        savemat(lspet / "joints.mat", {"joints": table})
+
+    wrong = {
+        r"im00008.jpg: the left hip is at \[nan, .*\]: correct it": lambda: changed(3, 0, 7, value=np.nan),
+        r"im00008.jpg: the box .* of a person has no area": lambda: changed(..., slice(2), 7, value=4),
+        r"im00004.jpg is missing, and so are 0 other": (lspet / "images/im00004.jpg").unlink,
+        r"joints.mat is missing": (lspet / "joints.mat").unlink,
+    }
+    for words, damage in wrong.items():
+        damage()
+        with pytest.raises(BsamError, match=words):
+            Pose(FILES, CPU, data_dir=lspet)
+    with pytest.raises(
+        BsamError, match=r"LSP Extended is read from files: say in which folder they are \(--data-dir\)"
+    ):
+        Pose(FILES, CPU)
