@@ -1,14 +1,9 @@
-"""The transfer table: as the paper has it, and with the networks of files."""
+"""The transfer table, as the paper has it."""
 
-from dataclasses import replace
-
-import pytest
 import torch
-from safetensors.torch import save_file
 
 import bsam
 from bsam.recipes import RECIPES
-from bsam.recipes.initial_weights import with_weights
 from bsam.recipes.paper import published
 from bsam.recipes.transfer import transfer
 from bsam.recipes.variants import variant_of
@@ -78,46 +73,3 @@ def test_smoke_needs_no_download():
     }
     assert {(run.image_size, run.epochs, run.lr, run.label_smoothing) for run in runs} == {(32, 2, 0.01, 0.0)}
     assert len(runs) == 10
-
-
-@pytest.fixture
-def files(tmp_path):
-    """Empty networks, in files that say what they are of."""
-    for name in ("resnet50", "timm:resnet50", *LITE[:2], "timm:resnet18", None):
-        metadata = {} if name is None else {"bsam_model": name}
-        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors".replace(":", "-"), metadata)
-    return tmp_path
-
-
-def test_files_replace_the_networks_that_they_stand_for(files):
-    runs = transfer("short")
-    names = ["resnet50.safetensors", "timm-tf_efficientnet_lite0.safetensors", "timm-tf_efficientnet_lite1.safetensors"]
-    found = with_weights(runs, names, files)
-    of = {
-        network: [run for run in runs if run.model == network] for network in ("timm:efficientnet_b0", "timm:resnet50")
-    }
-    assert found == [
-        replace(run, model=model, weights=name)
-        for model, name, paper in zip(
-            ("resnet50", *LITE), names, ("timm:resnet50", *["timm:efficientnet_b0"] * 2), strict=False
-        )
-        for run in of[paper]
-    ]
-    assert {run.weight_decay for run in found if run.model in LITE} == {1e-5}
-    own = with_weights(runs, [str(files / "timm-resnet50.safetensors")])
-    assert own == [replace(run, weights=str(files / "timm-resnet50.safetensors")) for run in of["timm:resnet50"]]
-
-
-def test_files_of_other_networks_are_refused(files):
-    runs = transfer("paper")
-    for name, words in {
-        "timm-resnet18.safetensors": "timm-resnet18.safetensors holds weights of timm:resnet18: give files",
-        "None.safetensors": "holds weights of an unnamed network",
-        "nowhere.safetensors": "there is no nowhere.safetensors and no ",
-    }.items():
-        with pytest.raises(bsam.BsamError, match=words):
-            with_weights(runs, ["resnet50.safetensors", name], files)
-    with pytest.raises(bsam.BsamError, match="the runs begin with random weights: leave --weights out"):
-        with_weights(transfer("smoke"), ["resnet50.safetensors"], files)
-    with pytest.raises(bsam.BsamError, match="leave --weights out"):
-        with_weights(RECIPES["label-noise"].runs("paper"), ["resnet50.safetensors"], files)

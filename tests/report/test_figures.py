@@ -16,6 +16,7 @@ from bsam.report.figures import (
     score_metric,
 )
 from bsam.report.panels import line_style
+from bsam.training.config import Run
 
 
 def legend_of(figure):
@@ -49,7 +50,7 @@ def test_lines_against_rho_min_and_noise(finished_run):
 def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
     recipe = RECIPES["training-curves"]
     states = [finished_run(replace(run, epochs=3)) for run in recipe.runs("smoke", seeds=2)]
-    curves = curves_info(recipe, states, (TRAIN_LOSS, TEST_LOSS, ACCURACY))
+    curves = curves_info(recipe, states, (TRAIN_LOSS, TEST_LOSS, score_metric(states[0].run)))
     assert [curve.title for curve in curves] == [
         variants()[n].title for n in ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
     ]
@@ -62,7 +63,7 @@ def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
 
 @pytest.mark.parametrize(("seeds", "methods"), [(2, ["sgd", "sam"]), (1, ["sam"]), (2, variants())])
 def test_curves_are_drawn_with_bands_or_whiskers_inside_the_picture(seeds, methods, finished_run, tmp_path, drawn):
-    recipe, metrics = demo_recipe(methods), (ACCURACY, MEMORISED)
+    recipe, metrics = demo_recipe(methods), (score_metric(Run("sgd")), MEMORISED)
     curves = curves_info(recipe, [finished_run(run) for run in recipe.runs(seeds=seeds)], metrics)
     plot_curves(curves, metrics, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -136,3 +136,72 @@ def test_footnotes_beyond_the_letters_are_numbered():
     marks = ["ᵃ", "ᵇ", "ᶜ", "ᵈ", "ᵉ", "ᶠ", "ᵍ", "ʰ", "[9]", "[10]"]
     assert [row[2] for row in section.rows] == [f"90.00{mark}" for mark in (*marks, "[9]")]
     assert caption(recipe, cells, RUN)[2:12] == [f"{mark} {note}" for mark, note in zip(marks, notes, strict=True)]
+
+
+HEADER = ("method", "Head", "Shoulder", "Elbow", "Wrist", "Hip", "Knee", "Ankle", "Mean")
+
+
+def test_measures_are_columns_and_the_papers_numbers_rows(finished_run, shown):
+    recipe = RECIPES["pose"]
+    runs = recipe.runs("paper", seeds=3)
+    cells = table_info(recipe, [finished_run(run) for run in runs])
+    (section,) = sections_info(recipe, cells)
+    assert (section.title, section.header) == ("SimCC, ResNet-50 on MPII Human Pose, PCKh@0.5 in %", HEADER)
+    rows = {row[0]: row[1:] for row in section.rows}
+    bsam = ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    assert list(rows) == ["Adam", "SAM", *bsam, "Adam, paper", "SAM, paper", "BSAM, paper"]
+    assert {rows[name] for name in ("Adam", "SAM", *bsam)} == {tuple(f"{91 - i}.00 ± 1.00" for i in range(8))}
+    assert rows["SAM, paper"] == ("96.965", "95.703", "89.637", "84.222", "88.402", "85.513", "81.862", "89.388")
+    lines = caption(recipe, cells, runs[0])
+    assert lines[0] == "Test PCK in %, after the last of 210 epochs: mean ± standard deviation of 3 seeds."
+    assert lines[1] == (
+        "paper: as published; the paper does not say after how many epochs. The paper reports one BSAM."
+    )
+    assert "left shoulder to right hip" in " ".join(lines)
+    assert "torso or head size is not known are left out" in " ".join(lines)
+    assert not any("not finished" in line for line in lines)
+    assert f"| Adam | {' | '.join(rows['Adam'])} |" in markdown("", [section], [])
+
+
+def test_the_terminal_has_deviations_below_means(finished_run, shown):
+    recipe = RECIPES["pose"]
+    sections = sections_info(recipe, table_info(recipe, [finished_run(run) for run in recipe.runs("paper", seeds=3)]))
+    for width in (80, 100, 120):
+        lines = shown(*rich_tables(sections), width=width).splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("SAM "))
+        assert lines[at].split() == ["SAM", *(f"{91 - i}.00" for i in range(8))]
+        assert lines[at + 1].split() == ["±", "1.00"] * 8
+        assert "…" not in "".join(lines)
+        assert lines[1].split() == list(HEADER)
+
+
+def test_rows_with_different_seeds_say_how_many(finished_run):
+    """As in a table without measures, diverged and missing runs count once."""
+    recipe = RECIPES["pose"]
+    runs = recipe.runs("short", seeds=2)
+    states = [finished_run(run) for run in runs]
+    states[1] = replace(states[1], finished=False, diverged="nan")  # SAM, seed 0
+    states[7] = replace(states[7], finished=False)  # BSAM, seed 1
+    states[3], states[8] = (replace(states[i], finished=False, diverged="nan") for i in (3, 8))  # 2 passes, both
+    cells = table_info(recipe, states)
+    (section,) = sections_info(recipe, cells)
+    labels = ["Adam, 2 seeds", "SAM, 1 seed, 1 diverged", "BSAM (Algorithm 1), 1 seed", "BSAM (2 passes), 2 diverged"]
+    assert [row[0] for row in section.rows] == [*labels, "BSAM (as released), 2 seeds"]
+    assert [row[1] for row in section.rows] == ["90.50 ± 0.71", "91.00", "90.00", "-", "90.50 ± 0.71"]
+    lines = caption(recipe, cells, runs[0])
+    assert lines[0] == "Test PCK in %, after the last of 40 epochs: mean ± standard deviation of the seeds."
+    assert lines[-1] == "1 run is not finished."
+    assert lines[-2].startswith("diverged: ")
+    assert not any(line.startswith("paper") for line in lines)
+    one = table_info(recipe, [finished_run(run) for run in recipe.runs("short")])
+    assert caption(recipe, one, runs[0])[0] == "Test PCK in %, after the last of 40 epochs: one seed."
+
+
+def test_a_baseline_that_is_not_known_in_a_column_is_a_dash(finished_run, tmp_path):
+    recipe = RECIPES["label-noise"]
+    states = [finished_run(run, tmp_path) for run in recipe.runs("smoke")]
+    states[0].path.mkdir()
+    (states[0].path / "baseline.json").write_text('{"title": "a guess", "scores": {"accuracy": 0.1}}')
+    (section,) = sections_info(recipe, table_info(recipe, states))
+    assert section.rows[-1] == ("a guess", "10.00", "-", "-", "-")
+    assert section.rows[0] == ("SGD", "88.00 (1)", "86.00 (1)", "84.00 (1)", "82.00 (1)")

@@ -85,7 +85,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe("transfer", "Pretrained networks, fine-tuned", transfer, table="transfer"),
         Recipe(
             "pose",
-            "Joints of persons, found by SimCC",
+            "Human pose estimation by SimCC",
             pose,
             by_method,
             table="pose",

@@ -158,7 +158,7 @@ class Recipe:
         details: more columns of the table, names in :data:`bsam.report.tables.DETAILS`.
         notes: lines below the table.
         measures: metrics of a run, each in a column of its own in place of :attr:`TableCell.column`; empty for the
-            measure of its task alone.
+            measure of its task alone. Such a table has no other columns: neither details nor what tuning chose.
         findings: what the numbers show, a name in :data:`bsam.report.results.FINDINGS`; empty for none.
     """
 
@@ -175,6 +175,10 @@ class Recipe:
     notes: tuple[str, ...] = ()
     findings: str = ""
     measures: tuple[Measure, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.measures and (self.details or self.tuning):
+            raise BsamValueError(f"the recipe {self.name} has measures: leave details and tuning out")
 
     def cells(self, run: Run) -> dict[TableCell, Measure]:
         """Return the positions of a run's numbers in the table, and what is shown there.

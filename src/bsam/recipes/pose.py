@@ -38,9 +38,10 @@ MEASURES = (*Pose.groups, replace(Pose.measure, title="Mean"))
 NOTES = (
     "PCK@0.2: the share of labelled joints that are found at most 0.2 torsos away, where a torso is the distance from "
     "left shoulder to right hip, or where that is not known from right shoulder to left hip. PCKh@0.5: at most half a "
-    "head away.",
-    "A group is the mean over its joints; Mean counts the found ones of all joints (MPII: but pelvis and thorax). "
-    "Persons whose torso or head size is not known are left out.",
+    "head size away.",
+    "A group is the mean over its joints. Mean counts all joints together, of MPII without pelvis and thorax. Persons "
+    "whose torso or head size is not known are left out.",
+    "Mean pose: each joint at its mean position in the boxes of the training set.",
 )
 
 

@@ -72,7 +72,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         for scale in (
             Scale(
                 "smoke",
-                "small networks on digits, 2 epochs: a test that everything runs, in a minute on two cores",
+                "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
                 tuple(NETWORKS),
                 ("digits",),
                 settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
@@ -81,13 +81,15 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
             ),
             Scale(
                 "short",
-                "the paper's protocol with 24 epochs: about an hour of a large GPU",
+                "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour of a large GPU",
                 ("resnet18",),
                 CIFAR,
                 probe=20,
                 settings={**FAST, "epochs": 24},
             ),
-            Scale("paper", "the paper's protocol: 200 epochs", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+            Scale(
+                "paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST
+            ),
             Scale(
                 "demo",
                 "a small network on digits, 22 epochs: the demo's only scale",

