@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -215,10 +214,13 @@ class RunDir:
         file = self.path / PREDICTIONS
         if not file.exists():
             return {}
+        content = read_bytes(file)
         try:
-            with np.load(io.BytesIO(read_bytes(file)), allow_pickle=False) as found:
+            with np.load(io.BytesIO(content), allow_pickle=False) as found:
                 return dict(found)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # of zipfile, zlib, tokenize ...: numpy leaves them as they are
             raise BsamRuntimeError(f"{file} is damaged; remove {NETWORK} beside it, then {REPAIR}") from error
 
     def machines(self) -> list[dict[str, Any]]:
