@@ -221,8 +221,10 @@ def _cut(image: Image, crop: Crop) -> Image:
     border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
     x, y = math.floor(left) - border, math.floor(top) - border
     end = math.ceil(right) + border, math.ceil(bottom) + border
-    if (end[0] - x) * (end[1] - y) > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # a large image with a margin is fine
+    width, height = end[0] - x, end[1] - y
+    if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # the largest image has room for a margin
         raise BsamValueError(f"the box {crop.box} is too large")
-    window = image.crop((x, y, *end))  # zeros where the image ends
+    window = Pillow.new("RGB", (width, height))  # zeros where the image ends; Image.crop refuses large margins
+    window.paste(image, (-x, -y))
     box = (left - x, top - y, right - x, bottom - y)
     return window.resize((crop.size, crop.size), Pillow.Resampling.BILINEAR, box=box)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..core.errors import BsamValueError
-from ..training.files import usable
+from ..training.files import usable, write
 from ..training.pose_prediction import FoundJoints
 from ..training.prediction import Prediction
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, save
@@ -102,12 +105,14 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
 
 def draw_joints(found: FoundJoints, path: Path) -> None:
     """Draw the skeleton on its image, which keeps its pixels and its size, with a legend if there is room for it."""
-    pixels = found.pixels
-    height, width = pixels.shape[:2]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    picture = Image.fromarray(found.pixels)
+    width, height = picture.size
     drawn = figure((width + 0.01) / DPI, (height + 0.01) / DPI)  # a little more: the size in pixels is rounded down
-    drawn.set_layout_engine("none")
-    drawn.figimage(pixels)
-    ax = drawn.add_axes((0, 0, 1, 1), zorder=1)  # above the pixels
+    drawn.set(dpi=DPI, facecolor="none", layout_engine="none")
+    ax = drawn.add_axes((0, 0, 1, 1))
     ax.set_axis_off()
     ax.set_xlim(-0.5, width - 0.5)
     ax.set_ylim(height - 0.5, -0.5)
@@ -117,7 +122,13 @@ def draw_joints(found: FoundJoints, path: Path) -> None:
     if min(width, height) >= MIN_SIDE:
         letters = max(MIN_TEXT, TEXT * min(width, height))
         side_legend(ax, letters * 72 / DPI, loc="best")
-    save(drawn, path)
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    skeleton = Image.fromarray(np.asarray(canvas.buffer_rgba()))  # transparent elsewhere
+    picture.paste(skeleton, mask=skeleton)
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    write(path, content.getvalue())
 
 
 def _printable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Skeletons: the joints of a person, connected by lines; and the figure of a recipe that shows those of every method."""
+"""Skeletons: the joints of a person, connected by lines; and the figure of a recipe with those of every method."""
 
 from __future__ import annotations
 
@@ -53,14 +53,17 @@ def draw_skeleton(
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
     lines, colours = [joints[list(edge)] for edge in edges], [_colour(skeleton, edge) for edge in edges]
     for colour, thickness in ((OUTLINE, 2.2 * width), (colours, width)):  # first all outlines: none covers a line
-        ax.add_collection(LineCollection(lines, colors=colour, linewidths=thickness, capstyle="round"), autolim=False)
-    dots = np.flatnonzero(shown)
+        ax.add_collection(
+            LineCollection(lines, colors=colour, linewidths=thickness, capstyle="round", snap=False), autolim=False
+        )
+    dots = np.flatnonzero(shown).tolist()
     ax.scatter(
         *joints[dots].T,
         s=(2.4 * width) ** 2,
         c=[_colour(skeleton, (dot,)) for dot in dots],
         edgecolors=OUTLINE,
         linewidths=0.5 * width,
+        snap=False,  # to whole pixels
         zorder=3,
     )
 

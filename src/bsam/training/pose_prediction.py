@@ -75,7 +75,9 @@ def find_joints(
     run_dir = RunDir(folder)
     run, note = run_dir.finished_run(), run_dir.note("pose")
     if not note:
-        raise BsamValueError(f"the run in {folder} does not find joints: its task is {run.task}; give a run of pose")
+        raise BsamValueError(
+            f"the run in {folder}, of the task {run.task}, finds no joints (it has no pose.json): give a run of pose"
+        )
     inputs = PoseInputs.from_json(note)
     boxes, crops, maps = zip(*(_cut_out(path, given, inputs.side) for path in paths), strict=True)
     where = pick_device(device)
