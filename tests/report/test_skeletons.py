@@ -1,6 +1,5 @@
 """Skeletons: which lines and dots are drawn, in which colours; and the figure of a recipe, from run directories."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +12,9 @@ from bsam.data.skeletons import LSP, MPII, Skeleton
 from bsam.recipes import RECIPES
 from bsam.report import skeletons
 from bsam.report.results import FIGURES
-from bsam.tasks.pose_inputs import PoseInputs
 from bsam.training.config import Run
 from bsam.training.run_state import RunState
-from pose_runs import SETTINGS, SIDE
+from pose_runs import SETTINGS, SIDE, write_predictions
 
 RIGHT, LEFT, MIDDLE, DARK = "#e69f00", "#56b4e9", "#ffffff", "#202020"
 SKELETON = Skeleton(("head", "right hand", "left hand", "neck"), ((1, 2),), ((0, 3), (3, 1), (3, 2), (1, 2)))
@@ -99,22 +97,13 @@ def test_the_picture_keeps_its_limits_and_its_pixels():
 
 @pytest.fixture
 def state(tmp_path):
-    """Write what the figure reads of a run; returns its state. A joint of the second person is not labelled."""
+    """Write what the figure reads of a run; returns its state."""
 
     def make(name, method="sgd", arguments=None, persons=3, pck=0.5, seed=0, finished=True, side=SIDE, **settings):
         run = Run(method, arguments or {}, **{**SETTINGS, "seed": seed, "image_size": side, **settings})
-        folder, random = tmp_path / name, np.random.default_rng(len(name))
+        folder = tmp_path / name
         folder.mkdir()
-        inputs = PoseInputs(side, 2.0, (0.5, 0.5, 0.5), (1.0, 1.0, 1.0), LSP)
-        (folder / "pose.json").write_text(json.dumps(inputs.to_json()))
-        truth = np.concatenate([random.uniform(0, side, (persons, 14, 2)), np.ones((persons, 14, 1))], axis=2)
-        truth[1:2, 13] = 0
-        np.savez_compressed(
-            folder / "predictions.npz",
-            pixels=random.integers(0, 256, (persons, side, side, 3), np.uint8),
-            found=random.uniform(0, side, (persons, 14, 2)).astype(np.float32),
-            truth=truth.astype(np.float32),
-        )
+        write_predictions(folder, persons, side)
         return RunState(run, folder, ({"epoch": 1, "test_pck": pck},), finished)
 
     return make
@@ -182,9 +171,11 @@ def test_without_predictions_there_is_no_figure(state, figures, tmp_path):
     assert figures == []
 
 
-def test_the_figure_is_written(state, tmp_path):
-    skeletons.draw_skeletons(RECIPE, [state("a", persons=1)], tmp_path / "skeletons.png")
+def test_the_figure_is_written_completely_or_not_at_all(state, on_a_full_disk, tmp_path):
+    states = [state("a", persons=1)]
+    skeletons.draw_skeletons(RECIPE, states, tmp_path / "skeletons.png")
     assert (tmp_path / "skeletons.png").read_bytes().startswith(b"\x89PNG")
+    on_a_full_disk(lambda path: skeletons.draw_skeletons(RECIPE, states, path), "skeletons.png")
 
 
 @pytest.mark.parametrize("damage", ["cut", "bits", "missing", "shape", "persons", "other", "no pose.json"])

@@ -44,7 +44,7 @@ class FoundJoints:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """The whole upright image, (height, width, 3): read from the file each time, since photographs are large."""
+        """Bytes (height, width, 3) of the upright image, read from the file each time since photographs are large."""
         return decode(self.path)
 
 
