@@ -94,7 +94,7 @@ def colours(path):
         return np.asarray(picture).astype(int)
 
 
-@pytest.mark.parametrize("size", [(201, 149), (29, 58), (640, 480), (1, 3)])
+@pytest.mark.parametrize("size", [(207, 158), (29, 55), (640, 480), (1, 3)])
 def test_a_picture_keeps_its_size_and_its_pixels_away_from_the_skeleton(found, size, tmp_path):
     width, height = size
     ends = np.array([[0.5, 0.25], [0.25, 0.75], [0.75, 0.75]]) * size
@@ -119,13 +119,20 @@ def test_a_picture_keeps_its_size_and_its_pixels_away_from_the_skeleton(found, s
 def test_the_place_of_a_joint_in_a_picture_is_exact(found, tmp_path):
     """It is the centre of mass of its dot; the joint that both are connected with is not finite."""
     places = (20.3, 30.8), (60.0, 50.5)
-    each = found("a.png", 90, 80, ((np.nan, 0), *places), (0, 0, 500, 500))
+    each = found("a.png", 97, 79, ((np.nan, 0), *places), (0, 0, 500, 500))  # 97 / 150 * 150 < 97, and so for 79
     predictions.draw_joints(each, tmp_path / "drawn.png")
     ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)
     for begin, place in zip((0, 45), places, strict=True):
         own = ink[:, begin : begin + 45]
-        centre = own.sum(axis=0) @ np.arange(45) / own.sum() + begin, own.sum(axis=1) @ np.arange(80) / own.sum()
+        centre = own.sum(axis=0) @ np.arange(45) / own.sum() + begin, own.sum(axis=1) @ np.arange(79) / own.sum()
         assert centre == pytest.approx(place, abs=0.05)
+
+
+def test_lines_are_not_moved_to_whole_pixels(found, tmp_path):
+    each = found("a.png", 90, 80, ((20.3, 10), (20.3, 60), (np.nan, 0)), (0, 0, 500, 500))
+    predictions.draw_joints(each, tmp_path / "drawn.png")
+    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)[30:40].sum(axis=0)
+    assert ink @ np.arange(90) / ink.sum() == pytest.approx(20.3, abs=0.1)
 
 
 def test_pictures_have_names_of_their_own(tmp_path):

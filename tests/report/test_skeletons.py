@@ -61,6 +61,7 @@ def test_each_side_has_a_colour_over_a_wider_dark_outline():
     assert {width for *_, width in lines} == {2}
     assert min(width for *_, width in outline) >= 3
     assert dots_of(ax) == list(zip(JOINTS, [MIDDLE, RIGHT, LEFT, MIDDLE], strict=True))
+    assert {to_hex(colour) for colour in ax.collections[2].get_edgecolors()} == {DARK}
     below, above, dots = (collection.get_zorder() for collection in ax.collections)
     assert below <= above < dots
 

@@ -63,7 +63,6 @@ def draw_skeleton(
         c=[_colour(skeleton, (dot,)) for dot in dots],
         edgecolors=OUTLINE,
         linewidths=0.5 * width,
-        snap=False,  # to whole pixels
         zorder=3,
     )
 
