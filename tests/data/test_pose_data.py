@@ -118,6 +118,9 @@ def test_other_boxes_sides_or_sets_are_another_cache_and_other_joints_are_not(fi
     exchanged = replace(files, train=files.test, test=files.train)
     assert_correct(load(exchanged), exchanged)
     assert load(exchanged).digest != first.digest
+    heads = files.head_sizes.copy()
+    heads[1] += 0.01
+    assert load(replace(files, head_sizes=heads)).digest != first.digest == load(files).digest
 
 
 def test_damaged_crops_are_made_again(files, decoded):

@@ -412,6 +412,15 @@ def test_persons_from_files_are_streamed_and_give_the_same_numbers(lspet):
     assert own.initialise(network) == []
 
 
+def test_crops_on_the_device_are_not_streamed(data, network, monkeypatch):
+    """They are not in host memory, where streaming reads."""
+    monkeypatch.setattr("bsam.tasks.pose.stream", lambda *_: pytest.fail("it streams"))
+    task = task_of(data)
+    task.evaluate(network)
+    task.predictions(network)
+    assert len(task.examples()) == len(list(task.batches(torch.arange(8).view(1, 8)))) == 1
+
+
 def test_the_data_folder_may_be_the_data_sets_own_and_the_cache_elsewhere(lspet, tmp_path):
     task = Pose(replace(FILES, image_size=64), CPU, data_dir=lspet, cache_dir=tmp_path / "cache")
     assert task.batch(torch.arange(2))[0].shape == (2, 3, 64, 64)
@@ -426,9 +435,11 @@ def test_the_fingerprint_changes_with_a_joint_and_with_a_pixel(lspet, folder):
     seen = {fingerprint()}
     assert fingerprint() in seen
     table = folder[1].copy()
-    table[0, 0, 5] += 0.25
+    inner = next(joint for joint in range(14) if joint not in table[:, :2, 5].argsort(axis=0)[[0, -1]])
+    table[inner, 0, 5] += 0.01  # the box, and so the crop, stays the same
     savemat(lspet / "joints.mat", {"joints": table})
     seen.add(fingerprint())
+    assert len(list((lspet / ".bsam-cache").glob("*.npy"))) == 1
     savemat(lspet / "joints.mat", {"joints": folder[1]})
     image = lspet / "images/im00003.jpg"
     with Image.open(image) as opened:

@@ -83,10 +83,11 @@ class RunDir:
     machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
     ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch (and, until the run is
     finished, ``checkpoint-before.pt`` the state before), ``curvature.json`` the eigenvalue and the loss surface after
-    the last epoch, ``model.safetensors`` the trained network, and ``checksums.json`` the SHA-256 and the size of
-    checkpoints and network. Other files hold notes of the task: of classification ``flipped.json``, ``data.json``,
-    ``inputs.json`` and ``weights.json``. Each file is written completely or not at all. A damaged file raises a
-    BsamRuntimeError.
+    the last epoch, ``model.safetensors`` the trained network, ``predictions.npz`` what it says of some samples, and
+    ``checksums.json`` the SHA-256 and the size of checkpoints and network. Other files hold notes of the task: of
+    classification ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; of pose ``data.json``,
+    ``pose.json``, ``baseline.json`` and ``weights.json``. Each file is written completely or not at all. A damaged file
+    raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
