@@ -190,3 +190,20 @@ def test_crops_without_an_area_or_beside_the_image_are_errors():
         Crop((0, 0, 1, 1), 0, 8)
     with pytest.raises(BsamValueError, match="size must be a positive number of pixels, got 0"):
         Crop((0, 0, 1, 1), 1.0, 0)
+
+
+def test_the_whole_image_in_its_own_size():
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    assert np.array_equal(decode_bytes(encoded(pixels), "x"), pixels)
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    assert np.array_equal(decode_bytes(encoded(pixels, exif=exif), "x"), pixels[::-1, ::-1])
+
+
+def test_the_margin_around_a_large_image_may_be_larger_than_the_largest_image(monkeypatch):
+    content, crop = encoded(np.full((20, 30, 3), 90, np.uint8)), Crop((-0.5, -0.5, 29.5, 19.5), 1.5, 9)
+    before = decode_bytes(content, "x", crop)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900)  # the square has 45 x 45, and a few more on each side
+    assert np.array_equal(decode_bytes(content, "x", crop), before)
+    with pytest.raises(BsamValueError, match=r"x cannot be decoded: the box .* is too large"):
+        decode_bytes(content, "x", Crop((-0.5, -0.5, 29.5, 19.5), 3, 9))

@@ -2,9 +2,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import bsam
+from bsam.data.skeletons import Skeleton
 from bsam.report import predictions
+from bsam.training.pose_prediction import FoundJoints
 from bsam.training.prediction import Prediction
+
+SKELETON = Skeleton(("head top", "right hand", "left hand"), ((1, 2),), ((0, 1), (0, 2)))
 
 
 def made(n, classes=("cat", "dog", "owl"), probabilities=(0.75, 0.2, 0.0504)):
@@ -35,3 +41,107 @@ def test_the_grid_shows_every_image_with_its_classes(n, columns, rows, monkeypat
         assert ax.get_title() == "cat 75.0%"
         assert ax.get_xlabel() == f"dog 20.0%\nowl 5.0%\n{each.path.name}"
     assert {ax.get_subplotspec().get_gridspec().get_geometry() for ax in drawn.axes} == {(rows, columns)}
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Joints in a light grey image of this size."""
+
+    def make(name="a.png", width=201, height=149, joints=((50, 20), (10.26, 100), (90, 120.04)), box=(0, 0, 100, 140)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (width, height), (200, 201, 202)).save(path)
+        return FoundJoints(path, np.array(joints, dtype=float), box, SKELETON)
+
+    return make
+
+
+def test_lines_of_joints(found):
+    first, second = found(), found("b.png", joints=((-1, 2), (3, np.nan), (1234.56, 0)))
+    assert predictions.joint_lines([first, second]) == [
+        str(first.path),
+        "  head top       50.0     20.0",
+        "  right hand     10.3    100.0",
+        "  left hand      90.0    120.0",
+        str(second.path),
+        "  head top       -1.0      2.0",
+        "  right hand      3.0      nan",
+        "  left hand    1234.6      0.0",
+    ]
+
+
+def test_the_grid_shows_every_image_with_its_skeleton(found, monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setattr(predictions, "save", lambda drawn, path: saved.append((drawn, path)))
+    shown = [found(f"{n}.png", width=40 + n) for n in range(4)] + [found("large.png", 2500, 1700)]
+    predictions.draw_joints_grid(shown, tmp_path / "grid.png")
+    ((drawn, path),) = saved
+    assert path == tmp_path / "grid.png"
+    assert {ax.get_subplotspec().get_gridspec().get_geometry() for ax in drawn.axes} == {(2, 4)}
+    for ax, each in zip(drawn.axes, shown, strict=True):
+        assert ax.get_xlabel() == each.path.name
+        height, width, _ = each.pixels.shape
+        assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, width - 0.5), (height - 0.5, -0.5))
+        assert ax.collections[-1].get_offsets().tolist() == each.joints.tolist()
+        (image,) = ax.get_images()
+        assert image.get_array().shape[:2] == ((567, 834) if width == 2500 else (height, width))
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["person's right", "person's left"]
+
+
+def colours(path):
+    with Image.open(path) as picture:
+        return np.asarray(picture).astype(int)
+
+
+@pytest.mark.parametrize("size", [(207, 158), (29, 55), (640, 480), (1, 3)])
+def test_a_picture_keeps_its_size_and_its_pixels_away_from_the_skeleton(found, size, tmp_path):
+    width, height = size
+    ends = np.array([[0.5, 0.25], [0.25, 0.75], [0.75, 0.75]]) * size
+    each = found("a.png", width, height, ends, (0, 0, width, height))
+    predictions.draw_joints(each, tmp_path / "drawn.png")
+    pixels = colours(tmp_path / "drawn.png")
+    assert pixels.shape == (height, width, 3)
+    assert np.array_equal(each.pixels, np.full((height, width, 3), (200, 201, 202)))
+    if width == 1:
+        return
+    untouched = (pixels == (200, 201, 202)).all(axis=2)
+    assert 0.7 < untouched.mean() < 0.99
+    dark = (pixels < 60).all(axis=2)
+    for end, colour in zip(ends, ((255, 255, 255), (230, 159, 0), (86, 180, 233)), strict=True):
+        x, y = end.astype(int)
+        assert np.abs(pixels[y - 1 : y + 2, x - 1 : x + 2] - colour).max(axis=2).min() < 40, colour
+        assert dark[y - 12 : y + 13, max(0, x - 12) : x + 13].any()  # the outline
+    corner = untouched[: height // 4, -width // 3 :]
+    assert corner.all() == (min(size) < 100)  # the place of the legend, if there is one
+
+
+def test_the_place_of_a_joint_in_a_picture_is_exact(found, tmp_path):
+    """It is the centre of mass of its dot; the joint that both are connected with is not finite."""
+    places = (20.3, 30.8), (60.0, 50.5)
+    each = found("a.png", 97, 79, ((np.nan, 0), *places), (0, 0, 500, 500))  # 97 / 150 * 150 < 97, and so for 79
+    predictions.draw_joints(each, tmp_path / "drawn.png")
+    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)
+    for begin, place in zip((0, 45), places, strict=True):
+        own = ink[:, begin : begin + 45]
+        centre = own.sum(axis=0) @ np.arange(45) / own.sum() + begin, own.sum(axis=1) @ np.arange(79) / own.sum()
+        assert centre == pytest.approx(place, abs=0.05)
+
+
+def test_lines_are_not_moved_to_whole_pixels(found, tmp_path):
+    each = found("a.png", 90, 80, ((20.3, 10), (20.3, 60), (np.nan, 0)), (0, 0, 500, 500))
+    predictions.draw_joints(each, tmp_path / "drawn.png")
+    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)[30:40].sum(axis=0)
+    assert ink @ np.arange(90) / ink.sum() == pytest.approx(20.3, abs=0.1)
+
+
+def test_pictures_have_names_of_their_own(tmp_path):
+    images = [Path(name) for name in ("x/a.jpg", "y/a.png", "a-2.jpg", "z/a", "b.tar.gz")]
+    names = ["a.png", "a-2.png", "a-2-2.png", "a-3.png", "b.tar.png"]
+    assert predictions.picture_paths(images, tmp_path / "new") == [tmp_path / "new" / name for name in names]
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "a-3.png").touch()
+    with pytest.raises(bsam.BsamError, match=r"a-3\.png is there already: remove it, or choose another folder"):
+        predictions.picture_paths(images, tmp_path)
+    with pytest.raises(bsam.BsamError, match=r"a-3\.png is not a folder"):
+        predictions.picture_paths(images, tmp_path / "a-3.png")

@@ -356,6 +356,21 @@ def test_a_network_that_gives_no_numbers_gives_a_score_and_no_loss(data):
         assert np.isfinite(task.predictions(network)["found"]).all()
 
 
+def test_outputs_of_half_precision_are_scored_in_full(data, network):
+    class Half(nn.Module):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):  # slow without instructions for it
+                return network(x).bfloat16()
+
+    for flip in (False, True):
+        task = task_of(data, flip_test=flip)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = task.evaluate(Half())
+            assert task.predictions(Half())["found"].dtype == np.float32
+        assert found == pytest.approx(task.evaluate(network), rel=0.05, abs=0.05)
+        assert found["test_loss"] != task.evaluate(network)["test_loss"]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Twenty persons in files; each test has a copy."""

@@ -12,12 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import bsam
 from bsam.training.distributed import distributed_context
 from bsam.training.loop import fit
+from bsam.training.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
@@ -70,6 +72,24 @@ def test_two_processes_end_where_one_does(name, ranks, tmp_path, runs):
             {**a, "seconds": 0, "rho_min": a["rho_min"] or 0}, rel=1e-4
         )
     assert notes[0][name] == notes[1][name] == pytest.approx([epoch["train_loss"] for epoch in one["epochs"]], rel=1e-5)
+
+
+def test_two_processes_find_joints_as_one_does(ranks, tmp_path, runs, monkeypatch):
+    """Also a network without batch norm. What it finds at the end is written once."""
+    folder, notes = ranks
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", cases.FIGURES)
+    fit(cases.JOINTS, tmp_path / "one", device="cpu", task=cases.WithoutJoints)
+    one, two = (runs.load(path) for path in (tmp_path / "one", folder / "joints"))
+    for key, value in one["network"].items():
+        assert torch.allclose(value, two["network"][key], rtol=1e-4, atol=1e-4), key
+    start = cases.WithoutJoints(cases.JOINTS, torch.device("cpu")).network().state_dict()
+    assert all((value - start[key]).abs().max() > 1e-2 for key, value in one["network"].items())
+    for a, b in zip(one["epochs"], two["epochs"], strict=True):
+        assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-4)
+    assert notes[0]["joints"] == notes[1]["joints"]
+    expected, found = (RunDir(path).predictions() for path in (tmp_path / "one", folder / "joints"))
+    for name in expected:
+        assert np.allclose(found[name], expected[name], atol=1e-2), name
 
 
 def test_only_the_first_process_writes_and_tells(ranks):

@@ -1,10 +1,13 @@
 """Reading a run directory: the state of a run, and damaged files, each of which is named, and restored by ``fit``."""
 
+import io
 import json
 import os
+import pickle
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import bsam
@@ -263,3 +266,73 @@ def test_what_cannot_be_read_is_not_taken_for_damage(folder):
     (folder / "metrics.jsonl").mkdir()
     with pytest.raises(bsam.BsamError, match=r"metrics\.jsonl cannot be read \(Is a directory\)"):
         RunDir(folder).state(RUN)
+
+
+ARRAYS = {"pixels": np.arange(300, dtype=np.uint8).reshape(10, 10, 3), "found": np.linspace(0, 1, 10).reshape(5, 2)}
+
+
+class Loaded:
+    """Says so when it is unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def saved(save, *arguments, **arrays):
+    buffer = io.BytesIO()
+    save(buffer, *arguments, **arrays)
+    return buffer.getvalue()
+
+
+def test_predictions_are_read_and_damaged_ones_are_named(tmp_path):
+    run_dir, file = RunDir(tmp_path), tmp_path / "predictions.npz"
+    assert run_dir.predictions() == {}
+    content = saved(np.savez_compressed, **ARRAYS)
+    file.write_bytes(content)
+    found = run_dir.predictions()
+    assert list(found) == list(ARRAYS)
+    assert all(np.array_equal(found[name], ARRAYS[name]) and found[name].dtype == ARRAYS[name].dtype for name in found)
+    words = r"predictions\.npz is damaged; remove model\.safetensors beside it, then run the command that trained it"
+    pickled = np.array([Loaded()], dtype=object)
+    middle = len(content) // 4  # in the compressed pixels
+    for damaged in (
+        b"",
+        b"no zip",
+        content[:-1],
+        content[: len(content) // 2],
+        content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :],
+        content.replace(b"PK\x03\x04", b"PK\x03\x05"),
+        saved(np.save, ARRAYS["found"]),
+        saved(np.save, pickled, allow_pickle=True),
+        pickle.dumps(Loaded()),
+        saved(np.savez, found=pickled, allow_pickle=True),
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(bsam.BsamError, match=words):
+            run_dir.predictions()
+
+
+def test_a_flipped_bit_in_predictions_is_named_or_changes_no_number(tmp_path):
+    content, random = saved(np.savez_compressed, **ARRAYS), np.random.default_rng(0)
+    named = 0
+    for place in random.integers(0, len(content), 200):
+        flipped = content[:place] + bytes([content[place] ^ 1 << random.integers(8)]) + content[place + 1 :]
+        (tmp_path / "predictions.npz").write_bytes(flipped)
+        try:
+            found = RunDir(tmp_path).predictions()
+        except bsam.BsamError:
+            named += 1
+        else:
+            assert all(np.array_equal(found[name], ARRAYS[name]) for name in found.keys() & ARRAYS.keys())
+    assert named > 100
+
+
+def test_predictions_that_cannot_be_read_are_not_taken_for_damage(tmp_path):
+    (tmp_path / "predictions.npz").mkdir()
+    with pytest.raises(bsam.BsamError, match=r"predictions\.npz cannot be read \(Is a directory\)"):
+        RunDir(tmp_path).predictions()
+
+
+def test_a_task_without_predictions_writes_none(finished):
+    assert not (finished / "predictions.npz").exists()
+    assert RunDir(finished).predictions() == {}

@@ -19,8 +19,9 @@ import torch._dynamo
 import torch.utils.tensorboard
 from torch import Tensor, nn
 
-from bsam import BsamError
+from bsam import BsamError, data
 from bsam.tasks.classification import Classification
+from bsam.tasks.pose import Pose
 from bsam.tasks.task import TaskBatch
 from bsam.training.config import Run
 from bsam.training.loop import fit
@@ -32,6 +33,9 @@ RUNS = {
     "sgd": Run("sgd", **SAME),
     "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, **SAME),
 }
+FIGURES = 16
+PERSONS = {"task": "pose", "data": "stick_figures", "model": "simcc_resnet8", "label_smoothing": 0.0, "image_size": 32}
+JOINTS = Run("bsam", base="adam", lr=0.01, batch=8, epochs=2, **PERSONS)
 SHORT = {**SAME, "epochs": 1}
 SIZED = {
     "ksam": Run("ksam", {"k": 16}, **SHORT),
@@ -65,6 +69,16 @@ class Without(Classification):
         return super().batch(index)
 
 
+class WithoutJoints(Pose):
+    """Likewise the joints of stick figures."""
+
+    def network(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.run.seed)
+            layers = nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 14 * 2 * 64), nn.Unflatten(1, (14, 2, 64))
+            return nn.Sequential(*layers).to(self.device)
+
+
 class Sized(Without):
     """Notes how many samples each pass sees."""
 
@@ -96,6 +110,9 @@ def main(folder: pathlib.Path, stop: bool) -> None:
         result = fit(run, folder / name, device="cpu", task=Without, each_epoch=each)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
     seen = list(SEEN)
+    data.NUM_FIGURES = FIGURES
+    result = fit(JOINTS, folder / "joints", device="cpu", task=WithoutJoints)
+    notes["joints"] = [epoch.metrics["train_loss"] for epoch in result.epochs]
     for name, run in SIZED.items():
         Sized.sizes.clear()
         fit(run, device="cpu", task=Sized)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others of Pillow's start programs, as EPS does
+
+
+Box: TypeAlias = tuple[float, float, float, float]  # left, top, right and bottom
+
+
+def check_box(box: Sequence[float]) -> Box:
+    """Return left, top, right and bottom of a box, or raise if it has no area."""
+    if len(box) != 4 or not all(map(is_number, box)) or not (box[0] < box[2] and box[1] < box[3]):
+        raise BsamValueError(f"box must be left, top, right and bottom of an area, got {box!r}")
+    left, top, right, bottom = map(float, box)
+    return left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -74,14 +86,12 @@ class Crop:
         (-5.0, 5.0, 45.0, 55.0)
     """
 
-    box: tuple[float, float, float, float]
+    box: Box
     margin: float
     size: int
 
     def __post_init__(self) -> None:
-        left, top, right, bottom = self.box
-        if not all(is_number(edge) for edge in self.box) or not (left < right and top < bottom):
-            raise BsamValueError(f"box must be left, top, right and bottom of an area, got {self.box!r}")
+        check_box(self.box)
         if not is_number(self.margin) or self.margin <= 0:
             raise BsamValueError(f"margin must be a finite number above 0, got {self.margin!r}")
         if not isinstance(self.size, int) or self.size < 1:
@@ -99,7 +109,7 @@ class Crop:
 Decoding: TypeAlias = Resize | Crop  # how an image file becomes an array of a fixed size
 
 
-def decode(path: str | Path, decoding: Decoding) -> NDArray[np.uint8]:
+def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uint8]:
     """Read an image file as RGB.
 
     The orientation in EXIF data is applied, transparency is ignored, 16-bit grey values keep their upper 8 bits, and
@@ -107,10 +117,10 @@ def decode(path: str | Path, decoding: Decoding) -> NDArray[np.uint8]:
 
     Args:
         path: of a file in one of ``FORMATS``, whatever its suffix.
-        decoding: to which size, and which part.
+        decoding: to which size, and which part; None for the whole image in its own size.
 
     Returns:
-        An array (size, size, 3).
+        An array (size, size, 3), or (height, width, 3) of the whole image.
 
     Example:
         >>> decode("nowhere/cat.jpg", Resize(224))
@@ -129,7 +139,7 @@ def read_image(path: Path) -> bytes:
         raise BsamRuntimeError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def decode_bytes(content: bytes, name: object, decoding: Decoding) -> NDArray[np.uint8]:
+def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None) -> NDArray[np.uint8]:
     """Decode the content of an image file as :func:`decode` does; ``name`` is for the error message."""
     require_package("PIL", "images")
     from PIL import Image, UnidentifiedImageError
@@ -140,8 +150,7 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding) -> NDArray[np
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 image.load()
-                rgb = _rgb(_upright(image))
-                return np.asarray(_resized(rgb, decoding) if isinstance(decoding, Resize) else _cut(rgb, decoding))
+                return np.asarray(_fitted(_rgb(_upright(image)), decoding))
     except MemoryError:
         raise
     except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
@@ -184,6 +193,12 @@ def _rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
+def _fitted(image: Image, decoding: Decoding | None) -> Image:
+    if decoding is None:
+        return image
+    return _resized(image, decoding) if isinstance(decoding, Resize) else _cut(image, decoding)
+
+
 def _resized(image: Image, resize: Resize) -> Image:
     from PIL import Image as Pillow
 
@@ -206,8 +221,10 @@ def _cut(image: Image, crop: Crop) -> Image:
     border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
     x, y = math.floor(left) - border, math.floor(top) - border
     end = math.ceil(right) + border, math.ceil(bottom) + border
-    if (end[0] - x) * (end[1] - y) > (Pillow.MAX_IMAGE_PIXELS or math.inf):
+    width, height = end[0] - x, end[1] - y
+    if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # the largest image has room for a margin
         raise BsamValueError(f"the box {crop.box} is too large")
-    window = image.crop((x, y, *end))  # zeros where the image ends
+    window = Pillow.new("RGB", (width, height))  # zeros where the image ends; Image.crop refuses large margins
+    window.paste(image, (-x, -y))
     box = (left - x, top - y, right - x, bottom - y)
     return window.resize((crop.size, crop.size), Pillow.Resampling.BILINEAR, box=box)

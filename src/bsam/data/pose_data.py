@@ -36,6 +36,26 @@ def stored_side(side: int) -> int:
     return round(SURROUND * check_count("side", side))
 
 
+def person_crops(boxes: Tensor, side: int) -> tuple[list[Crop], Tensor]:
+    """Return how persons are cut out of their images, for inputs of ``side`` pixels.
+
+    Args:
+        boxes: (n, 4), float64: left, top, right and bottom of each person, in pixels of the image.
+        side: of a network's inputs, in pixels.
+
+    Returns:
+        The crops of :func:`stored_side` pixels, and the maps (n, 2, 3) from pixels of the images to those of the crops.
+
+    Example:
+        >>> crops, maps = person_crops(torch.tensor([[0.0, 0.0, 64.0, 64.0]]), side=80)
+        >>> crops[0].size, apply(maps, torch.tensor([[[32.0, 32.0]]]))  # the centre
+        (110, tensor([[[54.5000, 54.5000]]]))
+    """
+    size, margin = stored_side(side), SURROUND * MARGIN
+    crops = [Crop((left, top, right, bottom), margin, size) for left, top, right, bottom in boxes.tolist()]
+    return crops, crop_map(boxes, margin, size)
+
+
 @dataclass(frozen=True, eq=False)
 class Persons:
     """Images of persons, one each.
@@ -113,14 +133,12 @@ def load_persons(
         The data set, whose crops are mapped into memory, and one sentence for each person who was left out because the
         image cannot be decoded.
     """
-    size, margin = stored_side(side), SURROUND * MARGIN
     order = np.concatenate([files.train, files.test])  # a set is a part of the cache, without a copy
-    boxes, names = files.boxes[order], [files.images[person] for person in order]
-    crops = [Crop((left, top, right, bottom), margin, size) for left, top, right, bottom in boxes.tolist()]
+    names = [files.images[person] for person in order]
+    crops, maps = person_crops(torch.from_numpy(files.boxes[order]), side)
     x, corrupt, pixels = decode_files(
         files.folder, names, crops, cache_dir=cache_dir, workers=workers, progress=progress, skip_corrupt=skip_corrupt
     )
-    maps = crop_map(torch.from_numpy(boxes), margin, size)
     joints = torch.from_numpy(files.joints[order])
     y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)
     y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of what is not labelled may be anything

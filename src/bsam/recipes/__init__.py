@@ -89,7 +89,7 @@ RECIPES: dict[str, Recipe] = {
             pose,
             by_method,
             table="pose",
-            figures=("training_curves",),
+            figures=("skeletons", "training_curves"),
             notes=NOTES,
             measures=MEASURES,
         ),

@@ -18,10 +18,10 @@ from .variants import BSAMS, arguments, variant_of, variants
 
 METHODS = ("sam", *BSAMS)  # and Adam alone
 # the flip test is that of SimCC's authors
-_LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16", "flip_test": True}
+_LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16", "compile": True, "flip_test": True}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, with those of POSE
     "paper": {**_LARGE, "data": "mpii", "epochs": 210},
-    "short": {**_LARGE, "data": "lspet", "epochs": 40},
+    "short": {**_LARGE, "data": "lspet", "epochs": 30},
     "smoke": {
         "model": "simcc_resnet8",
         "data": "stick_figures",

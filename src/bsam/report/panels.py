@@ -15,6 +15,7 @@ from ..core.extras import require_package
 from ..training.files import write
 
 MAX_COLUMNS = 4
+DPI = 150  # pixels of an inch, in a saved figure
 TITLE_WIDTH = 34  # characters of a panel's title in a line
 # told apart by the colour-blind, too
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -86,7 +87,7 @@ def save(drawn: Any, path: str | Path) -> None:
     unchanged.
     """
     path, buffer = Path(path), io.BytesIO()
-    drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=150)
+    drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=DPI)
     write(path, buffer.getvalue())
 
 

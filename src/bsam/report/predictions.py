@@ -1,16 +1,27 @@
-"""Predictions as lines of text, and as a grid of pictures."""
+"""Predictions of image files as lines of text, and as pictures."""
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from ..core.errors import BsamValueError
+from ..training.files import usable, write
+from ..training.pose_prediction import FoundJoints
 from ..training.prediction import Prediction
-from .panels import COLOURS, MAX_COLUMNS, figure, panel_title, save
+from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, save
+from .skeletons import draw_skeleton, show_picture, side_legend
 
 SIDE = 2.6  # inches, of a picture
+LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
+TEXT = 0.03  # height of the letters on a picture, relative to its shorter side
+MIN_TEXT = 7  # pixels; smaller letters cannot be read
+MIN_SIDE = 100  # pixels; on smaller pictures a legend would hide the person
 
 
 def class_texts(prediction: Prediction) -> list[str]:
@@ -42,6 +53,82 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
         save(drawn, path)
+
+
+def joint_lines(found: Sequence[FoundJoints]) -> list[str]:
+    """Return the lines for each image: its file, and x and y of each joint."""
+    width = max(len(joint) for each in found for joint in each.skeleton.joints)
+    lines = []
+    for each in found:
+        places = zip(each.skeleton.joints, each.joints.tolist(), strict=True)
+        lines += [str(each.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in places)]
+    return lines
+
+
+def draw_joints_grid(found: Sequence[FoundJoints], path: Path) -> None:
+    """Draw the images with their skeletons into one picture, with the names of the files."""
+    columns = min(len(found), MAX_COLUMNS)
+    rows = math.ceil(len(found) / columns)
+    drawn = figure(SIDE * columns, (SIDE + 0.3) * rows + 0.3)
+    for n, each in enumerate(found):
+        ax, pixels = drawn.add_subplot(rows, columns, n + 1), each.pixels
+        step = max(1, max(pixels.shape) // 800)  # all are in memory at once
+        show_picture(ax, pixels[::step, ::step].copy(), pixels.shape[:2])
+        draw_skeleton(ax, each.joints, each.skeleton)
+        ax.set_xlabel(_printable(panel_title(each.path.name)), fontsize=8, parse_math=False)
+    side_legend(drawn, 10, loc="outside lower center", ncols=2, frameon=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        save(drawn, path)
+
+
+def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
+    """Return a file in the folder for each image: its name with ``.png``, and a number where names are equal.
+
+    A file that exists is an error: it may be one of the images.
+    """
+    paths: list[Path] = []
+    for image in images:
+        path, n = folder / f"{image.stem}.png", 1
+        while path in paths:
+            n += 1
+            path = folder / f"{image.stem}-{n}.png"
+        paths.append(path)
+    with usable(folder, "pictures"):
+        if folder.exists() and not folder.is_dir():
+            raise BsamValueError(f"{folder} is not a folder: choose another one")
+        for path in paths:
+            if path.exists():
+                raise BsamValueError(f"{path} is there already: remove it, or choose another folder")
+    return paths
+
+
+def draw_joints(found: FoundJoints, path: Path) -> None:
+    """Draw the skeleton on its image, which keeps its pixels and its size, with a legend if there is room for it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    picture = Image.fromarray(found.pixels)
+    width, height = picture.size
+    drawn = figure((width + 0.01) / DPI, (height + 0.01) / DPI)  # a little more: the size in pixels is rounded down
+    drawn.set(dpi=DPI, facecolor="none", layout_engine="none")
+    ax = drawn.add_axes((0, 0, 1, 1))
+    ax.set_axis_off()
+    ax.set_xlim(-0.5, width - 0.5)
+    ax.set_ylim(height - 0.5, -0.5)
+    left, top, right, bottom = found.box
+    thickness = max(1.5, LINE * min(max(right - left, bottom - top), max(width, height)))
+    draw_skeleton(ax, found.joints, found.skeleton, width=thickness * 72 / DPI)
+    if min(width, height) >= MIN_SIDE:
+        letters = max(MIN_TEXT, TEXT * min(width, height))
+        side_legend(ax, letters * 72 / DPI, loc="best")
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    skeleton = Image.fromarray(np.asarray(canvas.buffer_rgba()))  # transparent elsewhere
+    picture.paste(skeleton, mask=skeleton)
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    write(path, content.getvalue())
 
 
 def _printable(name: str) -> str:

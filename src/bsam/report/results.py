@@ -20,6 +20,7 @@ from ..training.run_state import RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves
+from .skeletons import draw_skeletons
 from .summaries import CellSummary, table_info
 from .tables import caption, markdown, score_title, sections_info
 
@@ -30,6 +31,7 @@ FIGURES: dict[str, Draw] = {
     "sharpness_curves": draw_sharpness_curves,
     "gradient_conflict": draw_gradient_conflict,
     "demo": draw_demo,
+    "skeletons": draw_skeletons,
 }
 WORDS = {"train": "training"}  # for the names of splits
 NOTES = ("data", "weights")  # of a run: which split of image files it was trained on, and from which weights

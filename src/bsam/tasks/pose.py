@@ -63,9 +63,11 @@ class Pose(PretrainedTask):
     ) -> None:
         check_pose_settings(run)
         config = input_config(run.model) or IMAGENET
-        side = run.image_size or model_entry(run.model).images
-        check_input_side(run, side if data is None else data.side)
+        side = run.image_size or (model_entry(run.model).images if data is None else data.side)
+        check_input_side(run, side)
         data, left_out = _load(run, side, data_dir, cache_dir) if data is None else (data, [])
+        if data.side != side:
+            raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size {side} out")
         from_files = bool(data.train.images)
         super().__init__(run, device, data_dir, left_out, in_files=from_files)
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)

@@ -36,6 +36,14 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
+def image_paths(images: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return the path of a file, or of several; raise if there is none."""
+    paths = [Path(image) for image in ([images] if isinstance(images, (str, Path)) else images)]
+    if not paths:
+        raise BsamValueError("there are no images: name files")
+    return paths
+
+
 def predict(
     folder: str | Path, images: str | Path | Iterable[str | Path], top: int = 3, device: str = "auto"
 ) -> list[Prediction]:
@@ -47,11 +55,11 @@ def predict(
         top: how many classes to return for each.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
     """
-    paths = [Path(image) for image in ([images] if isinstance(images, (str, Path)) else images)]
-    if not paths:
-        raise BsamValueError("there are no images to classify: name files")
+    paths = image_paths(images)
     run_dir = RunDir(folder)
     run, note = run_dir.finished_run(), run_dir.note("inputs")
+    if run_dir.note("pose"):
+        raise BsamValueError(f"the run in {folder} finds joints, not classes: use find_joints, or give another run")
     if not note:
         raise BsamValueError(f"the run in {folder} was not trained on image files, but on {run.data}: give another run")
     inputs = Inputs.from_json(note)

@@ -1,0 +1,179 @@
+"""Skeletons: the joints of a person, connected by lines; and the figure of a recipe with those of every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import BsamRuntimeError
+from ..data import dataset_entry
+from ..data.skeletons import Skeleton
+from ..models import model_entry
+from ..recipes.experiments import Recipe
+from ..recipes.runner import score_of
+from ..recipes.variants import variant_of
+from ..tasks.pose_inputs import PoseInputs
+from ..training.run_dir import NETWORK, PREDICTIONS, REPAIR, RunDir
+from ..training.run_state import RunState
+from .panels import figure, save
+
+SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # told apart by the colour-blind, too, and bright on dark pictures
+MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline shows on light pictures
+PERSONS = 8  # columns of the recipe's figure
+CELL = 1.25  # inches, of a picture in it
+
+
+def draw_skeleton(
+    ax: Any,
+    joints: NDArray[np.floating[Any]],
+    skeleton: Skeleton,
+    labelled: NDArray[np.bool_] | None = None,
+    width: float = 1.5,
+) -> None:
+    """Draw lines between joints, and the joints as dots, over the picture in an axes of matplotlib.
+
+    The person's right side is orange, the left one light blue, and what belongs to neither white, all with a dark
+    outline. The limits of the axes stay as they are.
+
+    Args:
+        ax: the axes; x and y are pixels of its picture.
+        joints: (J, 2).
+        skeleton: their names, and which of them to connect.
+        labelled: (J,), the joints to draw; without it all of them. A joint that is not finite is never drawn.
+        width: of the lines, in points.
+    """
+    from matplotlib.collections import LineCollection
+
+    shown = np.isfinite(joints).all(axis=1) & (True if labelled is None else labelled)
+    edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
+    lines, colours = [joints[list(edge)] for edge in edges], [_colour(skeleton, edge) for edge in edges]
+    for colour, thickness in ((OUTLINE, 2.2 * width), (colours, width)):  # first all outlines: none covers a line
+        ax.add_collection(
+            LineCollection(lines, colors=colour, linewidths=thickness, capstyle="round", snap=False), autolim=False
+        )
+    dots = np.flatnonzero(shown).tolist()
+    ax.scatter(
+        *joints[dots].T,
+        s=(2.4 * width) ** 2,
+        c=[_colour(skeleton, (dot,)) for dot in dots],
+        edgecolors=OUTLINE,
+        linewidths=0.5 * width,
+        zorder=3,
+    )
+
+
+def _colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
+    """Return the colour of the side of the body that these joints belong to; joints of the middle belong to any."""
+    sides = {skeleton.joints[joint].partition(" ")[0] for joint in joints} & SIDES.keys()
+    return SIDES[sides.pop()] if len(sides) == 1 else MIDDLE
+
+
+def side_legend(drawn: Any, size: float, **options: Any) -> None:
+    """Draw a legend of the colours of the sides into a figure or an axes, with letters of ``size`` points."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, linewidth=0.3 * size, label=f"person's {side}") for side, colour in SIDES.items()
+    ]
+    drawn.legend(handles=handles, fontsize=size, **options)
+
+
+def show_picture(ax: Any, pixels: NDArray[np.uint8], size: tuple[int, int] | None = None) -> None:
+    """Show a picture without ticks, and fix the limits of the axes to it.
+
+    Args:
+        ax: axes of matplotlib.
+        pixels: (height, width, 3).
+        size: height and width that the axes count, if they are not those of ``pixels``.
+    """
+    height, width = size or pixels.shape[:2]
+    ax.imshow(pixels, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.autoscale(False)
+
+
+@dataclass(frozen=True, eq=False)
+class ShownPersons:
+    """What a run found in images of persons.
+
+    Args:
+        title: of the run's method.
+        score: of the run, in %.
+        pixels: (n, side, side, 3).
+        found: (n, J, 2), joints in these pixels.
+        truth: (n, J, 3): the labels, and 1 where a joint is labelled, else 0.
+        skeleton: names of the joints.
+    """
+
+    title: str
+    score: float
+    pixels: NDArray[np.uint8]
+    found: NDArray[np.floating[Any]]
+    truth: NDArray[np.floating[Any]]
+    skeleton: Skeleton
+
+
+def skeletons_info(states: Sequence[RunState]) -> dict[str, list[ShownPersons]]:
+    """Return what the finished runs of the first seed found, by network and data set; runs that kept nothing are not
+    there.
+    """
+    groups: dict[str, list[ShownPersons]] = {}
+    for state in states:
+        run = state.run
+        if state.finished and run.seed == states[0].run.seed and (arrays := RunDir(state.path).predictions()):
+            where = f"{model_entry(run.model).title} on {dataset_entry(run.data).title}, seed {run.seed}"
+            groups.setdefault(where, []).append(_shown_persons(state, arrays))
+    return groups
+
+
+def _shown_persons(state: RunState, arrays: dict[str, NDArray[Any]]) -> ShownPersons:
+    note = RunDir(state.path).note("pose")
+    inputs = PoseInputs.from_json(note) if note else None
+    n, side, joints = len(arrays.get("pixels", ())), inputs and inputs.side, inputs and len(inputs.skeleton.joints)
+    shapes = {"pixels": (n, side, side, 3), "found": (n, joints, 2), "truth": (n, joints, 3)}
+    if inputs is None or not n or {name: array.shape for name, array in arrays.items()} != shapes:
+        raise BsamRuntimeError(
+            f"{state.path / PREDICTIONS} is damaged: it does not hold persons and their joints as pose.json describes "
+            f"them; remove {NETWORK} beside it, then {REPAIR}"
+        )
+    title, score = variant_of(state.run).title, score_of(state)
+    return ShownPersons(title, score, arrays["pixels"], arrays["found"], arrays["truth"], inputs.skeleton)
+
+
+def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw a column per person: the labels above, and below what each method found. Nothing without such runs."""
+    groups = skeletons_info(states)
+    if not groups:
+        return
+    heights = [CELL * (len(group) + 1) + 0.3 for group in groups.values()]
+    columns = min(PERSONS, max(len(each.pixels) for group in groups.values() for each in group))
+    drawn = figure(CELL * columns + 1.6, sum(heights) + 0.3)
+    parts = drawn.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, (where, group) in zip(parts, groups.items(), strict=True):
+        axes = part.subplots(len(group) + 1, columns, squeeze=False)
+        part.suptitle(where, fontsize=11)
+        _draw_rows(axes, group)
+    side_legend(parts[-1], 10, loc="outside lower center", ncols=2, frameon=False)
+    save(drawn, path)
+
+
+def _draw_rows(axes: NDArray[Any], group: Sequence[ShownPersons]) -> None:
+    """Draw the labels into the first row of axes, and what each run found into the others."""
+    first = group[0]
+    rows = [("label", first, first.truth)]
+    rows += [(f"{each.title}\nPCK {each.score:.1f} %", each, each.found) for each in group]
+    for own, (title, each, joints) in zip(axes, rows, strict=True):
+        for person, ax in enumerate(own):
+            if person >= len(each.pixels):
+                ax.set_visible(False)
+                continue
+            show_picture(ax, each.pixels[person])
+            labelled = joints[person, :, 2] > 0 if joints is each.truth else None
+            draw_skeleton(ax, joints[person, :, :2], each.skeleton, labelled)
+        own[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)

@@ -1,0 +1,108 @@
+"""Joints of persons in image files, by the trained network of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.errors import BsamValueError
+from ..data.affine import apply, inverse
+from ..data.image_decoding import Box, check_box, decode, decode_bytes, read_image
+from ..data.pose_augment import PoseDraws
+from ..data.pose_data import person_crops
+from ..data.skeletons import Skeleton
+from ..tasks.pose import EVALUATION_BATCH
+from ..tasks.pose_inputs import PoseInputs
+from .environment import pick_device
+from .prediction import image_paths
+from .run_dir import RunDir
+
+
+@dataclass(frozen=True, eq=False)
+class FoundJoints:
+    """Where a network finds the joints of the person in an image.
+
+    Coordinates are pixels of the upright image, and the centre of its first pixel is (0, 0).
+
+    Args:
+        path: of the file.
+        joints: (J, 2), x and y of each joint; they may lie outside of the image, where the box reaches beyond it.
+        box: left, top, right and bottom of the person.
+        skeleton: names of the joints.
+    """
+
+    path: Path
+    joints: NDArray[np.float64]
+    box: Box
+    skeleton: Skeleton
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """Bytes (height, width, 3) of the upright image, read from the file each time since photographs are large."""
+        return decode(self.path)
+
+
+def find_joints(
+    folder: str | Path,
+    images: str | Path | Iterable[str | Path],
+    box: Sequence[float] | None = None,
+    flip_test: bool | None = None,
+    device: str = "auto",
+) -> list[FoundJoints]:
+    """Find the joints of the person in each image by the trained network of a run, without the data of the run.
+
+    The person is cut out as those that the network was trained on: the centre of the box, with a quarter of its longer
+    side around it.
+
+    Args:
+        folder: the directory of a finished run of the task ``"pose"``.
+        images: a file or several; all are decoded before joints are found in the first.
+        box: left, top, right and bottom of the person, for one image; without it the whole image is the box.
+        flip_test: whether to take the mean of the probabilities of an image and of its mirror image; without it as the
+            run was evaluated.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
+    """
+    paths = image_paths(images)
+    given = None if box is None else check_box(box)
+    if given is not None and len(paths) != 1:
+        raise BsamValueError(f"a box is for one image, and there are {len(paths)}: give the images one at a time")
+    run_dir = RunDir(folder)
+    run, note = run_dir.finished_run(), run_dir.note("pose")
+    if not note:
+        raise BsamValueError(
+            f"the run in {folder}, of the task {run.task}, finds no joints (it has no pose.json): give a run of pose"
+        )
+    inputs = PoseInputs.from_json(note)
+    boxes, crops, maps = zip(*(_cut_out(path, given, inputs.side) for path in paths), strict=True)
+    where = pick_device(device)
+    network = run_dir.load_into(inputs.network(run)).eval().to(where)
+    augment, flip = inputs.augment(), run.flip_test if flip_test is None else flip_test
+    x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
+    found = []
+    with torch.no_grad():
+        for part in torch.arange(len(paths)).split(EVALUATION_BATCH):
+            joints = torch.zeros(len(part), len(inputs.skeleton.joints), 3, device=where)  # not known
+            draws = PoseDraws.identity(len(part)).to(where)
+            seen, _, to_own = augment(x[part].to(where), joints, to_image[part].to(where), draws)
+            found.append(apply(to_own, inputs.joints(network, seen, flip).double()).cpu())
+    return [
+        FoundJoints(path, joints, own, inputs.skeleton)
+        for path, joints, own in zip(paths, torch.cat(found).numpy(), boxes, strict=True)
+    ]
+
+
+def _cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.uint8], Tensor]:
+    """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to those of the crop."""
+    content = read_image(path)
+    height, width, _ = decode_bytes(content, path).shape
+    left, top, right, bottom = own = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
+        raise BsamValueError(f"the box {own} lies outside of the {width} x {height} pixels of {path}")
+    (crop,), to_crop = person_crops(torch.tensor([own], dtype=torch.float64), side)
+    return own, decode_bytes(content, path, crop), to_crop

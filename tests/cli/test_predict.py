@@ -1,0 +1,122 @@
+"""``bsam predict`` by a run of the task pose; test_fine_tuning.py has that by a run of classification."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bsam import cli
+from bsam.data.skeletons import LSP
+from bsam.training import find_joints
+from helpers import draw_images
+from pose_runs import train_pose
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train_pose(tmp_path_factory.mktemp("pose") / "run")
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """Three photographs, of which two have the same name; their folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+    for n, name in enumerate(("one/a.png", "two/a.jpg", "b.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(n).integers(0, 256, (60 + n, 80, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    return ["one/a.png", "two/a.jpg", "b.png"]
+
+
+def predict(run, *arguments):
+    return cli.main(["predict", str(run), *map(str, arguments), "--device", "cpu"])
+
+
+def joints_of(lines):
+    """What is printed, by image."""
+    found, image = {}, ""
+    for line in lines:
+        if line.startswith("  "):
+            name, x, y = re.fullmatch(r"  (\w+(?: \w+)?) +(-?\d+\.\d) +(-?\d+\.\d)", line).groups()
+            found[image][name] = float(x), float(y)
+        else:
+            image = line
+            found[image] = {}
+    return found
+
+
+def test_joints_are_printed_and_drawn(run, images, capsys):
+    assert predict(run, *images, "--out", "new/drawn", "--grid", "grid.png") == 0
+    *lines, grid, first, second, third = capsys.readouterr().out.splitlines()
+    expected = find_joints(run, images, device="cpu")
+    found = joints_of(lines)
+    assert list(found) == images
+    for joints, each in zip(found.values(), expected, strict=True):
+        assert tuple(joints) == LSP.joints
+        np.testing.assert_allclose(list(joints.values()), each.joints, atol=0.051)
+    drawn = ["new/drawn/a.png", "new/drawn/a-2.png", "new/drawn/b.png"]
+    assert [grid, first, second, third] == [f"Written: {path}" for path in ("grid.png", *drawn)]
+    for path, image in zip(drawn, images, strict=True):
+        with Image.open(path) as picture, Image.open(image) as original:
+            assert (picture.format, picture.size) == ("PNG", original.size)
+            assert 0.02 < (np.asarray(picture) != np.asarray(original)).any(axis=2).mean() < 0.5
+    with Image.open("grid.png") as picture:
+        assert picture.size == (3 * 390, 480)
+
+
+def test_a_box_and_the_flip_test(run, images, capsys):
+    box, found = (-3, 5.5, 40, 50), []
+    for flags, options in (
+        ((), {}),
+        (("--box", *box), {"box": box}),
+        (("--box", *box, "--flip-test"), {"box": box, "flip_test": True}),
+        (("--no-flip-test",), {"flip_test": False}),
+    ):
+        assert predict(run, images[2], *flags) == 0
+        (joints,) = joints_of(capsys.readouterr().out.splitlines()).values()
+        (expected,) = find_joints(run, images[2], device="cpu", **options)
+        np.testing.assert_allclose(list(joints.values()), expected.joints, atol=0.051)
+        found.append(joints)
+    assert found[0] == found[3]
+    assert found[0] != found[1] != found[2]
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_written(run, images, refused, tmp_path):
+    (tmp_path / "notes.txt").write_text("no image")
+    shutil.copytree(run, "unfinished")
+    (tmp_path / "unfinished/model.safetensors").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    out = ("--out", "drawn", "--grid", "grid.png", "--device", "cpu")
+    for arguments, words in {
+        (run, images[2], "--top", 2): "finds joints: leave --top out, or give another run",
+        (run, *images, "--box", 0, 0, 9, 9): "a box is for one image, and there are 3",
+        (run, images[2], "--box", 0, 0, 0, 9): "box must be left, top, right and bottom of an area",
+        (run, images[2], "--box", 90, 0, 99, 9): "lies outside of the 80 x 62 pixels of b.png",
+        (run, images[2], "nowhere.png"): "nowhere.png cannot be read: No such file",
+        (run, images[2], "notes.txt"): "notes.txt cannot be decoded: it is no image",
+        ("unfinished", images[2]): "is not finished",
+        (tmp_path, images[2]): "is not a run directory of bsam train",
+    }.items():
+        assert words in refused("predict", *arguments, *out)
+    assert "b.png is there already: remove it" in refused("predict", run, images[2], "--out", ".")
+    assert "b.png is not a folder" in refused("predict", run, images[2], "--out", "b.png")
+    assert "b.png/drawn cannot be used as a folder" in refused("predict", run, images[2], "--out", "b.png/drawn")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_classification_has_no_boxes(images, refused, tmp_path):
+    folder = draw_images(tmp_path / "images", {"train": 4, "test": 2})
+    settings = ["--method", "sgd", "--model", "resnet8", "--weights", "random", "--image-size", "28", "--epochs", "1"]
+    train = ["train", "--data", f"folder:{folder}", "--out", "classes", "--batch", "6", *settings, "--device", "cpu"]
+    assert cli.main(train) == 0
+    for flags, name in (
+        (("--box", 0, 0, 9, 9), "--box"),
+        (("--flip-test",), "--flip-test"),
+        (("--no-flip-test",), "--flip-test"),
+        (("--out", "drawn"), "--out"),
+    ):
+        words = f"the run in classes does not find joints: leave {name} out, or give another run"
+        assert words in refused("predict", "classes", images[2], *flags)
+    assert predict("classes", images[2]) == 0

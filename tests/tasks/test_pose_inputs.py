@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bsam.data import skeletons
+from bsam.models.inputs import RESNET50
+from bsam.tasks.pose import Pose
+from bsam.tasks.pose_inputs import PoseInputs
+from bsam.tasks.settings import TaskSettings
+from bsam.training.files import fits
+
+INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), skeletons.MPII)
+RUN = TaskSettings(model="simcc_resnet8", data="stick_figures", label_smoothing=0.0)
+
+
+@pytest.mark.parametrize("skeleton", [skeletons.LSP, skeletons.MPII])
+def test_json_holds_all(skeleton):
+    inputs = replace(INPUTS, skeleton=skeleton)
+    written = json.loads(json.dumps(inputs.to_json()))
+    assert fits(written, PoseInputs)
+    assert PoseInputs.from_json(written) == inputs
+    assert hash(PoseInputs.from_json(written).skeleton) == hash(skeleton)  # it is looked up
+
+
+def test_the_network_is_that_of_the_settings():
+    network, same, other = (INPUTS.network(replace(RUN, seed=seed)) for seed in (1, 1, 2))
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 16, 2, 48)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(network.head.maps.weight, other.head.maps.weight)
+    assert all(p.requires_grad for p in network.parameters())
+    frozen = INPUTS.network(replace(RUN, freeze_backbone=True))
+    assert {name.partition(".")[0] for name, p in frozen.named_parameters() if p.requires_grad} == {"head"}
+    assert {name.partition(".")[0] for name, p in frozen.named_parameters() if not p.requires_grad} == {"backbone"}
+
+
+def test_normalisation_is_that_of_the_backbones_pretraining(monkeypatch):
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", 4)
+    for model, mean in (("simcc_resnet8", (0.485, 0.456, 0.406)), ("simcc_resnet50", RESNET50.mean)):
+        task = Pose(replace(RUN, model=model, image_size=32), torch.device("cpu"))
+        assert task.inputs.mean == mean
+        assert task.inputs.std == (0.229, 0.224, 0.225)
+        assert task.inputs.augment().mean == mean
+
+
+def test_known_logits_are_not_computed_again():
+    calls = []
+
+    class Network(torch.nn.Module):
+        def forward(self, x):
+            calls.append(len(x))
+            return torch.randn(len(x), 16, 2, 48, generator=torch.Generator().manual_seed(len(calls)))
+
+    x, network = torch.zeros(3, 3, 32, 32), Network()
+    logits = network(x)
+    places = INPUTS.joints(network, x, False, logits)
+    assert (places.shape, len(calls)) == ((3, 16, 2), 1)
+    calls.clear()
+    assert torch.equal(INPUTS.joints(network, x, False), places)
+    calls.clear()
+    INPUTS.joints(network, x, True, logits)
+    assert len(calls) == 1
