@@ -192,12 +192,12 @@ def test_rows_with_different_seeds_say_how_many(finished_run, shown):
     assert terminal[1].split() == list(HEADER)
     assert sum(line.split()[-16:] == ["±", "0.71"] * 8 for line in terminal) == 2
     lines = caption(recipe, cells, runs[0])
-    assert lines[0] == "Test PCK in %, after the last of 40 epochs: mean ± standard deviation of the seeds."
+    assert lines[0] == "Test PCK in %, after the last of 30 epochs: mean ± standard deviation of the seeds."
     assert lines[-1] == "1 run is not finished."
     assert lines[-2].startswith("diverged: ")
     assert not any(line.startswith("paper") for line in lines)
     one = table_info(recipe, [finished_run(run) for run in recipe.runs("short")])
-    assert caption(recipe, one, runs[0])[0] == "Test PCK in %, after the last of 40 epochs: one seed."
+    assert caption(recipe, one, runs[0])[0] == "Test PCK in %, after the last of 30 epochs: one seed."
 
 
 def test_a_baseline_that_is_not_known_in_a_column_is_a_dash(finished_run, tmp_path):
