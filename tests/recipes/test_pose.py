@@ -32,7 +32,7 @@ def test_every_published_number():
             assert published("pose", data="lspet", method=method, measure=measure) is None
 
 
-@pytest.mark.parametrize(("scale", "data", "epochs"), [("paper", "mpii", 210), ("short", "lspet", 40)])
+@pytest.mark.parametrize(("scale", "data", "epochs"), [("paper", "mpii", 210), ("short", "lspet", 30)])
 def test_the_runs_on_photographs(scale, data, epochs):
     runs = pose(scale)
     assert [variant_of(run).name for run in runs] == NAMES
@@ -40,7 +40,7 @@ def test_the_runs_on_photographs(scale, data, epochs):
     for run in runs:
         assert (run.task, run.model, run.data, run.epochs) == ("pose", "simcc_resnet50", data, epochs)
         assert (run.base, run.lr, run.batch, run.weight_decay, run.schedule) == ("adam", 1e-3, 64, 0.0, "cosine")
-        assert (run.precision, run.compile, run.label_smoothing, run.flip_test) == ("bf16", False, 0.0, True)
+        assert (run.precision, run.compile, run.label_smoothing, run.flip_test) == ("bf16", True, 0.0, True)
         assert (run.image_size, run.limit_train, run.limit_test, run.weights) == (None, None, None, "pretrained")
         cls = {"sam": bsam.SAM, "bsam": bsam.BSAM}.get(run.method)
         if cls is not None:
@@ -72,6 +72,7 @@ def test_a_small_experiment(tmp_path, capsys, monkeypatch):
     """Really trained; the table has all measures of each run and the baseline, as they are in the run directories."""
     small = {**SETTINGS["smoke"], "epochs": 1, "limit_train": 24, "limit_test": 10}
     monkeypatch.setitem(SETTINGS, "smoke", small)
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", 40)
     figures = DATASETS["stick_figures"].draw(24)
     before = figures.train.x.clone(), figures.train.y.clone()
     command = ["run", "pose", "--out", str(tmp_path / "out"), "--device", "cpu", "--only", "adam", "bsam-2"]

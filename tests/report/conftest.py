@@ -18,6 +18,7 @@ from bsam.recipes.variants import variant_of, variants
 from bsam.report import demo_report, figures, panels, probes, spectra
 from bsam.training.run_dir import run_dir_name
 from bsam.training.run_state import RunState
+from pose_runs import write_predictions
 
 OLD = b"as it was"
 SCORES = {
@@ -89,6 +90,8 @@ def write_run(run, out):
     for name, rows in lines.items():
         (state.path / name).write_text("".join(json.dumps(dict(row)) + "\n" for row in rows))
     (state.path / "model.safetensors").write_bytes(content)
+    if run.task == "pose":
+        write_predictions(state.path)
     return state_of(run, out)
 
 

@@ -175,7 +175,7 @@ def test_the_terminal_has_deviations_below_means(finished_run, shown):
         assert lines[1].split() == list(HEADER)
 
 
-def test_rows_with_different_seeds_say_how_many(finished_run):
+def test_rows_with_different_seeds_say_how_many(finished_run, shown):
     """As in a table without measures, diverged and missing runs count once."""
     recipe = RECIPES["pose"]
     runs = recipe.runs("short", seeds=2)
@@ -188,13 +188,16 @@ def test_rows_with_different_seeds_say_how_many(finished_run):
     labels = ["Adam, 2 seeds", "SAM, 1 seed, 1 diverged", "BSAM (Algorithm 1), 1 seed", "BSAM (2 passes), 2 diverged"]
     assert [row[0] for row in section.rows] == [*labels, "BSAM (as released), 2 seeds"]
     assert [row[1] for row in section.rows] == ["90.50 ± 0.71", "91.00", "90.00", "-", "90.50 ± 0.71"]
+    terminal = shown(*rich_tables([section]), width=80).splitlines()  # labels are wrapped, numbers are not
+    assert terminal[1].split() == list(HEADER)
+    assert sum(line.split()[-16:] == ["±", "0.71"] * 8 for line in terminal) == 2
     lines = caption(recipe, cells, runs[0])
-    assert lines[0] == "Test PCK in %, after the last of 40 epochs: mean ± standard deviation of the seeds."
+    assert lines[0] == "Test PCK in %, after the last of 30 epochs: mean ± standard deviation of the seeds."
     assert lines[-1] == "1 run is not finished."
     assert lines[-2].startswith("diverged: ")
     assert not any(line.startswith("paper") for line in lines)
     one = table_info(recipe, [finished_run(run) for run in recipe.runs("short")])
-    assert caption(recipe, one, runs[0])[0] == "Test PCK in %, after the last of 40 epochs: one seed."
+    assert caption(recipe, one, runs[0])[0] == "Test PCK in %, after the last of 30 epochs: one seed."
 
 
 def test_a_baseline_that_is_not_known_in_a_column_is_a_dash(finished_run, tmp_path):

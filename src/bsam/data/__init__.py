@@ -110,6 +110,7 @@ class DatasetEntry:
         return folder or Path()
 
 
+_drawn = lru_cache(maxsize=1)(stick_figures)  # consecutive runs share the figures
 _LIKE_CIFAR = (3, 32, "crop-flip-cutout", "resnet18")
 _LIKE_MNIST = (1, 28, "crop-flip", "resnet18")
 _HAS_CIFAR10, _HAS_CIFAR100 = partial(has_cifar, CIFAR10), partial(has_cifar, CIFAR100)
@@ -132,7 +133,7 @@ DATASETS: dict[str, DatasetEntry] = {
         DatasetEntry(
             # left and right have colours, which a mirrored image exchanges
             *("stick_figures", "Stick figures", None, 14, 3, None, "scale-rotate", "simcc_resnet8"),
-            draw=lru_cache(maxsize=1)(lambda side: stick_figures(NUM_FIGURES, side=side)),  # for consecutive runs
+            draw=lambda side: _drawn(NUM_FIGURES, side=side),
         ),
     )
 }
