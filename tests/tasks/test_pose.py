@@ -46,7 +46,8 @@ def with_gaps(persons: Persons) -> Persons:
     """Some joints are not labelled, or lie outside of the input; one person has no torso, one no joint inside."""
     y = persons.y.clone()
     y[0, [4, 11, 13]] = 0
-    y[1, 2] = 0  # a hip: nobody knows the size
+    y[1, 2] = 0  # a hip: the other diagonal tells the size
+    y[5, [2, 8]] = 0  # a hip and the other shoulder: nobody knows the size
     y[2, 6, :2] = torch.tensor([2.0, 20.0])  # in the stored crop, left of the input
     y[2, 7, :2] = torch.tensor([20.0, 60.0])  # below the stored crop
     y[3, :, :2] += 50
@@ -98,8 +99,10 @@ def truth_in_image(persons: Persons) -> np.ndarray:
 
 
 def lsp_scores(found: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    known = (truth[:, [9, 2], 2] > 0).all(axis=1)
-    sizes = [math.dist(a, b) * flag for a, b, flag in zip(truth[:, 9, :2], truth[:, 2, :2], known, strict=True)]
+    sizes = []
+    for joints in truth:
+        pairs = [pair for pair in ((9, 2), (8, 3)) if all(joints[joint, 2] for joint in pair)]
+        sizes.append(math.dist(*(joints[joint, :2] for joint in pairs[0])) if pairs else 0)
 
     def of(joints):
         return share_found(found, truth, sizes, 0.2, joints)
@@ -338,7 +341,7 @@ def test_notes(data):
 
 def test_nothing_to_score_is_refused_before_training(data):
     y = data.test.y.clone()
-    y[:, 9] = 0  # a shoulder of each
+    y[:, 8:10] = 0  # the shoulders
     with pytest.raises(BsamError, match=r"no joint is visible in a person of known size.*evaluate on more persons"):
         task_of(replace(data, test=replace(data.test, y=y)))
 
@@ -367,7 +370,7 @@ def test_outputs_of_half_precision_are_scored_in_full(data, network):
         with torch.autocast("cpu", torch.bfloat16):
             found = task.evaluate(Half())
             assert task.predictions(Half())["found"].dtype == np.float32
-        assert found == pytest.approx(task.evaluate(network), rel=0.05, abs=0.05)
+        assert found == pytest.approx(task.evaluate(network), rel=0.05, abs=0.1)
         assert found["test_loss"] != task.evaluate(network)["test_loss"]
 
 
