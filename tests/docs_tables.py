@@ -68,4 +68,15 @@ def eigenvalues() -> list[str]:
     ]
 
 
-TABLES = (step_times, method_costs, epochs, products, eigenvalues)
+def image_files() -> list[str]:
+    lines = []
+    for name, is_pose in (("image_files_cuda", False), ("image_files_pose_cuda", True)):
+        for r in stored(name)["results"]:
+            seconds = [f"{r['epoch_seconds'][where]['median']:.3f}" for where in ("host", "device")]
+            ratio = "{median:.3f} [{q1:.3f}, {q3:.3f}]".format(**r["host_over_device"])
+            compiled = [("no", "yes")[r["compile"]]] if is_pose else []
+            lines.append(row(r["model"], *compiled, r["steps"], r["n"], *seconds, ratio))
+    return lines
+
+
+TABLES = (step_times, method_costs, epochs, products, eigenvalues, image_files)

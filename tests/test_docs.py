@@ -218,8 +218,9 @@ def test_the_tables_of_results_are_the_stored_ones():
 
 
 def test_lines_are_short():
-    long = [f"{page}: {line}" for page, text in PAGES.items() for line in text.splitlines() if len(line) > 120]
-    assert not long
+    stored = {row for table in (ROOT / "results").glob("*/table.md") for row in table.read_text("utf-8").splitlines()}
+    lines = [(page, line) for page, text in PAGES.items() for line in text.splitlines() if line not in stored]
+    assert not [f"{page}: {line}" for page, line in lines if len(line) > 120]
 
 
 def test_the_flatness_of_the_networks_is_that_of_the_stored_file():
