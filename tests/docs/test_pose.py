@@ -98,6 +98,7 @@ def test_the_first_commands_of_the_guide(figures, capsys):
     command = re.search(r"\$ (bsam predict .*)", TEXT)[1]
     lines = run_commands(in_small(command, {"runs/figures": "runs/pose --device cpu"}), capsys)["predict"].splitlines()
     assert lines[0] == "figure.png"
+    assert "was drawn at {:.1f} and {:.1f}.".format(*names["drawn"].y[0, 0, :2].tolist()) in TEXT
     assert ((joints_in(lines) > 0) & (joints_in(lines) < 176)).all()
 
 
@@ -110,3 +111,8 @@ def test_the_code_of_the_guide(figures, capsys):
     assert told == "The initial weights are random: --weights names pretrained ones."
     assert score == f"PCK {names['result'].score:.1%}"
     assert [re.fullmatch(r"([\w ]+) -?[\d.]+ -?[\d.]+", line)[1] for line in joints] == list(LSP.joints)
+
+
+def test_the_order_of_the_joints_is_that_of_the_files():
+    *first, last = LSP.joints
+    assert f"The rows are {', '.join(first)} and {last}." in " ".join(TEXT.split())
