@@ -84,18 +84,22 @@ def train_base(problem, base, steps: int, factor: float = 1.0) -> None:
         base.step()
 
 
-def draw_persons(folder: Path, n: int = 20, size: tuple[int, int] = (60, 50)) -> np.ndarray:
-    """Write n images of noise with 14 joints in each, in the layout of LSP Extended, and return the table of joints."""
+def write_lspet(folder: Path, images: Sequence[np.ndarray], table: np.ndarray) -> None:
+    """Write images (height, width, 3) and the table of joints (14, 3, n) in the layout of LSP Extended."""
     from PIL import Image
     from scipy.io import savemat
 
-    random = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
+    for number, pixels in enumerate(images, 1):
+        Image.fromarray(pixels).save(folder / f"images/im{number:05d}.jpg", quality=95)
+    savemat(folder / "joints.mat", {"joints": table})
+
+
+def draw_persons(folder: Path, n: int = 20, size: tuple[int, int] = (60, 50)) -> np.ndarray:
+    """Write n images of noise with 14 joints in each, in the layout of LSP Extended, and return the table of joints."""
+    random = np.random.default_rng(0)
     table = random.uniform(5, 45, (14, 3, n))
     table[:, 2] = random.random((14, n)) < 0.8
     table[:10, 2] = 1  # among them those of the torso
-    for number in range(1, n + 1):
-        pixels = random.integers(0, 256, (size[1], size[0], 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"images/im{number:05d}.jpg", quality=95)
-    savemat(folder / "joints.mat", {"joints": table})
+    write_lspet(folder, [random.integers(0, 256, (size[1], size[0], 3), np.uint8) for _ in range(n)], table)
     return table

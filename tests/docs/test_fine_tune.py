@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import re
 import runpy
-import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from bsam.cli import main
+from docs_guides import first_commands, in_small, run_commands
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/guides/fine-tune.md").read_text(encoding="utf-8")
@@ -32,13 +30,6 @@ SMALL_CODE = {
 SHAPES = ["circle", "square", "triangle"]
 
 
-def in_small(text: str, changes: dict[str, str]) -> str:
-    for of_the_guide, ours in changes.items():
-        assert of_the_guide in text
-        text = text.replace(of_the_guide, ours)
-    return text
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with photos/ of drawn shapes, and new/ with one more of each."""
@@ -52,12 +43,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_first_commands_of_the_guide(folder, capsys):
-    block = re.search(r"```bash\npip install [^\n]*\n(.*?)```", TEXT, flags=re.DOTALL)[1]
-    printed = {}
-    for line in in_small(block, SMALL).splitlines():
-        words = [name for word in shlex.split(line)[1:] for name in (sorted(glob.glob(word)) or [word])]
-        assert main(words) == 0, capsys.readouterr().err
-        printed[words[0]] = capsys.readouterr().out
+    printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys)
     assert list(printed) == ["train", "predict", "flatness"]
 
     last = json.loads(Path("runs/photos/metrics.jsonl").read_text().splitlines()[-1])
