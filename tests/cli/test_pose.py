@@ -72,7 +72,7 @@ def test_settings_that_cannot_be_trained_with_are_refused_in_one_line(tmp_path, 
         (*figures, "--weights", "pretrained"): "no download of pretrained weights for simcc_resnet8: give --weights",
         ("--data", "lspet", "--data-dir", tmp_path, "--weights", "pretrained"): "weights for simcc_resnet50: give --w",
         (*figures, "--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
-        (*figures, "--weights", files["resnet20"]): "resnet20 does not find joints: use --model with one of simcc",
+        (*figures, "--weights", files["resnet20"]): "resnet20 (ResNet-20), not of simcc_resnet8: give a file",
         (*figures, "--weights", files["resnet20"], "--model", "simcc_resnet8"): (
             "holds weights of resnet20 (ResNet-20), not of simcc_resnet8: give a file with those of simcc_resnet8 or "
             "resnet8"

@@ -92,8 +92,8 @@ def test_the_head_stays_also_where_the_file_has_as_many_classes(pretrained, tmp_
 
 def test_a_resnet50_of_an_unknown_kind_is_refused(tmp_path):
     path = write(tmp_path / "a.safetensors", {"fc.bias": torch.zeros(2)})
-    for name in ("resnet50", "simcc_resnet50"):
-        with pytest.raises(BsamError, match=r"does not say which network it is of.* use --model timm:resnet50"):
+    for name, hint in (("resnet50", "use --model timm:resnet50, or give"), ("simcc_resnet50", "give")):
+        with pytest.raises(BsamError, match=rf"does not say which network it is of.*: {hint} a file of `bsam weights"):
             check_model(path, name)
     check_model(path, "timm:resnet50")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from dataclasses import replace
@@ -115,7 +116,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return np.exp(values) / np.exp(values).sum(axis=-1, keepdims=True)
 
 
-def probabilities(network: nn.Module, x: torch.Tensor, flip: bool) -> np.ndarray:
+def probabilities(network: nn.Module, x: torch.Tensor, flip: bool, k: int) -> np.ndarray:
     with torch.no_grad():
         found = softmax(network(x).double().numpy())
         mirrored = softmax(network(x.flip(-1)).double().numpy())
@@ -126,25 +127,38 @@ def probabilities(network: nn.Module, x: torch.Tensor, flip: bool) -> np.ndarray
         other = mirrored[:, other_side]
         merged[:, joint, 1] += other[:, 1]
         for b in range(bins):
-            merged[:, joint, 0, b] += other[:, 0, (bins - 2 - b) % bins]  # x becomes side - 1 - x, of two bins a pixel
+            merged[:, joint, 0, b] += other[:, 0, (bins - k - b) % bins]  # x becomes side - 1 - x, of k bins a pixel
     return merged / 2
 
 
-@pytest.mark.parametrize("flip", [False, True])
-def test_evaluation_is_that_of_a_loop(data, network, flip):
-    task, test = task_of(data, flip_test=flip), data.test
+class Double(nn.Module):
+    """A network in float64, for inputs in float32; its bins are widened to ``k`` for each pixel."""
+
+    def __init__(self, network: nn.Module, k: int) -> None:
+        super().__init__()
+        self.network, self.k = copy.deepcopy(network).double(), k
+
+    def forward(self, x):
+        logits = self.network(x.double()).flatten(1, 2)
+        wide = nn.functional.interpolate(logits, size=SIDE * self.k, mode="linear", align_corners=True)
+        return wide.unflatten(1, (-1, 2))
+
+
+@pytest.mark.parametrize(("flip", "k"), [(False, 2), (True, 2), (False, 3), (True, 3), (True, 1)])
+def test_evaluation_is_that_of_a_loop(data, network, flip, k):
+    task, test, network = task_of(data, flip_test=flip, simcc_k=float(k)), data.test, Double(network, k)
     x = inputs_by_hand(test)
-    p = probabilities(network, x, flip)
-    places = np.array([[[decoded(axis, K) for axis in joint] for joint in one] for one in p]) + 6
+    p = probabilities(network, x, flip, k)
+    places = np.array([[[decoded(axis, k) for axis in joint] for joint in one] for one in p]) + 6
     expected = {
         f"test_{name}": value for name, value in lsp_scores(to_image(test, places), truth_in_image(test)).items()
     }
     with torch.no_grad():
-        logits = network(x).double().numpy()
+        logits = network(x).numpy()
     joints = test.y.double().numpy() - np.array([6, 6, 0])
-    losses = [simcc_loss(one, own, K, SIGMA) for one, own in zip(logits, joints, strict=True)]
+    losses = [simcc_loss(one, own, k, SIGMA) for one, own in zip(logits, joints, strict=True)]
     assert losses[3] == 0
-    assert task.evaluate(network) == pytest.approx({"test_loss": np.mean(losses), **expected}, rel=1e-4)
+    assert task.evaluate(network) == pytest.approx({"test_loss": np.mean(losses), **expected}, rel=2e-6)
     assert 0.05 < expected["test_pck"] < 0.95
     assert len({*expected.values()}) > 4
 
@@ -315,11 +329,11 @@ def test_predictions_are_in_pixels_of_the_inputs(data, network):
     np.testing.assert_allclose(found["truth"][:, :, :2], joints[:, :, :2], atol=1e-4)
     inside = (joints[:, :, :2] >= -0.5).all(axis=2) & (joints[:, :, :2] <= 31.5).all(axis=2)
     assert np.array_equal(found["truth"][:, :, 2], joints[:, :, 2] * inside)
-    p = probabilities(network, inputs_by_hand(data.test), flip=False)[rows]
+    p = probabilities(network, inputs_by_hand(data.test), flip=False, k=K)[rows]
     places = [[[decoded(axis, K) for axis in joint] for joint in one] for one in p]
     np.testing.assert_allclose(found["found"], places, atol=1e-3)
     flipped = task_of(data, flip_test=True).predictions(network)
-    p = probabilities(network, inputs_by_hand(data.test), flip=True)[rows]
+    p = probabilities(network, inputs_by_hand(data.test), flip=True, k=K)[rows]
     places = [[[decoded(axis, K) for axis in joint] for joint in one] for one in p]
     np.testing.assert_allclose(flipped["found"], places, atol=1e-3)
     few = task_of(replace(data, test=data.test.part(slice(5)))).predictions(network)

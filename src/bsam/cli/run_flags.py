@@ -80,13 +80,12 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
     what, weights = given.get("data", Run.data), given.get("weights", RANDOM)
-    if weights in (RANDOM, PRETRAINED):
-        model = dataset_entry(what).model
-    else:
+    model = dataset_entry(what).model
+    if weights not in (RANDOM, PRETRAINED):
         what = find_weights(weights, data_dir)
-        model = model_of_file(Path(what))
-        if given["task"] == "pose":
-            model = next((entry.name for entry in MODELS.values() if model and entry.backbone == model), model)
+        in_file = model_of_file(Path(what))
+        finders = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
+        model = in_file if given["task"] != "pose" or in_file in finders.values() else finders.get(in_file or "", model)
     if model is None:
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "

@@ -133,7 +133,7 @@ class PoseAugment:
         exchanged = y.index_select(1, _index(self.mirrored, y.device))
         y = torch.where(mirrored[:, None, None] > 0, exchanged, y)
         places = apply(maps, y[:, :, :2])
-        inside = ((places >= -0.5) & (places <= self.side - 0.5)).all(dim=2, keepdim=True)
+        inside = ((places >= -0.5) & (places < self.side - 0.5)).all(dim=2, keepdim=True)
         return pixels, torch.cat([places, y[:, :, 2:] * inside], dim=2), compose(to_image, inverse(maps))
 
 

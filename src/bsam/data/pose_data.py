@@ -64,7 +64,7 @@ class Persons:
         x: (n, 3, side, side), bytes in the channels_last format.
         y: (n, J, 3), float32: x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
         to_image: (n, 2, 3), float64: the maps from pixels of the crop to those of the image; see
-            :mod:`bsam.data.affine`.
+            ``bsam.data.affine``.
         head_sizes: (n,), float32, in pixels of the image; None where they are not known.
         images: names of the image files, where there are any.
     """
@@ -93,7 +93,7 @@ class PoseData:
 
     Args:
         name: of the data set.
-        side: of a network's inputs, which :class:`bsam.data.pose_augment.PoseAugment` cuts out of the stored crops.
+        side: of a network's inputs, which ``PoseAugment`` cuts out of the stored crops.
         train: training set.
         test: test set.
         skeleton: names of the joints.
@@ -122,16 +122,16 @@ def load_persons(
     """Return the persons of a data set, cut out of their images, by way of the cache of decoded images.
 
     Args:
-        files: of :mod:`bsam.data.pose_files`.
-        side: of a network's inputs, in pixels; crops of :func:`stored_side` pixels are stored.
+        files: of :func:`~bsam.data.pose_files.read_lspet`, say.
+        side: of a network's inputs, in pixels; crops of 1.375 times as many pixels are stored.
         cache_dir: see :func:`bsam.data.image_cache.load_images`, as for the other arguments.
         workers: likewise.
         progress: likewise.
         skip_corrupt: likewise.
 
     Returns:
-        The data set, whose crops are mapped into memory, and one sentence for each person who was left out because the
-        image cannot be decoded.
+        The data set, whose crops are mapped into memory (copied, of a set from which a person was left out), and one
+        sentence for each person who was left out because the image cannot be decoded.
     """
     order = np.concatenate([files.train, files.test])  # a set is a part of the cache, without a copy
     names = [files.images[person] for person in order]

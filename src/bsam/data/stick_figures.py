@@ -31,7 +31,7 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     Args:
         n: number of training figures.
         seed: of the random numbers.
-        side: of a network's inputs, in pixels; crops of :func:`bsam.data.pose_data.stored_side` pixels are drawn.
+        side: of a network's inputs, in pixels; crops of ``stored_side(side)`` pixels are drawn.
 
     Example:
         >>> data = stick_figures(8)

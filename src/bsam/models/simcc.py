@@ -16,7 +16,8 @@ from .timm_networks import resnet50
 class SimCCHead(nn.Module):
     """A map of each joint by a 1x1 convolution, and from it the logits of its x and of its y, by a linear layer each.
 
-    The joints share the linear layers.
+    The joints share the linear layers. Under autocast they are computed in the precision of the weights, too: of logits
+    in bfloat16 several are the largest.
 
     Args:
         channels: of the feature maps.
@@ -36,8 +37,9 @@ class SimCCHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Compute logits from feature maps."""
-        maps = self.maps(features).flatten(2)
-        return torch.stack((self.x(maps), self.y(maps)), dim=2)
+        with torch.autocast(features.device.type, torch.float32, enabled=False):
+            maps = self.maps(features.to(self.maps.weight.dtype)).flatten(2)
+            return torch.stack((self.x(maps), self.y(maps)), dim=2)
 
 
 class SimCC(nn.Module):

@@ -104,10 +104,10 @@ def check_model(path: Path, name: str) -> None:
         hint = f"use --model {model}" if same_task else f"give a file with those of {fitting}"
         raise BsamValueError(f"{path} holds weights of {model}{title}, not of {name}: {hint}")
     if model is None and "resnet50" in (name, backbone):
+        hint = "use --model timm:resnet50, or give" if backbone is None else "give"
         raise BsamValueError(
             f"{path} does not say which network it is of, and weights of timm's ResNet-50, which computes something "
-            f"else, have the same names as those of {name}: use --model timm:resnet50, or a file of `bsam weights "
-            "convert`"
+            f"else, have the same names as those of {name}: {hint} a file of `bsam weights convert`"
         )
 
 

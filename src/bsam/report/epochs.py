@@ -102,8 +102,10 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if metrics.get(name) is not None)
-    parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_" if run.task in TASKS else " "  # as PCK of each joint
-    whole = {name: value for name, value in metrics.items() if not name.startswith(parts)}
+    whole = dict(metrics)
+    if run.task in TASKS:  # without the parts of its measure, as PCK of each group of joints
+        parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_"
+        whole = {name: value for name, value in metrics.items() if not name.startswith(parts)}
     return "  ".join([number, *epoch_numbers(run, whole), *steps, f"{metrics['seconds']:.1f} s"])
 
 

@@ -161,8 +161,9 @@ class Pose(PretrainedTask):
         ``baseline``, what the mean pose reaches; and ``weights``, where the initial ones came from.
         """
         sizes = {"train": self.samples, self.run.eval_split: len(self._test)}
+        scored = f"{int((self._sizes > 0).sum())} persons of known size are scored"
         return {
-            "data": {"split": self._split, "images": sizes, "left_out": self.left_out},
+            "data": {"split": f"{self._split}; {scored}", "images": sizes, "left_out": self.left_out},
             "pose": self.inputs.to_json(),
             "baseline": {"title": "mean pose, no network", "scores": self.baseline()},
             **super().notes(),

@@ -14,7 +14,6 @@ from ..data import skeletons
 from ..data.skeletons import Skeleton
 
 MEAN = "mean"
-HEAD_SIZE = 0.6  # of the diagonal of MPII's rectangle around a head
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ class PoseScore:
     mean: tuple[int, ...]
 
 
-#: PCKh@0.5 of MPII's 16 joints. The size is that of the head (:func:`head_sizes`). Pelvis (6) and thorax (7) are left
-#: out of the mean; upper neck (8) is in no group. The head is its top (9), as in the validation scores published with
-#: SimpleBaseline, HRNet and SimCC; that of MPII's test server is the mean of upper neck and top.
+#: PCKh@0.5 of MPII's 16 joints. The size is that of the head, of :class:`bsam.data.pose_files.PersonFiles`. Pelvis (6)
+#: and thorax (7) are left out of the mean; upper neck (8) is in no group. The head is its top (9), as in the validation
+#: scores published with SimpleBaseline, HRNet and SimCC; that of MPII's test server is the mean of upper neck and top.
 MPII = PoseScore(
     "PCKh@0.5",
     0.5,
@@ -68,16 +67,6 @@ LSP = PoseScore(
 )
 SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}
 _LSP_DIAGONALS = (9, 2), (8, 3)  # left shoulder and right hip; right shoulder and left hip
-
-
-def head_sizes(rectangles: Tensor) -> Tensor:
-    """Return the head sizes of MPII: 0.6 times the diagonal of the rectangle (left, top, right, bottom) of a head.
-
-    Example:
-        >>> head_sizes(torch.tensor([[10.0, 10.0, 40.0, 50.0]]))
-        tensor([30.0000])
-    """
-    return HEAD_SIZE * (rectangles[:, 2:] - rectangles[:, :2]).norm(dim=1)
 
 
 def torso_sizes(joints: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int
 
     Of a mirrored image left and right joints are swapped and the bins of x reversed, and shifted by ``k - 1``: the
     coordinate x goes to side - 1 - x, the bin b to bins - k - b. The last ``k - 1`` bins, beyond the centre of the last
-    pixel, have no counterpart and stay. A shift that is no whole number is rounded.
+    pixel, have no counterpart and are exchanged among themselves. A shift that is no whole number is rounded.
 
     Args:
         logits: of the images, of the shape (n, joints, 2, bins).

@@ -93,7 +93,7 @@ def fit(
         top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
         curvature = {"top_eigenvalue": top, "relief": None if surface is None else asdict(surface)}
         measured = curvature if run.curvature or run.relief is not None else None
-        out.finish(trainer.network, measured, trainer.predictions())
+        out.finish(trainer.network, measured, None if folder is None else trainer.predictions())
         return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, relief=surface)
 
 
