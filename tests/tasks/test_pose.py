@@ -329,13 +329,15 @@ def test_predictions_are_in_pixels_of_the_inputs(data, network):
     np.testing.assert_allclose(found["truth"][:, :, :2], joints[:, :, :2], atol=1e-4)
     inside = (joints[:, :, :2] >= -0.5).all(axis=2) & (joints[:, :, :2] <= 31.5).all(axis=2)
     assert np.array_equal(found["truth"][:, :, 2], joints[:, :, 2] * inside)
-    p = probabilities(network, inputs_by_hand(data.test), flip=False, k=K)[rows]
+    p = probabilities(network, inputs_by_hand(data.test), flip=False, k=2)[rows]
     places = [[[decoded(axis, K) for axis in joint] for joint in one] for one in p]
     np.testing.assert_allclose(found["found"], places, atol=1e-3)
     flipped = task_of(data, flip_test=True).predictions(network)
-    p = probabilities(network, inputs_by_hand(data.test), flip=True, k=K)[rows]
+    p = probabilities(network, inputs_by_hand(data.test), flip=True, k=2)[rows]
     places = [[[decoded(axis, K) for axis in joint] for joint in one] for one in p]
     np.testing.assert_allclose(flipped["found"], places, atol=1e-3)
+    many = task_of(replace(data, test=data.train)).predictions(network)["pixels"]  # evenly spaced
+    assert np.array_equal(many, data.train.x.numpy()[:48:6, :, 6:38, 6:38].transpose(0, 2, 3, 1))
     few = task_of(replace(data, test=data.test.part(slice(5)))).predictions(network)
     assert np.array_equal(few["pixels"], found["pixels"][:5])
     assert {name: len(part) for name, part in few.items()} == {"pixels": 5, "found": 5, "truth": 5}
@@ -344,7 +346,8 @@ def test_predictions_are_in_pixels_of_the_inputs(data, network):
 def test_notes(data):
     task = task_of(data)
     notes = task.notes()
-    assert notes["data"] == {"split": data.split, "images": {"train": 48, "test": 12}, "left_out": []}
+    split = f"{data.split}; 11 persons of known size are scored"
+    assert notes["data"] == {"split": split, "images": {"train": 48, "test": 12}, "left_out": []}
     assert notes["baseline"] == {"title": "mean pose, no network", "scores": task.baseline()}
     assert [notes["pose"][name] for name in ("side", "k")] == [32, 2.0]
     assert notes["pose"]["skeleton"]["joints"] == skeletons.LSP.joints
@@ -424,7 +427,7 @@ def test_persons_from_files_are_streamed_and_give_the_same_numbers(lspet):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     for name, found in own.predictions(network).items():
         assert np.array_equal(streamed.predictions(network)[name], found)
-    assert streamed.notes()["data"]["split"] == "90/10 of the images, seed 0"
+    assert streamed.notes()["data"]["split"] == "90/10 of the images, seed 0; 2 persons of known size are scored"
     assert streamed.initialise(network) == ["The initial weights are random: --weights names pretrained ones."]
     assert own.initialise(network) == []
 

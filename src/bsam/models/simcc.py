@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 
 import torch
@@ -37,7 +38,9 @@ class SimCCHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Compute logits from feature maps."""
-        with torch.autocast(features.device.type, torch.float32, enabled=False):
+        device = features.device.type
+        has_autocast = torch.amp.is_autocast_available(device)  # "meta" has none
+        with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
             maps = self.maps(features.to(self.maps.weight.dtype)).flatten(2)
             return torch.stack((self.x(maps), self.y(maps)), dim=2)
 
