@@ -14,6 +14,8 @@ from bsam.recipes.experiments import select
 from bsam.recipes.paper import published
 from bsam.recipes.pose import SETTINGS, pose
 from bsam.recipes.variants import passes_of, variant_of
+from bsam.tasks.pose import Pose
+from bsam.training import fit
 
 COLUMNS = ("head", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PRINTED = {  # PCKh@0.5 in %, of these groups and on the mean
@@ -66,6 +68,12 @@ def test_smoke_needs_no_files():
     assert {(run.model, run.data, run.weights) for run in runs} == {("simcc_resnet8", "stick_figures", None)}
     passes = sum(passes_of(run) for run in runs) * runs[0].epochs * runs[0].limit_train
     assert passes <= 11 * 1000  # images, of which a core takes about 200 in a second
+
+
+def test_a_run_of_smoke_learns():
+    run = pose("smoke")[0]
+    mean_pose = Pose(run, torch.device("cpu")).baseline()["pck"]
+    assert fit(run, device="cpu").score > mean_pose + 0.2  # 0.69, and 0.36 for the mean pose
 
 
 def test_a_small_experiment(tmp_path, capsys, monkeypatch):
