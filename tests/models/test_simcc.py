@@ -139,7 +139,7 @@ def test_images_of_another_size_are_refused():
 
 
 def test_under_autocast_the_logits_are_computed_in_full_precision():
-    network, x = simcc_resnet8(classes=3, side=32).eval(), torch.randn(2, 3, 32, 32)
+    network, x = build("simcc_resnet8", 3, seed=0, side=32).eval(), torch.randn(2, 3, 32, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         features, logits = network.backbone(x), network(x)
     assert (features.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
