@@ -92,7 +92,9 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(run, images, ref
     for arguments, words in {
         (run, images[2], "--top", 2): "finds joints: leave --top out, or give another run",
         (run, *images, "--box", 0, 0, 9, 9): "a box is for one image, and there are 3",
-        (run, images[2], "--box", 0, 0, 0, 9): "box must be left, top, right and bottom of an area",
+        (run, images[2], "--box", 0, 0, 0, 9): "the right of a box must exceed its left, and the bottom its top",
+        (run, images[2], "--box", 100, 100, 5, 5): "the right of a box must exceed its left, and the bottom its top",
+        (run, images[2], "--box", 0, 0, 1e9, 1e9): "of b.png is too large for its 80 x 62 pixels: give another box (--",
         (run, images[2], "--box", 90, 0, 99, 9): "lies outside of the 80 x 62 pixels of b.png",
         (run, images[2], "nowhere.png"): "nowhere.png cannot be read: No such file",
         (run, images[2], "notes.txt"): "notes.txt cannot be decoded: it is no image",
