@@ -34,6 +34,9 @@ def predict(run, *arguments):
     return cli.main(["predict", str(run), *map(str, arguments), "--device", "cpu"])
 
 
+WHOLE = "The whole image was taken as the person's box; --box names another."
+
+
 def joints_of(lines):
     """What is printed, by image."""
     found, image = {}, ""
@@ -41,7 +44,7 @@ def joints_of(lines):
         if line.startswith("  "):
             name, x, y = re.fullmatch(r"  (\w+(?: \w+)?) +(-?\d+\.\d) +(-?\d+\.\d)", line).groups()
             found[image][name] = float(x), float(y)
-        else:
+        elif line != WHOLE:
             image = line
             found[image] = {}
     return found
@@ -75,12 +78,31 @@ def test_a_box_and_the_flip_test(run, images, capsys):
         (("--no-flip-test",), {"flip_test": False}),
     ):
         assert predict(run, images[2], *flags) == 0
-        (joints,) = joints_of(capsys.readouterr().out.splitlines()).values()
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[-1] == WHOLE) == ("box" not in options)
+        (joints,) = joints_of(lines).values()
         (expected,) = find_joints(run, images[2], device="cpu", **options)
         np.testing.assert_allclose(list(joints.values()), expected.joints, atol=0.051)
         found.append(joints)
     assert found[0] == found[3]
     assert found[0] != found[1] != found[2]
+
+
+def test_pictures_are_written_before_anything_is_printed(run, images, monkeypatch, tmp_path):
+    monkeypatch.setattr("builtins.print", lambda *_, **__: pytest.fail("printed too early") if missing() else None)
+
+    def missing():
+        return [path for path in ("grid.png", "drawn/b.png") if not (tmp_path / path).is_file()]
+
+    assert predict(run, images[2], "--out", "drawn", "--grid", "grid.png") == 0
+    assert missing() == []
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_joints_are_found(run, images, refused, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("bsam.training.pose_prediction.find_joints", lambda *_: pytest.fail("not checked before"))
+    assert "new cannot be used as a folder for pictures: Permission" in refused("predict", run, *images, "--out", "new")
+    assert ". cannot be used as a folder for --grid: Permission" in refused("predict", run, *images, "--grid", "a.png")
 
 
 def test_what_cannot_be_done_is_said_before_anything_is_written(run, images, refused, tmp_path):
