@@ -188,7 +188,7 @@ def test_corrupt_files_are_left_out_and_listed(images, tmp_path, capsys):
     (images / "test/owl/0.png").write_bytes(b"")
     command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", f"folder:{images}", "--skip-corrupt"]
     assert train(*command, "--out", tmp_path / "out") == 0
-    assert "Corrupt image files that are left out: 2." in capsys.readouterr().out
+    assert "Samples that are left out: 2; data.json says why." in capsys.readouterr().out
     note = json.loads((tmp_path / "out/data.json").read_text())
     assert note["images"] == {"train": 11, "test": 5}
     assert [one.partition(" cannot be decoded: ")[0] for one in note["left_out"]] == [

@@ -34,6 +34,9 @@ def predict(run, *arguments):
     return cli.main(["predict", str(run), *map(str, arguments), "--device", "cpu"])
 
 
+WHOLE = "The whole image was taken as the person's box; --box names another."
+
+
 def joints_of(lines):
     """What is printed, by image."""
     found, image = {}, ""
@@ -41,7 +44,7 @@ def joints_of(lines):
         if line.startswith("  "):
             name, x, y = re.fullmatch(r"  (\w+(?: \w+)?) +(-?\d+\.\d) +(-?\d+\.\d)", line).groups()
             found[image][name] = float(x), float(y)
-        else:
+        elif line != WHOLE:
             image = line
             found[image] = {}
     return found
@@ -75,12 +78,31 @@ def test_a_box_and_the_flip_test(run, images, capsys):
         (("--no-flip-test",), {"flip_test": False}),
     ):
         assert predict(run, images[2], *flags) == 0
-        (joints,) = joints_of(capsys.readouterr().out.splitlines()).values()
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[-1] == WHOLE) == ("box" not in options)
+        (joints,) = joints_of(lines).values()
         (expected,) = find_joints(run, images[2], device="cpu", **options)
         np.testing.assert_allclose(list(joints.values()), expected.joints, atol=0.051)
         found.append(joints)
     assert found[0] == found[3]
     assert found[0] != found[1] != found[2]
+
+
+def test_pictures_are_written_before_anything_is_printed(run, images, monkeypatch, tmp_path):
+    monkeypatch.setattr("builtins.print", lambda *_, **__: pytest.fail("printed too early") if missing() else None)
+
+    def missing():
+        return [path for path in ("grid.png", "drawn/b.png") if not (tmp_path / path).is_file()]
+
+    assert predict(run, images[2], "--out", "drawn", "--grid", "grid.png") == 0
+    assert missing() == []
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_joints_are_found(run, images, refused, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("bsam.training.pose_prediction.find_joints", lambda *_: pytest.fail("not checked before"))
+    assert "new cannot be used as a folder for pictures: Permission" in refused("predict", run, *images, "--out", "new")
+    assert ". cannot be used as a folder for --grid: Permission" in refused("predict", run, *images, "--grid", "a.png")
 
 
 def test_what_cannot_be_done_is_said_before_anything_is_written(run, images, refused, tmp_path):
@@ -92,7 +114,9 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(run, images, ref
     for arguments, words in {
         (run, images[2], "--top", 2): "finds joints: leave --top out, or give another run",
         (run, *images, "--box", 0, 0, 9, 9): "a box is for one image, and there are 3",
-        (run, images[2], "--box", 0, 0, 0, 9): "box must be left, top, right and bottom of an area",
+        (run, images[2], "--box", 0, 0, 0, 9): "the right of a box must exceed its left, and the bottom its top",
+        (run, images[2], "--box", 100, 100, 5, 5): "the right of a box must exceed its left, and the bottom its top",
+        (run, images[2], "--box", 0, 0, 1e9, 1e9): "of b.png is too large for its 80 x 62 pixels: give another box (--",
         (run, images[2], "--box", 90, 0, 99, 9): "lies outside of the 80 x 62 pixels of b.png",
         (run, images[2], "nowhere.png"): "nowhere.png cannot be read: No such file",
         (run, images[2], "notes.txt"): "notes.txt cannot be decoded: it is no image",

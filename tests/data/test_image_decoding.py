@@ -179,13 +179,15 @@ def test_a_reduced_crop_averages_and_keeps_places():
 def test_crops_without_an_area_or_beside_the_image_are_errors():
     content = encoded(np.zeros((20, 30, 3), np.uint8))
     for box in ((40, 5, 50, 10), (-9, 5, -2, 12), (5, -9, 10, -4), (5, 22, 10, 26)):
-        with pytest.raises(BsamValueError, match=r"x cannot be decoded: the box .* lies outside of its 30 x 20 pixels"):
+        with pytest.raises(BsamValueError, match=r"the box .* of x lies outside of its 30 x 20 pixels"):
             decode_bytes(content, "x", Crop(box, 1.0, 8))
-    with pytest.raises(BsamValueError, match="is too large"):
+    with pytest.raises(BsamValueError, match=r"the box \(0, 0, 1e\+06, 5\) of x is too large for its 30 x 20 pixels"):
         decode_bytes(content, "x", Crop((0, 0, 1e6, 5), 1.0, 8))
     for wrong in ((5, 5, 5, 9), (5, 9, 9, 9), (5, 5, 4, 9), (0, 0, float("nan"), 5)):
-        with pytest.raises(BsamValueError, match="box must be left, top, right and bottom of an area"):
+        with pytest.raises(BsamValueError, match=r"box must be left, top, right and bottom|must exceed its left"):
             Crop(wrong, 1.25, 8)
+    with pytest.raises(BsamValueError, match="the longer side of a box must be at least 1 pixel"):
+        Crop((2, 2, 2.5, 2.9), 1.25, 8)
     with pytest.raises(BsamValueError, match="margin must be a finite number above 0, got 0"):
         Crop((0, 0, 1, 1), 0, 8)
     with pytest.raises(BsamValueError, match="size must be a positive number of pixels, got 0"):
@@ -205,5 +207,5 @@ def test_the_margin_around_a_large_image_may_be_larger_than_the_largest_image(mo
     before = decode_bytes(content, "x", crop)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900)  # the square has 45 x 45, and a few more on each side
     assert np.array_equal(decode_bytes(content, "x", crop), before)
-    with pytest.raises(BsamValueError, match=r"x cannot be decoded: the box .* is too large"):
+    with pytest.raises(BsamValueError, match=r"the box .* of x is too large"):
         decode_bytes(content, "x", Crop((-0.5, -0.5, 29.5, 19.5), 3, 9))

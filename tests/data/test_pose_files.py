@@ -44,7 +44,8 @@ def test_lspet(tmp_path):
     table[:, 2, 4] = 0
     savemat(tmp_path / "joints.mat", {"joints": table})
     files = read_lspet(tmp_path)
-    assert (files.name, len(files), files.left_out, files.head_sizes) == ("lspet", 19, 1, None)
+    assert (files.name, len(files), files.left_out, files.head_sizes) == ("lspet", 19, files.left_out, None)
+    assert files.left_out == ("images/im00005.jpg has no labelled joint",)
     assert "images/im00005.jpg" not in files.images
     assert files.images[:5] == tuple(f"images/im0000{i}.jpg" for i in (1, 2, 3, 4, 6))
     x, y, flag = table[:, :, 2].T
@@ -71,13 +72,57 @@ def test_missing_files_are_named(tmp_path):
     lspet(tmp_path)
     for i in (7, 9):
         (tmp_path / f"images/im0000{i}.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"im00007.jpg is missing, and so are 1 other images that have annot"):
+    with pytest.raises(BsamRuntimeError, match=r"im00007.jpg is missing, and so is 1 other: each of the 20 pers"):
+        read_lspet(tmp_path)
+    (tmp_path / "images/im00007.jpg").touch()
+    with pytest.raises(BsamRuntimeError, match=r"im00009.jpg is missing: each .* images/imNNNNN.jpg, named by its num"):
         read_lspet(tmp_path)
     (tmp_path / "images").rename(tmp_path / "pictures")
     with pytest.raises(BsamRuntimeError, match=r"images is missing: give the folder that holds images/"):
         read_lspet(tmp_path)
-    savemat(tmp_path / "joints.mat", {"joints": np.zeros((3, 14, 5))})
-    with pytest.raises(BsamRuntimeError, match=r"joints must have the shape \(14, 3, n\), got \(3, 14, 5\)"):
+
+
+def test_a_file_of_joints_that_holds_something_else_is_named(tmp_path):
+    table = lspet(tmp_path)
+    odd = table.copy()
+    odd[6, 2, 4] = 7
+    for joints, message in (
+        (np.zeros((3, 14, 5)), r"joints must have the shape \(14, 3, n\), got \(3, 14, 5\)"),
+        (np.array(["a", "b"]), "joints must be real numbers, got an array of <U1"),
+        ("a", "joints must be real numbers"),
+        (table + 0j, "joints must be real numbers, got an array of complex128"),
+        (table[:, :, :1], r"has 1 person; at least 2 are needed"),
+        (table[:, :, :0], r"has 0 persons; at least 2 are needed"),
+        (odd, "the third value of the right wrist of person 5 is 7: it must be 1 where"),
+        (None, "has no variable joints: give another file"),
+    ):
+        savemat(tmp_path / "joints.mat", {"labels": table} if joints is None else {"joints": joints})
+        with pytest.raises(BsamRuntimeError, match=rf"joints\.mat:? {message}"):
+            read_lspet(tmp_path)
+    (tmp_path / "joints.mat").write_text("garbage")
+    with pytest.raises(BsamRuntimeError, match=r"joints\.mat cannot be read as a MATLAB file \(.+\): get it again"):
+        read_lspet(tmp_path)
+
+
+def test_persons_who_cannot_be_cut_out_are_left_out_with_a_sentence(tmp_path):
+    table = lspet(tmp_path)
+    table[:, 2, 4] = 0
+    table[1:, 2, 7] = 0  # a single joint
+    table[:, :2, 9] = 17 + 0.01 * table[:, :2, 9]  # less than two pixels apart: kept
+    table[:, :2, 11] = 17 + 0.001 * table[:, :2, 11]
+    savemat(tmp_path / "joints.mat", {"joints": table[:, :, :18]})
+    (tmp_path / "images/.DS_Store").touch()
+    files = read_lspet(tmp_path)
+    assert files.left_out == (
+        "images/im00019.jpg has no labels in joints.mat",
+        "images/im00020.jpg has no labels in joints.mat",
+        "images/im00005.jpg has no labelled joint",
+        "images/im00008.jpg has all its labelled joints in one place",
+        "images/im00012.jpg has all its labelled joints in one place",
+    )
+    assert [int(name[-9:-4]) for name in files.images] == [n for n in range(1, 19) if n not in (5, 8, 12)]
+    savemat(tmp_path / "joints.mat", {"joints": 0 * table})
+    with pytest.raises(BsamValueError, match=r"has 0 persons .* \(20 are left out: images/im00001.jpg has no labelled"):
         read_lspet(tmp_path)
 
 
@@ -86,15 +131,11 @@ def test_impossible_joints_and_boxes_are_named(tmp_path):
     for value in (np.nan, np.inf):
         table[7, 1, 11] = value
         savemat(tmp_path / "joints.mat", {"joints": table})
-        with pytest.raises(BsamValueError, match=rf"im00012.jpg: the right elbow is at \[\d+\.\d+, {value}\]: correct"):
+        with pytest.raises(BsamValueError, match=rf"im00012.jpg: the right elbow is at \(\d+\.\d+, {value}\): correct"):
             read_lspet(tmp_path)
     table[7, :, 11] = np.nan, np.nan, 0  # nobody asks where it is
     savemat(tmp_path / "joints.mat", {"joints": table})
     assert len(read_lspet(tmp_path)) == 20
-    table[:, :2, 3] = 17
-    savemat(tmp_path / "joints.mat", {"joints": table})
-    with pytest.raises(BsamValueError, match=r"im00004.jpg: the box \[17.0, .*, 17.0\] of a person has no area"):
-        read_lspet(tmp_path)
 
 
 def persons(**changes) -> PersonFiles:
@@ -111,6 +152,9 @@ def test_inconsistent_persons_are_errors():
         r"joints must have the shape \(2, 2, 3\), got \(2, 3, 3\)": {"joints": np.ones((2, 3, 3))},
         r"b.jpg: the box .* has no area": {"boxes": np.array([[0.0, 0, 5, 5], [0, 5, 5, 5]])},
         r"a.jpg: the box .* has no area": {"boxes": np.array([[0.0, 0, np.nan, 5], [0, 0, 5, 5]])},
+        r"b.jpg: the box \(0, 0, 0.2, 0.9\) of .* is smaller than a pixel": {
+            "boxes": np.array([[0.0, 0, 5, 5], [0, 0, 0.2, 0.9]])
+        },
         r"b.jpg: the head of a person has the size 0.0": {"head_sizes": np.array([3.0, 0.0])},
         r"has 1 persons to train on and 0 to test on": {"test": np.array([], dtype=np.int64)},
     }
@@ -158,7 +202,11 @@ def test_mpii(tmp_path):
     mpii(tmp_path)
     files = read_mpii(tmp_path)
     assert files.images == tuple(f"images/{name}.jpg" for name in ("one", "several", "two", "two"))
-    assert files.left_out == 3  # without joints, centre or scale
+    assert files.left_out == (
+        "images/several.jpg has a person without labelled joint",
+        "images/several.jpg has a person without labelled centre",
+        "images/several.jpg has a person without labelled centre, scale",
+    )
     want = np.zeros((16, 3))
     want[9], want[0], want[10] = (200.5, 30, 1), (10, 300, 1), (50, 60, 1)
     np.testing.assert_array_equal(files.joints[:2], [want, want])
@@ -175,7 +223,7 @@ def test_mpii(tmp_path):
     assert len(sets[1]) == 1
 
     (tmp_path / "images/several.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"several.jpg is missing, and so are 0 other images"):
+    with pytest.raises(BsamRuntimeError, match=r"several.jpg is missing: every image that has annotations"):
         read_mpii(tmp_path)
     savemat(tmp_path / "mpii_human_pose_v1_u12_1.mat", {"RELEASE": {"annolist": 3}})
     with pytest.raises(BsamRuntimeError, match=r"v1_u12_1.mat cannot be read \(it does not have the layout"):

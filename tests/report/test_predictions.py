@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import bsam
@@ -73,7 +74,8 @@ def test_lines_of_joints(found):
 def test_the_grid_shows_every_image_with_its_skeleton(found, monkeypatch, tmp_path):
     saved = []
     monkeypatch.setattr(predictions, "save", lambda drawn, path: saved.append((drawn, path)))
-    shown = [found(f"{n}.png", width=40 + n) for n in range(4)] + [found("large.png", 2500, 1700)]
+    shown = [found(f"{n}.png", width=40 + n) for n in range(4)]
+    shown.append(found("large.png", 2500, 1700, box=(-0.5, -0.5, 2499.5, 1699.5)))
     predictions.draw_joints_grid(shown, tmp_path / "grid.png")
     ((drawn, path),) = saved
     assert path == tmp_path / "grid.png"
@@ -85,7 +87,23 @@ def test_the_grid_shows_every_image_with_its_skeleton(found, monkeypatch, tmp_pa
         assert ax.collections[-1].get_offsets().tolist() == each.joints.tolist()
         (image,) = ax.get_images()
         assert image.get_array().shape[:2] == ((567, 834) if width == 2500 else (height, width))
+
+    # in an image of 400 x 300, 1.25 times the longer side of the box is from -2.5 to 97.5 and from 99.5 to 199.5
+    predictions.draw_joints_grid([found("b.png", 400, 300, box=(7.5, 120, 87.5, 179))], tmp_path / "grid.png")
+    (ax,) = saved[1][0].axes
+    assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 97.5), (199.5, 99.5))
+    assert ax.get_images()[0].get_array().shape[:2] == (100, 98)
+
+
+def test_the_legend_of_a_grid_has_room(found, monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setattr(predictions, "save", lambda drawn, path: saved.append(drawn))
+    predictions.draw_joints_grid([found()], tmp_path / "grid.png")
+    (drawn,) = saved
+    FigureCanvasAgg(drawn).draw()
     (legend,) = drawn.legends
+    box = legend.get_window_extent()
+    assert drawn.bbox.x0 <= box.x0 < box.x1 <= drawn.bbox.x1
     assert [text.get_text() for text in legend.get_texts()] == ["person's right", "person's left"]
 
 
@@ -135,7 +153,7 @@ def test_lines_are_not_moved_to_whole_pixels(found, tmp_path):
     assert ink @ np.arange(90) / ink.sum() == pytest.approx(20.3, abs=0.1)
 
 
-def test_pictures_have_names_of_their_own(tmp_path):
+def test_pictures_have_names_of_their_own(tmp_path, monkeypatch):
     images = [Path(name) for name in ("x/a.jpg", "y/a.png", "a-2.jpg", "z/a", "b.tar.gz")]
     names = ["a.png", "a-2.png", "a-2-2.png", "a-3.png", "b.tar.png"]
     assert predictions.picture_paths(images, tmp_path / "new") == [tmp_path / "new" / name for name in names]
@@ -145,3 +163,6 @@ def test_pictures_have_names_of_their_own(tmp_path):
         predictions.picture_paths(images, tmp_path)
     with pytest.raises(bsam.BsamError, match=r"a-3\.png is not a folder"):
         predictions.picture_paths(images, tmp_path / "a-3.png")
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(bsam.BsamError, match=r"x/y cannot be used as a folder for pictures: Permission denied"):
+        predictions.picture_paths(images, tmp_path / "x/y")

@@ -92,7 +92,7 @@ def test_the_picture_keeps_its_limits_and_its_pixels():
     ax = drawn_on([[-20, 3], [5, 90], [35, 21], [20, 9]])
     assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 39.5), (29.5, -0.5))  # y points down
     other = Figure().add_subplot()
-    skeletons.show_picture(other, np.zeros((15, 20, 3), np.uint8), (30, 40))
+    skeletons.show_picture(other, np.zeros((15, 20, 3), np.uint8), (-0.5, -0.5, 39.5, 29.5))
     assert (other.get_xlim(), other.get_ylim()) == ((-0.5, 39.5), (29.5, -0.5))
 
 

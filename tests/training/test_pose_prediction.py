@@ -158,15 +158,16 @@ def test_what_cannot_be_predicted_is_named(run, tmp_path):
         ([image, text], None, r"notes\.txt cannot be decoded: it is no image"),
         ([], None, "there are no images: name files"),
         ([image, image], (1, 1, 9, 9), "a box is for one image, and there are 2"),
-        (image, (1, 1, 1, 9), "box must be left, top, right and bottom of an area"),
-        (image, (1, 9, 5, 1), "box must be left, top, right and bottom of an area"),
-        (image, (1, 1, 5), "box must be left, top, right and bottom of an area"),
-        (image, (1, 1, float("inf"), 5), "box must be left, top, right and bottom of an area"),
+        (image, (1, 1, 1, 9), "the right of a box must exceed its left, and the bottom its top"),
+        (image, (1, 9, 5, 1), "the right of a box must exceed its left, and the bottom its top"),
+        (image, (1, 1, 5), "box must be left, top, right and bottom, got"),
+        (image, (1, 1, float("inf"), 5), "box must be left, top, right and bottom, got"),
+        (image, (1, 1, 1.5, 1.9), "the longer side of a box must be at least 1 pixel"),
         (image, (29.5, 1, 50, 9), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
         (image, (1, 19.5, 9, 30), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
         (image, (-9, 1, -0.5, 9), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
         (image, (1, -9, 9, -0.5), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
-        (image, (0, 0, 1e6, 1), r"a\.png cannot be decoded: the box .* is too large"),
+        (image, (0, 0, 1e6, 1), r"the box .*a\.png is too large for its 30 x 20 pixels: give another box \(--box\)"),
     ):
         with pytest.raises(bsam.BsamError, match=words):
             find_joints(run, images, box, device="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def add(commands: Any) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> None:
+    from ..training.files import check_writable, usable
     from ..training.run_dir import RunDir
 
     if arguments.grid is not None:
@@ -63,6 +65,8 @@ def _predict(arguments: argparse.Namespace) -> None:
             raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
         if not arguments.grid.parent.is_dir():
             raise BsamValueError(f"there is no folder {arguments.grid.parent} for --grid: create it first")
+        with usable(arguments.grid.parent, "--grid"):
+            check_writable(arguments.grid.parent)
     run_dir = RunDir(arguments.folder)
     run_dir.finished_run()
     if run_dir.note("pose"):
@@ -86,10 +90,9 @@ def _classes(arguments: argparse.Namespace) -> None:
 
     top = TOP if arguments.top is None else arguments.top
     predictions = predict(arguments.folder, arguments.images, top, arguments.device)
-    print("\n".join(prediction_lines(predictions)))
     if arguments.grid is not None:
         draw_grid(predictions, arguments.grid)
-        print(f"Written: {arguments.grid}")
+    _print(prediction_lines(predictions), arguments.grid)
 
 
 def _joints(arguments: argparse.Namespace) -> None:
@@ -102,13 +105,17 @@ def _joints(arguments: argparse.Namespace) -> None:
         require_package("matplotlib", "plot")
         pictures = picture_paths(arguments.images, arguments.out)
     found = find_joints(arguments.folder, arguments.images, arguments.box, arguments.flip_test, arguments.device)
-    print("\n".join(joint_lines(found)))
     if arguments.grid is not None:
         draw_joints_grid(found, arguments.grid)
-        print(f"Written: {arguments.grid}")
     if pictures:
         with usable(arguments.out, "pictures"):
             arguments.out.mkdir(parents=True, exist_ok=True)
     for each, path in zip(found, pictures, strict=False):
         draw_joints(each, path)
-        print(f"Written: {path}")
+    whole = [] if arguments.box else ["The whole image was taken as the person's box; --box names another."]
+    _print([*joint_lines(found), *whole], arguments.grid, *pictures)
+
+
+def _print(lines: Sequence[str], *written: Path | None) -> None:
+    """Print the lines, and the files that are written before: if the output is closed, nothing is lost."""
+    print("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)]))

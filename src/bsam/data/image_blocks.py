@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.workers import Workers, stop_if_asked
-from .image_decoding import Decoding, decode_bytes, read_image
+from .image_decoding import BoxError, Decoding, decode_bytes, read_image
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Block:
 
     Args:
         sha256: digest of the pixels and of ``corrupt``.
-        corrupt: row and error message of each image that cannot be decoded; its pixels are 0.
+        corrupt: row and error message of each image that cannot be decoded, or has no such box; its pixels are 0.
     """
 
     sha256: str
@@ -72,6 +72,8 @@ class BlockTask:
                 raise BsamRuntimeError(f"{self.folder / name} changed while the images were read: call again")
             try:
                 pixels[row] = decode_bytes(content, name, decoding)
+            except BoxError as error:
+                corrupt.append((row, f"{error}: correct the person's joints or box"))
             except BsamValueError as error:
                 corrupt.append((row, str(error)))
         with self.path.open("r+b") as file:

@@ -134,7 +134,7 @@ def decode_files(
         listed = "".join(f"\n  {reason}" for reason in list(corrupt.values())[:NAMED])
         more = f"\n  and {len(corrupt) - NAMED} others" if len(corrupt) > NAMED else ""
         raise BsamValueError(
-            f"{len(corrupt)} of {len(names)} files in {folder} cannot be decoded; remove or replace them, or "
+            f"{len(corrupt)} of {len(names)} files in {folder} cannot be used; correct, replace or remove them, or "
             f"leave them out with --skip-corrupt:{listed}{more}"
         )
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -28,11 +28,29 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right and botto
 
 
 def check_box(box: Sequence[float]) -> Box:
-    """Return left, top, right and bottom of a box, or raise if it has no area."""
-    if len(box) != 4 or not all(map(is_number, box)) or not (box[0] < box[2] and box[1] < box[3]):
-        raise BsamValueError(f"box must be left, top, right and bottom of an area, got {box!r}")
+    """Return left, top, right and bottom of a box, or raise if it has no area, or is smaller than a pixel."""
+    if len(box) != 4 or not all(map(is_number, box)):
+        raise BsamValueError(f"box must be left, top, right and bottom, got {box!r}")
     left, top, right, bottom = map(float, box)
+    if not (left < right and top < bottom):
+        raise BsamValueError(f"the right of a box must exceed its left, and the bottom its top; got {box!r}")
+    if max(right - left, bottom - top) < 1:
+        raise BsamValueError(f"the longer side of a box must be at least 1 pixel; got {box!r}")
     return left, top, right, bottom
+
+
+def rounded(numbers: Sequence[float]) -> str:
+    """Return the text of a box, or of other numbers, rounded.
+
+    Example:
+        >>> rounded((-0.5, 10.123456789, 1e9, 40))
+        '(-0.5, 10.1235, 1e+09, 40)'
+    """
+    return f"({', '.join(f'{edge:.6g}' for edge in numbers)})"
+
+
+class BoxError(BsamValueError):
+    """A box that cannot be cut out of its image."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +168,9 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None)
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 image.load()
-                return np.asarray(_fitted(_rgb(_upright(image)), decoding))
+                pixels = _rgb(_upright(image))
+            if isinstance(decoding, Resize):
+                pixels = _resized(pixels, decoding)
     except MemoryError:
         raise
     except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
@@ -161,6 +181,7 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None)
         else:
             reason = str(error) or type(error).__name__
         raise BsamValueError(f"{name} cannot be decoded: {reason}") from error
+    return np.asarray(_cut(pixels, decoding, name) if isinstance(decoding, Crop) else pixels)
 
 
 def _upright(image: Image) -> Image:
@@ -193,12 +214,6 @@ def _rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def _fitted(image: Image, decoding: Decoding | None) -> Image:
-    if decoding is None:
-        return image
-    return _resized(image, decoding) if isinstance(decoding, Resize) else _cut(image, decoding)
-
-
 def _resized(image: Image, resize: Resize) -> Image:
     from PIL import Image as Pillow
 
@@ -212,18 +227,19 @@ def _resized(image: Image, resize: Resize) -> Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def _cut(image: Image, crop: Crop) -> Image:
+def _cut(image: Image, crop: Crop, name: object) -> Image:
     from PIL import Image as Pillow
 
+    whose, size = f"the box {rounded(crop.box)} of {name}", f"{image.width} x {image.height} pixels"
     left, top, right, bottom = (edge + 0.5 for edge in crop.region)  # Pillow counts from the corner of a pixel
     if min(right, bottom) <= 0 or left >= image.width or top >= image.height:
-        raise BsamValueError(f"the box {crop.box} lies outside of its {image.width} x {image.height} pixels")
+        raise BoxError(f"{whose} lies outside of its {size}")
     border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
     x, y = math.floor(left) - border, math.floor(top) - border
     end = math.ceil(right) + border, math.ceil(bottom) + border
     width, height = end[0] - x, end[1] - y
     if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # the largest image has room for a margin
-        raise BsamValueError(f"the box {crop.box} is too large")
+        raise BoxError(f"{whose} is too large for its {size}")
     window = Pillow.new("RGB", (width, height))  # zeros where the image ends; Image.crop refuses large margins
     window.paste(image, (-x, -y))
     box = (left - x, top - y, right - x, bottom - y)

@@ -110,9 +110,20 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
     from scipy.io import loadmat
 
     try:
-        return loadmat(path, squeeze_me=True, struct_as_record=struct_as_record, variable_names=[key])[key]
+        found = loadmat(path, squeeze_me=True, struct_as_record=struct_as_record, variable_names=[key])
     except Exception as error:  # what scipy raises for damaged files is not limited to a few types
-        raise BsamRuntimeError(f"{path} cannot be read, or has no {key} ({error}): get it again") from error
+        reason = str(error) or type(error).__name__
+        raise BsamRuntimeError(f"{path} cannot be read as a MATLAB file ({reason}): get it again") from error
+    if key not in found:
+        raise BsamRuntimeError(f"{path} has no variable {key}: give another file of this name, or get it again")
+    return found[key]
+
+
+def missing_files(folder: Path, names: Sequence[str]) -> str:
+    """Return the first words of an error message: which files of a data set are missing."""
+    others = len(names) - 1
+    more = {0: "", 1: ", and so is 1 other"}.get(others, f", and so are {others} others")
+    return f"{folder / names[0]} is missing{more}"
 
 
 def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any], classes: int) -> LabelledFiles:
@@ -120,8 +131,7 @@ def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any], classe
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise BsamRuntimeError(
-            f"{folder / missing[0]} is missing, and so are {len(missing) - 1} others of the {len(names)} listed "
-            "images: get the data set again"
+            f"{missing_files(folder, missing)} ({len(names)} images are listed): get the data set again"
         )
     labels = tuple(int(number) - 1 for number in numbers)
     for name, label in zip(names, labels, strict=True):

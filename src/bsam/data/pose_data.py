@@ -131,7 +131,8 @@ def load_persons(
 
     Returns:
         The data set, whose crops are mapped into memory (copied, of a set from which a person was left out), and one
-        sentence for each person who was left out because the image cannot be decoded.
+        sentence for each person who was left out: those of ``files.left_out``, and those whose image cannot be decoded,
+        or whose box is outside of it.
     """
     order = np.concatenate([files.train, files.test])  # a set is a part of the cache, without a copy
     names = [files.images[person] for person in order]
@@ -148,12 +149,12 @@ def load_persons(
     rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
     for title, kept in zip(("training", "test"), rows, strict=True):
         if not kept:
-            raise BsamValueError(f"no image of the {title} set can be decoded: replace the files in {files.folder}")
+            raise BsamValueError(f"no person of the {title} set can be cut out: correct or replace {files.folder}")
     train, test = (_some(everyone, kept) for kept in rows)
     labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
     digest = sha256(json.dumps([*pixels, rows, labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
-    return data, list(corrupt.values())
+    return data, [*files.left_out, *corrupt.values()]
 
 
 def _digest(*tensors: Tensor | None) -> str:

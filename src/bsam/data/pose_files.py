@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError, BsamValueError
-from .image_layouts import read_mat, required
+from .image_decoding import rounded
+from .image_layouts import missing_files, read_mat, required
 from .skeletons import LSP, MPII, Skeleton
 
 SPLIT_SEED = 0
@@ -40,7 +42,7 @@ class PersonFiles:
         train: indices of the persons to train on.
         test: indices of the persons to test on.
         split: where the split comes from, in words, for tables of results.
-        left_out: number of persons without any labelled joint, or without a box or a head, who are not among the n.
+        left_out: a sentence for each person who is not among the n: without any labelled joint, box or head.
     """
 
     name: str
@@ -53,7 +55,7 @@ class PersonFiles:
     train: NDArray[np.int64]
     test: NDArray[np.int64]
     split: str
-    left_out: int = 0
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shapes = {"boxes": (len(self), 4), "joints": (len(self), len(self.skeleton.joints), 3)}
@@ -61,20 +63,22 @@ class PersonFiles:
             if getattr(self, name).shape != shape:
                 raise BsamValueError(f"{name} must have the shape {shape}, got {getattr(self, name).shape}")
         if not len(self.train) or not len(self.test):
+            why = f" ({len(self.left_out)} are left out: {self.left_out[0]})" if self.left_out else ""
             raise BsamValueError(
-                f"{self.folder} has {len(self.train)} persons to train on and {len(self.test)} to test on: at least "
-                "one of each is needed"
+                f"{self.folder} has {len(self.train)} persons to train on and {len(self.test)} to test on{why}: at "
+                "least one of each is needed"
             )
         for person, joint in np.argwhere(~np.isfinite(_labelled(self.joints)).all(axis=2)):
             raise BsamValueError(
                 f"{self.folder / self.images[person]}: the {self.skeleton.joints[joint]} is at "
-                f"{self.joints[person, joint, :2].tolist()}: correct it, or mark it as not labelled"
+                f"{rounded(self.joints[person, joint, :2])}: correct it, or mark it as not labelled"
             )
         sizes = self.boxes[:, 2:] - self.boxes[:, :2]
-        for person in np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)).all(axis=1)):
+        good = (np.isfinite(sizes) & (sizes > 0)).all(axis=1) & (sizes.max(axis=1, initial=0) >= 1)
+        for person in np.flatnonzero(~good):
             raise BsamValueError(
-                f"{self.folder / self.images[person]}: the box {self.boxes[person].tolist()} of a person has no area: "
-                "correct it, or remove the person"
+                f"{self.folder / self.images[person]}: the box {rounded(self.boxes[person])} of a person has no area, "
+                "or is smaller than a pixel: correct it, or remove the person"
             )
         heads = np.ones(len(self)) if self.head_sizes is None else self.head_sizes
         for person in np.flatnonzero(~(np.isfinite(heads) & (heads > 0))):
@@ -93,23 +97,31 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     The data set has no test set: a tenth of the images, drawn with a fixed seed, is the test set here. The file's
     third row, "visible", says whether a joint is labelled: where it is 0, both coordinates are 0 or negative in the
     whole file. A box is that of the labelled joints, and 5 % of its longer side is added on each of its four sides;
-    those of the test set, too, come from the labels.
+    those of the test set, too, come from the labels. Images without labelled joints, or with all of them in one place,
+    are left out.
 
     Args:
         folder: holds ``joints.mat`` and ``images/im00001.jpg`` and so on.
     """
     folder = Path(folder)
-    table = np.asarray(read_mat(required(folder, "joints.mat"), "joints"), dtype=np.float64)
-    if table.ndim != 3 or table.shape[:2] != (14, 3):
-        raise BsamRuntimeError(f"{folder / 'joints.mat'}: joints must have the shape (14, 3, n), got {table.shape}")
-    joints = table.transpose(2, 0, 1)
-    names = _all_there(folder, [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)])
-    kept = np.flatnonzero((joints[:, :, 2] > 0).any(axis=1)).tolist()
+    joints = _lspet_joints(required(folder, "joints.mat"))
+    names = [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)]
+    rule = f"each of the {len(joints)} persons in joints.mat needs an image images/imNNNNN.jpg, named by its number"
+    there = _check_images(folder, names, rule)
+    others = sorted(name for name in there - {*names} if re.fullmatch(r"images/im\d{5}\.jpg", name))
+    kept, left_out = [], [f"{name} has no labels in joints.mat" for name in others]
+    for person, name in enumerate(names):
+        labelled = joints[person, joints[person, :, 2] > 0, :2]
+        if not len(labelled):
+            left_out.append(f"{name} has no labelled joint")
+        elif np.ptp(labelled, axis=0).max() < 1:
+            left_out.append(f"{name} has all its labelled joints in one place")
+        else:
+            kept.append(person)
     boxes = joint_boxes(joints[kept], LSPET_MARGIN)
-    images = [names[person] for person in kept]
-    train, test, split = _split_by_image(images)
-    left_out = len(joints) - len(kept)
-    return PersonFiles("lspet", folder, tuple(images), boxes, joints[kept], None, LSP, train, test, split, left_out)
+    images = tuple(names[person] for person in kept)
+    sets = _split_by_image(images)
+    return PersonFiles("lspet", folder, images, boxes, joints[kept], None, LSP, *sets, tuple(left_out))
 
 
 def read_mpii(folder: str | Path) -> PersonFiles:
@@ -127,15 +139,16 @@ def read_mpii(folder: str | Path) -> PersonFiles:
     folder = Path(folder)
     path = required(folder, "mpii_human_pose_v1_u12_1.mat")
     release = read_mat(path, "RELEASE", struct_as_record=False)
-    images, boxes, joints, heads, left_out = [], [], [], [], 0
+    images, boxes, joints, heads, left_out = [], [], [], [], []
     try:
         for image, train in zip(_items(release.annolist), np.ravel(release.img_train), strict=True):
             for person in _items(image.annorect) if train else ():
                 points = [point for holder in _items(person, "annopoints") for point in _items(holder, "point")]
                 centre, scale = _items(person, "objpos"), _items(person, "scale")
                 rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
-                if not (points and centre and scale and len(rectangle) == 4):
-                    left_out += 1
+                parts = {"joint": points, "centre": centre, "scale": scale, "head": len(rectangle) == 4}
+                if lacking := [part for part, found in parts.items() if not found]:
+                    left_out.append(f"images/{image.image.name} has a person without labelled {', '.join(lacking)}")
                     continue
                 table = np.zeros((len(MPII.joints), 3))
                 for point in points:
@@ -150,10 +163,9 @@ def read_mpii(folder: str | Path) -> PersonFiles:
     except (AttributeError, TypeError, ValueError, IndexError) as error:
         reason = f"it does not have the layout of MPII's annotations: {error}"
         raise BsamRuntimeError(f"{path} cannot be read ({reason}): get it again") from error
-    _all_there(folder, images)
-    train, test, split = _split_by_image(images)
+    _check_images(folder, images, "every image that has annotations must be there; get the data set again")
     arrays = np.array(boxes).reshape(-1, 4), np.array(joints).reshape(-1, 16, 3), np.array(heads)
-    return PersonFiles("mpii", folder, tuple(images), *arrays, MPII, train, test, split, left_out)
+    return PersonFiles("mpii", folder, tuple(images), *arrays, MPII, *_split_by_image(images), tuple(left_out))
 
 
 def joint_boxes(joints: Floats, margin: float) -> Floats:
@@ -181,17 +193,34 @@ def _items(holder: Any, field: str | None = None) -> list[Any]:
     return list(np.atleast_1d(np.asarray(value, dtype=object)).ravel()) if np.size(value) else []
 
 
-def _all_there(folder: Path, names: Sequence[str]) -> Sequence[str]:
+def _lspet_joints(path: Path) -> Floats:
+    """Return the joints (n, 14, 3) of LSP Extended's file."""
+    table = np.asarray(read_mat(path, "joints"))
+    if table.dtype.kind not in "iuf":
+        raise BsamRuntimeError(
+            f"{path}: joints must be real numbers, got an array of {table.dtype}: get the file again"
+        )
+    if table.shape == (14, 3) or not table.size:  # MATLAB drops a last axis of 1
+        raise BsamRuntimeError(f"{path} has {'1 person' if table.size else '0 persons'}; at least 2 are needed")
+    if table.ndim != 3 or table.shape[:2] != (14, 3):
+        raise BsamRuntimeError(f"{path}: joints must have the shape (14, 3, n), got {table.shape}")
+    joints = table.transpose(2, 0, 1).astype(np.float64)
+    for person, joint in np.argwhere((joints[:, :, 2] != 0) & (joints[:, :, 2] != 1)):
+        raise BsamRuntimeError(
+            f"{path}: the third value of the {LSP.joints[joint]} of person {person + 1} is "
+            f"{joints[person, joint, 2]:g}: it must be 1 where the joint is labelled, and 0 where it is not"
+        )
+    return joints
+
+
+def _check_images(folder: Path, names: Sequence[str], rule: str) -> set[str]:
+    """Return the names of all files in ``images``; raise if one of these names is not among them."""
     if not (folder / "images").is_dir():
         raise BsamRuntimeError(f"{folder / 'images'} is missing: give the folder that holds images/")
-    there = {path.name for path in (folder / "images").iterdir()}
-    missing = sorted({name for name in names if name.partition("/")[2] not in there})
-    if missing:
-        raise BsamRuntimeError(
-            f"{folder / missing[0]} is missing, and so are {len(missing) - 1} other images that have annotations: get "
-            "the data set again"
-        )
-    return names
+    there = {f"images/{path.name}" for path in (folder / "images").iterdir()}
+    if missing := sorted({*names} - there):
+        raise BsamRuntimeError(f"{missing_files(folder, missing)}: {rule}")
+    return there
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:

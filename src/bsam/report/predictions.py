@@ -9,15 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.errors import BsamValueError
-from ..training.files import usable, write
+from ..data.image_decoding import Box, Crop
+from ..data.pose_data import MARGIN
+from ..training.files import check_writable, usable, write
 from ..training.pose_prediction import FoundJoints
 from ..training.prediction import Prediction
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, save
 from .skeletons import draw_skeleton, show_picture, side_legend
 
 SIDE = 2.6  # inches, of a picture
+LEGEND_WIDTH = 3.2  # inches, with letters of 10 points
+SHOWN_SIDE = 800  # pixels of a picture in a grid, at most about twice as many: all are in memory at once
 LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
 TEXT = 0.03  # height of the letters on a picture, relative to its shorter side
 MIN_TEXT = 7  # pixels; smaller letters cannot be read
@@ -66,14 +71,13 @@ def joint_lines(found: Sequence[FoundJoints]) -> list[str]:
 
 
 def draw_joints_grid(found: Sequence[FoundJoints], path: Path) -> None:
-    """Draw the images with their skeletons into one picture, with the names of the files."""
+    """Draw what the network saw of the images, with the skeletons, into one picture, with the names of the files."""
     columns = min(len(found), MAX_COLUMNS)
     rows = math.ceil(len(found) / columns)
-    drawn = figure(SIDE * columns, (SIDE + 0.3) * rows + 0.3)
+    drawn = figure(max(SIDE * columns, LEGEND_WIDTH), (SIDE + 0.3) * rows + 0.3)
     for n, each in enumerate(found):
-        ax, pixels = drawn.add_subplot(rows, columns, n + 1), each.pixels
-        step = max(1, max(pixels.shape) // 800)  # all are in memory at once
-        show_picture(ax, pixels[::step, ::step].copy(), pixels.shape[:2])
+        ax, (pixels, region) = drawn.add_subplot(rows, columns, n + 1), _seen(each)
+        show_picture(ax, pixels, region)
         draw_skeleton(ax, each.joints, each.skeleton)
         ax.set_xlabel(_printable(panel_title(each.path.name)), fontsize=8, parse_math=False)
     side_legend(drawn, 10, loc="outside lower center", ncols=2, frameon=False)
@@ -82,10 +86,21 @@ def draw_joints_grid(found: Sequence[FoundJoints], path: Path) -> None:
         save(drawn, path)
 
 
+def _seen(found: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
+    """Return the part of an image around the person's box that the network saw, and where it is in the image."""
+    pixels = found.pixels
+    height, width, _ = pixels.shape
+    left, top, right, bottom = Crop(found.box, MARGIN, 1).region
+    x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
+    end_x, end_y = min(width, math.ceil(right + 0.5)), min(height, math.ceil(bottom + 0.5))
+    step = max(1, max(end_x - x, end_y - y) // SHOWN_SIDE)
+    return pixels[y:end_y:step, x:end_x:step].copy(), (x - 0.5, y - 0.5, end_x - 0.5, end_y - 0.5)
+
+
 def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
     """Return a file in the folder for each image: its name with ``.png``, and a number where names are equal.
 
-    A file that exists is an error: it may be one of the images.
+    A file that exists is an error: it may be one of the images. So is a folder that cannot be written.
     """
     paths: list[Path] = []
     for image in images:
@@ -100,6 +115,7 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
         for path in paths:
             if path.exists():
                 raise BsamValueError(f"{path} is there already: remove it, or choose another folder")
+        check_writable(folder)
     return paths
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError
 from ..data import dataset_entry
+from ..data.image_decoding import Box
 from ..data.skeletons import Skeleton
 from ..models import model_entry
 from ..recipes.experiments import Recipe
@@ -83,16 +84,16 @@ def side_legend(drawn: Any, size: float, **options: Any) -> None:
     drawn.legend(handles=handles, fontsize=size, **options)
 
 
-def show_picture(ax: Any, pixels: NDArray[np.uint8], size: tuple[int, int] | None = None) -> None:
+def show_picture(ax: Any, pixels: NDArray[np.uint8], region: Box | None = None) -> None:
     """Show a picture without ticks, and fix the limits of the axes to it.
 
     Args:
         ax: axes of matplotlib.
         pixels: (height, width, 3).
-        size: height and width that the axes count, if they are not those of ``pixels``.
+        region: left, top, right and bottom that the axes count, if they are not those of ``pixels``.
     """
-    height, width = size or pixels.shape[:2]
-    ax.imshow(pixels, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+    left, top, right, bottom = region or (-0.5, -0.5, pixels.shape[1] - 0.5, pixels.shape[0] - 0.5)
+    ax.imshow(pixels, extent=(left, right, bottom, top))
     ax.set_xticks([])
     ax.set_yticks([])
     ax.autoscale(False)

@@ -24,7 +24,7 @@ class PretrainedTask(Task):
         run: the settings of the run.
         device: where to train.
         data_dir: the folder with the data, and perhaps the weights.
-        left_out: corrupt files, in words.
+        left_out: a sentence for each image or person that is left out.
         in_files: whether the images are in files of their own.
     """
 
@@ -43,7 +43,7 @@ class PretrainedTask(Task):
 
     def initialise(self, network: nn.Module) -> Sequence[str]:
         """Load the run's pretrained weights, if it names any, into all layers but the last."""
-        told = [f"Corrupt image files that are left out: {len(self.left_out)}."] if self.left_out else []
+        told = [f"Samples that are left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
         if self.run.weights is None and self._in_files:
             told.append("The initial weights are random: --weights names pretrained ones.")
         if self.run.weights is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.errors import BsamValueError
 from ..data.affine import apply, inverse
-from ..data.image_decoding import Box, check_box, decode, decode_bytes, read_image
+from ..data.image_decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.pose_augment import PoseDraws
 from ..data.pose_data import person_crops
 from ..data.skeletons import Skeleton
@@ -103,6 +103,9 @@ def _cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.ui
     height, width, _ = decode_bytes(content, path).shape
     left, top, right, bottom = own = box or (-0.5, -0.5, width - 0.5, height - 0.5)
     if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
-        raise BsamValueError(f"the box {own} lies outside of the {width} x {height} pixels of {path}")
+        raise BsamValueError(f"the box {rounded(own)} lies outside of the {width} x {height} pixels of {path}")
     (crop,), to_crop = person_crops(torch.tensor([own], dtype=torch.float64), side)
-    return own, decode_bytes(content, path, crop), to_crop
+    try:
+        return own, decode_bytes(content, path, crop), to_crop
+    except BoxError as error:
+        raise BsamValueError(f"{error}: give another box (--box)") from error
