@@ -478,7 +478,7 @@ def test_images_that_cannot_be_decoded_are_named_or_left_out(lspet):
     assert task.samples == 17
     (sentence,) = task.notes()["data"]["left_out"]
     assert sentence.startswith("images/im00002.jpg cannot be decoded")
-    assert task.initialise(task.network())[0] == "Corrupt image files that are left out: 1."
+    assert task.initialise(task.network())[0] == "Samples that are left out: 1; data.json says why."
 
 
 def test_files_that_cannot_be_used_are_named(lspet, folder):
@@ -488,7 +488,7 @@ def test_files_that_cannot_be_used_are_named(lspet, folder):
         savemat(lspet / "joints.mat", {"joints": table})
 
     wrong = {
-        r"im00008.jpg: the left hip is at \[nan, .*\]: correct it": lambda: changed(3, 0, 7, value=np.nan),
+        r"im00008.jpg: the left hip is at \(nan, .*\): correct it": lambda: changed(3, 0, 7, value=np.nan),
         r"im00008.jpg: the box .* of a person has no area": lambda: changed(..., slice(2), 7, value=4),
         r"im00004.jpg is missing, and so are 0 other": (lspet / "images/im00004.jpg").unlink,
         r"joints.mat is missing": (lspet / "joints.mat").unlink,
