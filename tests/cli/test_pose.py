@@ -68,7 +68,12 @@ def test_settings_that_cannot_be_trained_with_are_refused_in_one_line(tmp_path, 
         ("--data", "digits", "--task", "pose"): "digits has no joints: use --task classification, or --data with",
         ("--data", "digits", "--task", "poses"): "task must be one of classification, pose; got 'poses'",
         (*figures, "--model", "timm:test_resnet", "--weights", "random"): "timm:test_resnet does not find joints",
-        (*figures, "--simcc-sigma", "0"): "simcc_sigma must be above 0, got 0.0",
+        (*figures, "--simcc-sigma", "0"): "simcc_sigma must be a finite number above 0, got 0.0",
+        (*figures, "--simcc-sigma", "nan"): "simcc_sigma must be a finite number above 0, got nan",
+        (*figures, "--simcc-k", "100"): "simcc_k must be a finite number above 0 and at most 16, got 100.0",
+        (*figures, "--label-noise", "0.1"): (
+            "label_noise has no meaning for pose: leave it out (its value must be 0.0; got 0.1)"
+        ),
         (*figures, "--weights", "pretrained"): "no download of pretrained weights for simcc_resnet8: give --weights",
         ("--data", "lspet", "--data-dir", tmp_path, "--weights", "pretrained"): "weights for simcc_resnet50: give --w",
         (*figures, "--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",

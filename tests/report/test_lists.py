@@ -25,3 +25,11 @@ def test_a_list_fits_and_loses_no_word(name, width):
 def test_the_list_of_methods_has_them_all():
     assert [row[0] for row in methods_info()] == list(METHODS)
     assert [float(row[3]) for row in methods_info()] == [method.passes for method in METHODS.values()]
+
+
+def test_figures_that_are_drawn_need_no_files():
+    rows = {row[0]: row for row in LISTS["data"].rows()}
+    assert rows["stick_figures"][3::3] == ("drawn", "bsam")
+    assert rows["lspet"][3::3] == ("files", "--data-dir FOLDER")
+    assert [rows[name][2] for name in ("digits", "lspet", "mpii")] == ["10", "14 joints", "16 joints"]
+    assert rows["digits"][6] == "scikit-learn"

@@ -157,8 +157,10 @@ def test_measures_are_columns_and_the_papers_numbers_rows(finished_run, shown):
     assert lines[1] == (
         "paper: as published; the paper does not say after how many epochs. The paper reports one BSAM."
     )
-    assert "left shoulder to right hip" in " ".join(lines)
-    assert "torso or head size is not known are left out" in " ".join(lines)
+    assert "at most half a head size away" in lines[2]
+    assert "without pelvis and thorax" in lines[3]
+    assert lines[4].startswith("Mean pose: ")
+    assert "torso" not in " ".join(lines)
     assert not any("not finished" in line for line in lines)
     assert f"| Adam | {' | '.join(rows['Adam'])} |" in markdown("", [section], [])
 
@@ -196,6 +198,9 @@ def test_rows_with_different_seeds_say_how_many(finished_run, shown):
     assert lines[-1] == "1 run is not finished."
     assert lines[-2].startswith("diverged: ")
     assert not any(line.startswith("paper") for line in lines)
+    assert "left shoulder to right hip" in lines[1]
+    assert "torso is not known are left out" in lines[2]
+    assert not any(word in " ".join(lines) for word in ("PCKh", "head size", "MPII", "pelvis"))
     one = table_info(recipe, [finished_run(run) for run in recipe.runs("short")])
     assert caption(recipe, one, runs[0])[0] == "Test PCK in %, after the last of 30 epochs: one seed."
 

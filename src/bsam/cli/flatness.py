@@ -34,7 +34,8 @@ HELP = {
     "rho": "radius of the sharpness",
     "mode": "batch norm: eval takes its running statistics, train those of each batch",
     "micro_batch": "the largest number of samples at a time, to save memory",
-    "max_bytes": "memory for recorded Hessian products, which take half the time; None: some of what is free; 0: none",
+    "max_bytes": "memory for recorded Hessian products, which take half the time; 0: none (default: a part of what is "
+    "free)",
     "seed": "of all random vectors",
 }
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
@@ -46,20 +47,22 @@ def add(commands: Any) -> None:
         "flatness",
         help="eigenvalues of the Hessian, sharpness and landscapes of trained networks",
         description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     flag = command.add_argument
     flag("files", nargs="+", type=Path, help="the directories of finished runs, or files", metavar="RUN_DIR|FILE")
     flag("--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
-    flag("--images", type=int, help=f"measure a run on its first N training samples; None: {IMAGES}", metavar="N")
+    flag("--images", type=int, help=f"measure a run on its first N training samples (default: {IMAGES})", metavar="N")
     flag("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    flag("--out", type=Path, default=Path("runs/flatness"), help="folder for the results", metavar="FOLDER")
+    out = "folder for the results (default: runs/flatness)"
+    flag("--out", type=Path, default=Path("runs/flatness"), help=out, metavar="FOLDER")
     for item in fields(FlatnessSettings):
         kind, metavar = KINDS.get(str(item.type), (int, "N"))
         name = f"--{item.name.replace('_', '-')}"
-        flag(name, type=kind, default=item.default, help=HELP[item.name], metavar=metavar)
-    flag("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one", metavar="NAME")
+        shown = "" if item.default is None else f" (default: {item.default})"
+        flag(name, type=kind, default=item.default, help=f"{HELP[item.name]}{shown}", metavar=metavar)
+    device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
+    flag("--device", default="auto", help=device, metavar="NAME")
     needs = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
     command.set_defaults(run=_flatness, saved_items="models", needs=needs)
 

@@ -53,9 +53,14 @@ def add(commands: Any) -> None:
         "pose: a file for resnet50, which short and paper need"
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
-    flag("--data-dir", type=Path, help="folder with the files of the data sets; digits needs none", metavar="FOLDER")
+    flag(
+        "--data-dir",
+        type=Path,
+        help="folder with the files of the data sets; digits and stick figures need none",
+        metavar="FOLDER",
+    )
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    first = "get the data sets from their authors into --data-dir first, unless they are there"
+    first = "get CIFAR and Fashion-MNIST from their authors into --data-dir first, unless they are there"
     flag("--download", action="store_true", help=first)
     flag("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
     device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"

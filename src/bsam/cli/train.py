@@ -35,7 +35,9 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     command.add_argument(
-        "--download", action="store_true", help="download the data set into --data-dir first, unless it is there"
+        "--download",
+        action="store_true",
+        help="download CIFAR or Fashion-MNIST into --data-dir first, unless it is there",
     )
     name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
     command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")

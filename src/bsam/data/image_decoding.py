@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,7 +39,7 @@ def check_box(box: Sequence[float]) -> Box:
     return left, top, right, bottom
 
 
-def rounded(numbers: Sequence[float]) -> str:
+def rounded(numbers: Iterable[float]) -> str:
     """Return the text of a box, or of other numbers, rounded.
 
     Example:

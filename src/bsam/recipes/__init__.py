@@ -19,7 +19,7 @@ from .experiments import (
     sharpness_curves,
     training_curves,
 )
-from .pose import MEASURES, NOTES, by_method, pose
+from .pose import MEASURES, by_method, pose, pose_notes
 from .transfer import transfer
 
 __all__ = (
@@ -90,7 +90,7 @@ RECIPES: dict[str, Recipe] = {
             by_method,
             table="pose",
             figures=("skeletons", "training_curves"),
-            notes=NOTES,
+            notes=pose_notes,
             measures=MEASURES,
         ),
         demo_recipe(),

@@ -109,6 +109,6 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         scales=("demo",),
         tuning=Tuning(candidates),
         details=("memorised", "top_eigenvalue"),
-        notes=NOTES,
+        notes=lambda run: NOTES,
         findings="demo",
     )

@@ -156,7 +156,7 @@ class Recipe:
         scales: names of the scales that it can be run on; the first is the default.
         tuning: how settings of the runs are chosen first; None runs them as they are.
         details: more columns of the table, names in :data:`bsam.report.tables.DETAILS`.
-        notes: lines below the table.
+        notes: returns the lines below the table of runs like this one.
         measures: metrics of a run, each in a column of its own in place of :attr:`TableCell.column`; empty for the
             measure of its task alone. Such a table has no other columns: neither details nor what tuning chose.
         findings: what the numbers show, a name in :data:`bsam.report.results.FINDINGS`; empty for none.
@@ -172,7 +172,7 @@ class Recipe:
     scales: tuple[str, ...] = ("smoke", "short", "paper")
     tuning: Tuning | None = None
     details: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: Callable[[Run], Sequence[str]] = lambda run: ()
     findings: str = ""
     measures: tuple[Measure, ...] = ()
 

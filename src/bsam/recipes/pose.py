@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +35,18 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, with those of POSE
     },
 }
 MEASURES = (*Pose.groups, replace(Pose.measure, title="Mean"))
-NOTES = (
-    "PCK@0.2: the share of labelled joints that are found at most 0.2 torsos away, where a torso is the distance from "
-    "left shoulder to right hip, or where that is not known from right shoulder to left hip. PCKh@0.5: at most half a "
-    "head size away.",
-    "A group is the mean over its joints. Mean counts all joints together, of MPII without pelvis and thorax. Persons "
-    "whose torso or head size is not known are left out.",
-    "Mean pose: each joint at its mean position in the boxes of the training set.",
-)
+NOTES: Mapping[str, tuple[str, ...]] = {  # by score
+    "PCK@0.2": (
+        "PCK@0.2: the share of labelled joints that are found at most 0.2 torsos away, where a torso is the distance "
+        "from left shoulder to right hip, or where that is not known from right shoulder to left hip.",
+        "A group is the mean over its joints. Mean counts all joints together. Persons whose torso is not known are "
+        "left out.",
+    ),
+    "PCKh@0.5": (
+        "PCKh@0.5: the share of labelled joints that are found at most half a head size away.",
+        "A group is the mean over its joints. Mean counts all joints together, without pelvis and thorax.",
+    ),
+}
 
 
 def pose(scale: Scale | str) -> list[Run]:
@@ -67,6 +71,17 @@ def by_method(run: Run) -> TableCell:
     """
     network, data = model_entry(run.model).title, dataset_entry(run.data).title
     return TableCell(f"{network} on {data}, {score_of_data(run.data).title} in %", variant_of(run).title, "")
+
+
+def pose_notes(run: Run) -> Sequence[str]:
+    """Return the lines below a table of runs on this data.
+
+    Example:
+        >>> pose_notes(pose("paper")[0])[0]
+        'PCKh@0.5: the share of labelled joints that are found at most half a head size away.'
+    """
+    mean_pose = "Mean pose: each joint at its mean position in the boxes of the training set, without a network."
+    return [*NOTES[score_of_data(run.data).title], mean_pose]
 
 
 def score_of_data(data: str) -> PoseScore:

@@ -63,11 +63,11 @@ def data_info() -> list[tuple[str, ...]]:
         (
             d.name,
             d.title,
-            str(d.classes),
-            f"{d.channels} x {d.side} x {d.side}" if d.side else "files",
+            f"{d.classes} joints" if d.task == "pose" else str(d.classes),
+            f"{d.channels} x {d.side} x {d.side}" if d.side else "drawn" if d.draw else "files",
             d.augmentation,
             d.model or "-",
-            "--data-dir FOLDER" if d.needs_folder else "scikit-learn",
+            "--data-dir FOLDER" if d.needs_folder else "bsam" if d.draw else "scikit-learn",
         )
         for d in DATASETS.values()
     ]

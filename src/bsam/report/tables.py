@@ -170,7 +170,7 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
         repeated = "" if recipe.measures else "; its number is repeated for our three variants"
         lines.append(f"paper: as published{after}. The paper reports one BSAM{repeated}.")
     lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
-    lines += recipe.notes
+    lines += recipe.notes(run)
     if any(each.diverged for each in summaries):
         lines.append(
             "diverged: the loss was not finite; to run it again, remove its directory (listed in results.json)."

@@ -25,12 +25,14 @@ class PoseScore:
         threshold: the largest distance of a joint that is found, in sizes of the person.
         groups: joints by group; the score of a group is the mean of the scores of its joints.
         mean: joints whose found ones are counted together for the mean.
+        sizes: what labels the sizes of persons come from, in words.
     """
 
     title: str
     threshold: float
     groups: Mapping[str, tuple[int, ...]]
     mean: tuple[int, ...]
+    sizes: str
 
 
 #: PCKh@0.5 of MPII's 16 joints. The size is that of the head, of :class:`bsam.data.pose_files.PersonFiles`. Pelvis (6)
@@ -49,6 +51,7 @@ MPII = PoseScore(
         "ankle": (0, 5),
     },
     tuple(joint for joint in range(16) if joint not in (6, 7)),
+    "head sizes",
 )
 #: PCK@0.2 of LSP's 14 joints. The size is that of the torso (:func:`torso_sizes`). The head is neck and top.
 LSP = PoseScore(
@@ -64,6 +67,7 @@ LSP = PoseScore(
         "ankle": (0, 5),
     },
     tuple(range(14)),
+    "shoulders and hips",
 )
 SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}
 _LSP_DIAGONALS = (9, 2), (8, 3)  # left shoulder and right hip; right shoulder and left hip
@@ -144,8 +148,8 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
     total = sum(visible[joint] for joint in score.mean)
     if not total:
         raise BsamValueError(
-            f"no joint is visible in a person of known size: there is no {score.title} to compute; evaluate on more "
-            "persons"
+            f"no joint is visible in a person of known size: there is no {score.title} to compute, which needs "
+            f"{score.sizes}; label them in the test set, or evaluate on more persons"
         )
     scores = {}
     for name, group in score.groups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from ..core.checks import check_count, check_number
+from ..core.checks import check_count, check_number, is_number
 from ..core.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose_augment import POSE_AUGMENTATIONS
@@ -17,6 +18,7 @@ from ..data.pose_augment import POSE_AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "test"]
+MAX_BINS = 16  # for each pixel: the layers that they come from grow with it
 MAX_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
 
 
@@ -31,10 +33,11 @@ def check_name(name: str, value: object) -> None:
         raise BsamValueError(f"{name} must be a name, got {value!r}")
 
 
-def check_positive(name: str, value: object) -> None:
-    """Refuse what is not a finite number above 0."""
-    if not check_number(name, value, low=0):
-        raise BsamValueError(f"{name} must be above 0, got {value!r}")
+def check_positive(name: str, value: object, high: float = math.inf) -> None:
+    """Refuse what is not a finite number above 0, and at most ``high``."""
+    if not is_number(value) or not 0 < value <= high:  # type: ignore[operator]
+        most = "" if high == math.inf else f" and at most {high:g}"
+        raise BsamValueError(f"{name} must be a finite number above 0{most}, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -66,7 +69,10 @@ def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any
     """Refuse settings that have no meaning for a task, unless they have these values."""
     for name, value in allowed.items():
         if getattr(settings, name) != value:
-            raise BsamValueError(f"{name} has no meaning for {task}: set it to {value}, not {getattr(settings, name)}")
+            raise BsamValueError(
+                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got "
+                f"{getattr(settings, name)})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +85,13 @@ class TaskSettings:
     model: str = setting("digits_net", "a name of `bsam list models`, or timm:NAME for a network of timm", check_name)
     weights: str | None = setting(
         None,
-        "where the initial weights come from, except those of the classification layer, which are random: a file "
-        "(safetensors or a state dict), looked for in the data folder too; or `pretrained`, which timm downloads; "
-        "or nothing, and all are random",
+        "where the initial weights come from, except those of the last layers (the classification layer, or the head "
+        "that finds joints), which are random: a file (safetensors or a state dict), looked for in the data folder "
+        "too; or `pretrained`, which timm downloads; or nothing, and all are random",
         check_name,
     )
     freeze_backbone: bool = setting(
-        False, "train the classification layer alone; batch norm before it is in eval mode", check_flag
+        False, "train the last layers alone (see --weights); batch norm before them is in eval mode", check_flag
     )
     data: str = setting(
         "digits",
@@ -97,7 +103,8 @@ class TaskSettings:
     )
     skip_corrupt: bool = setting(
         False,
-        "leave out image files that cannot be decoded, and list them in data.json, instead of an error",
+        "leave out image files that cannot be decoded, and persons whose box is outside of the image, and list them in "
+        "data.json, instead of an error",
         check_flag,
     )
     augment: str | None = setting(
@@ -113,15 +120,23 @@ class TaskSettings:
         0.0, "the fraction of the training labels that is flipped", partial(check_number, low=0, high=1)
     )
     limit_train: int | None = setting(
-        None, "train on this many samples, balanced over the classes; without it on all", check_count
+        None,
+        "train on this many samples, balanced over the classes, or of pose evenly spaced; without it on all",
+        check_count,
     )
     limit_test: int | None = setting(
-        None, "evaluate on this many samples, balanced over the classes; without it on all", check_count
+        None,
+        "evaluate on this many samples, balanced over the classes, or of pose evenly spaced; without it on all",
+        check_count,
     )
     eval_split: Split = setting(
         "test", "the data that the network is evaluated on; settings are chosen on validation only", one_of(Split)
     )
-    simcc_k: float = setting(2.0, "of SimCC: bins of a coordinate for each pixel", check_positive)
+    simcc_k: float = setting(
+        2.0,
+        f"of SimCC: bins of a coordinate for each pixel, at most {MAX_BINS}",
+        partial(check_positive, high=MAX_BINS),
+    )
     simcc_sigma: float = setting(6.0, "of SimCC: standard deviation of a coordinate's label, in bins", check_positive)
     flip_test: bool = setting(
         False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag

@@ -78,7 +78,7 @@ class Run(TaskSettings):
     base: Base = setting("sgd", "the base optimizer, which takes the step", one_of(Base))
     lr: float = setting(0.05, "the learning rate at the start of the schedule", partial(check_number, low=0))
     head_lr: float | None = setting(
-        None, "the learning rate of the classification layer, likewise; without it lr", partial(check_number, low=0)
+        None, "the learning rate of the last layers, likewise; without it lr", partial(check_number, low=0)
     )
     layer_decay: float = setting(
         1.0,
