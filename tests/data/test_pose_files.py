@@ -187,6 +187,8 @@ def mpii(folder: Path) -> None:
     several = [person(joints, x=300), person([]), person(joints[:1], scale=2.0)]
     del several[2]["objpos"]
     several.append({"x1": 1, "y1": 1, "x2": 4, "y2": 5, "annopoints": {"point": structs(joints)}})
+    several.append(person(joints))
+    del several[4]["y2"]
     rows = [structs([person(joints)]), np.empty((0, 0)), structs(several), structs([{"x1": 1, "y1": 2}])]
     rows += [structs([person(joints[:1], scale=2.0), person(joints, y=50)])]
     names = ["one.jpg", "none.jpg", "several.jpg", "test.jpg", "two.jpg"]
@@ -206,6 +208,7 @@ def test_mpii(tmp_path):
         "images/several.jpg has a person without labelled joint",
         "images/several.jpg has a person without labelled centre",
         "images/several.jpg has a person without labelled centre, scale",
+        "images/several.jpg has a person without labelled head",
     )
     want = np.zeros((16, 3))
     want[9], want[0], want[10] = (200.5, 30, 1), (10, 300, 1), (50, 60, 1)
