@@ -28,8 +28,8 @@ REFUSED = [
     ),
     ({"data": "folder:photos"}, r"folder:photos has no joints: use --task classification"),
     ({"data": "coco"}, r"data must be one of .*got 'coco'"),
-    ({"label_smoothing": 0.1}, r"label_smoothing has no meaning for pose: set it to 0.0, not 0.1$"),
-    ({"label_noise": 0.2}, r"label_noise has no meaning for pose: set it to 0.0, not 0.2$"),
+    ({"label_smoothing": 0.1}, r"label_smoothing has no meaning for pose: leave it out \(its value must be 0.0; got"),
+    ({"label_noise": 0.2}, r"label_noise has no meaning for pose: leave it out \(its value must be 0.0; got"),
     ({"eval_split": "validation"}, r"stick_figures has no validation set: set eval_split to test$"),
     ({"augment": "crop-flip"}, r"augment must be one of none, scale-rotate, scale-rotate-flip for pose; got 'crop-f"),
     (
@@ -61,9 +61,15 @@ CLASSES = Run("sgd")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"simcc_k": 3.0}, r"simcc_k has no meaning for classification: set it to 2.0, not 3.0$"),
-        ({"simcc_sigma": 3.0}, r"simcc_sigma has no meaning for classification: set it to 6.0, not 3.0$"),
-        ({"flip_test": True}, r"flip_test has no meaning for classification: set it to False, not True$"),
+        ({"simcc_k": 3.0}, r"simcc_k has no meaning for classification: leave it out \(its value must be 2.0; got"),
+        (
+            {"simcc_sigma": 3.0},
+            r"simcc_sigma has no meaning for classification: leave it out \(its value must be 6.0; got",
+        ),
+        (
+            {"flip_test": True},
+            r"flip_test has no meaning for classification: leave it out \(its value must be False; got",
+        ),
         ({"model": "simcc_resnet8"}, r"simcc_resnet8 finds joints and has no classes: use --model resnet8$"),
         ({"data": "lspet"}, r"lspet has joints and no classes: use --task pose, or other data$"),
         ({"data": "stick_figures", "model": "simcc_resnet8"}, r"stick_figures has joints .*: use --task pose"),
@@ -79,10 +85,9 @@ def test_what_classification_cannot_work_with_is_refused(settings, words):
 @pytest.mark.parametrize("name", ["simcc_k", "simcc_sigma"])
 def test_bins_and_deviations_are_above_0(name):
     assert getattr(replace(POSE, **{name: 0.5}), name) == 0.5
-    with pytest.raises(BsamError, match=f"{name} must be above 0, got 0"):
-        replace(POSE, **{name: 0})
-    for value in (-1.0, float("nan"), float("inf"), "2"):
-        with pytest.raises(BsamError, match=f"{name} must be a finite number of at least 0, got {value!r}"):
+    most = " and at most 16" if name == "simcc_k" else ""
+    for value in (0, -1.0, float("nan"), float("inf"), "2", *([16.5] if most else [])):
+        with pytest.raises(BsamError, match=f"{name} must be a finite number above 0{most}, got {value!r}"):
             replace(POSE, **{name: value})
 
 
