@@ -89,7 +89,7 @@ def fake_quantize(
 # the codes.
 class _FakeQuantize(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: int, qmax: int, grad_scale: float
     ) -> Tensor:
         ctx.save_for_backward(x, scale, zero_point)
@@ -98,7 +98,7 @@ class _FakeQuantize(torch.autograd.Function):
         return (q if zero_point is None else q.sub_(zero_point)).mul_(scale).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, zero_point = ctx.saved_tensors
         v = torch.div(*_promoted(x, scale))
         z = 0 if zero_point is None else zero_point
