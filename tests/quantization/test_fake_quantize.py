@@ -161,20 +161,6 @@ def test_low_precision_is_computed_in_float32(dtype):
     assert torch.allclose(by_scale, expected[1])
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
-def test_one_graph_holds_it_all():
-    """Without a graph break: nothing depends on the value of a tensor."""
-    x, scale = torch.tensor(samples(), requires_grad=True), torch.tensor(0.3, requires_grad=True)
-    zero_point = torch.tensor(4.0)
-    compiled = torch.compile(fake_quantize, backend="aot_eager", fullgraph=True)
-    for function in (compiled, fake_quantize):
-        out = function(x, scale, zero_point, 0, 15, grad_scale=0.5)
-        found = (out, *torch.autograd.grad(out.square().sum(), (x, scale)))
-        if function is compiled:
-            traced = found
-    assert all(torch.equal(a, b) for a, b in zip(traced, found, strict=True))
-
-
 @pytest.mark.parametrize("bits", [1, 9, 0, -4, 4.0, "4", True, None])
 def test_bits_out_of_range_are_refused(bits):
     with pytest.raises(BsamValueError, match=r"bits must be a whole number between 2 and 8, got"):

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.errors import BsamRuntimeError, BsamValueError
-from .fake_quantize import quantize_codes
-from .int_modules import Codes, int_layer
+from .arithmetic import Codes
+from .int_modules import int_layer
 from .modules import QuantLayer, replace
 
 
 def convert(model: nn.Module) -> nn.Module:
     """Return a copy of a quantized network with integer weights, in eval mode, for inference.
 
-    Each layer computes with integers what the fake-quantized one computes in eval mode. Its output differs by rounding
-    in float32 (about 1e-6 of its largest value). Where such a difference moves an input of a later layer from one side
-    of a rounding boundary to the other, which is rare, it grows to a step of that layer.
+    Its outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
+    :meth:`bsam.quantization.arithmetic.Codes.output`. Parts that are not quantized, such as batch norm, stay.
 
     Args:
         model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated. It is not changed.
@@ -30,7 +31,7 @@ def convert(model: nn.Module) -> nn.Module:
         >>> converted = convert(model)
         >>> converted[0].weight.dtype
         torch.int8
-        >>> torch.allclose(converted(x), model.eval()(x), atol=1e-6)
+        >>> torch.equal(converted(x), model.eval()(x))
         True
     """
     names = {name: m for name, m in model.named_modules() if isinstance(m, QuantLayer)}
@@ -44,21 +45,10 @@ def convert(model: nn.Module) -> nn.Module:
             )
     model = copy.deepcopy(model).eval()
     layers = [m for m in model.modules() if isinstance(m, QuantLayer)]
-    return replace(model, {layer: int_layer(layer, codes_of(layer)) for layer in layers})
+    return replace(model, {layer: int_layer(layer, int8(layer.codes())) for layer in layers})
 
 
-@torch.no_grad()
-def codes_of(layer: QuantLayer) -> Codes:
-    """Return codes and scales of a quantized layer."""
-    quantizer, weight = layer.weight_quantizer, layer.weight
-    weight_scale = quantizer.current_scale(weight)
-    input_scale, zero_point = layer.input_quantizer.current_scale()
-    return Codes(
-        weight=quantize_codes(weight, weight_scale, None, quantizer.qmin, quantizer.qmax).to(torch.int8),
-        weight_scale=weight_scale.flatten().clone(),
-        input_scale=input_scale.flatten().clone(),
-        input_zero_point=zero_point.flatten().clone(),
-        bias=None if layer.bias is None else layer.bias.detach().clone(),
-        weight_bits=quantizer.bits,
-        activation_bits=layer.input_quantizer.bits,
-    )
+def int8(codes: Codes) -> Codes:
+    """Return a copy with the codes of the weight as int8, also those of fewer bits."""
+    own: Any = {name: t.detach().clone() for name, t in vars(codes).items() if isinstance(t, Tensor)}
+    return dataclasses.replace(codes, **{**own, "weight": codes.weight.to(torch.int8)})

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..core.errors import BsamValueError
 from ..core.extras import require_package
-from .int_modules import Codes, IntLayer, int_layer
+from .arithmetic import Codes
+from .int_modules import IntLayer, int_layer
 from .modules import replace
 
 FIELDS = ("weight", "weight_scale", "input_scale", "input_zero_point")  # the tensors that every layer has

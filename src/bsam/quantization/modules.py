@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import BsamValueError
+from .arithmetic import Codes
+from .fake_quantize import quantize_codes
 from .quantizers import SCHEMES, InputQuantizer, WeightQuantizer
 
 GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -16,6 +20,10 @@ GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "
 
 class QuantLayer(nn.Module):
     """What :class:`QuantConv2d` and :class:`QuantLinear` share: two quantizers beside ``weight`` and ``bias``.
+
+    In training mode the layer computes with the values that the codes represent, in floating point and under autocast
+    if that is on. In eval mode it computes by integers what the converted layer computes, bit for bit, with the
+    gradients of the same floating-point computation.
 
     ``weight`` and ``bias`` are the floating-point parameters under their usual names, so that the state dict of the
     float layer loads, also with ``strict=True``: the scales then begin anew. The bias is not quantized.
@@ -36,6 +44,33 @@ class QuantLayer(nn.Module):
         self.weight_quantizer = make_weight_quantizer(weight.detach(), weight_bits)
         self.input_quantizer = make_input_quantizer(activation_bits, dtype=weight.dtype, device=weight.device)
         self.train(layer.training)
+
+    @abstractmethod
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution or the linear map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer with quantized weight and input."""
+        exact = None if self.training else self.codes().output(x, self.product)
+        if exact is not None and not torch.is_grad_enabled():
+            return exact
+        out = self.product(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        return out if exact is None else exact + (out - out.detach())  # the difference is 0, and has the gradient
+
+    @torch.no_grad()
+    def codes(self) -> Codes:
+        """Return integers and scales of the layer as it is now; those of the weight in floating point."""
+        weight, inputs = self.weight_quantizer, self.input_quantizer
+        weight_scale, (input_scale, zero_point) = weight.current_scale(self.weight), inputs.current_scale()
+        return Codes(
+            weight=quantize_codes(self.weight, weight_scale, None, weight.qmin, weight.qmax),
+            weight_scale=weight_scale.flatten(),
+            input_scale=input_scale.flatten(),
+            input_zero_point=zero_point.flatten(),
+            bias=self.bias,
+            weight_bits=weight.bits,
+            activation_bits=inputs.bits,
+        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -66,9 +101,9 @@ class QuantConv2d(QuantLayer, nn.Conv2d):
         nn.Conv2d.__init__(self, **geometry(layer), bias=layer.bias is not None, device="meta")
         self.take_over(layer, weight_bits, activation_bits, scheme)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve the quantized input with the quantized weight."""
-        return self._conv_forward(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution."""
+        return self._conv_forward(x, weight, bias)
 
 
 class QuantLinear(QuantLayer, nn.Linear):
@@ -88,9 +123,9 @@ class QuantLinear(QuantLayer, nn.Linear):
         nn.Linear.__init__(self, layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.take_over(layer, weight_bits, activation_bits, scheme)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply the quantized input by the quantized weight."""
-        return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the linear map."""
+        return F.linear(x, weight, bias)
 
 
 def geometry(conv: nn.Conv2d) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..core.wrapper import PERTURB
 from . import fold
 from .int_modules import IntLayer
 from .modules import QuantConv2d, QuantLayer, QuantLinear, replace
-from .quantizers import SCHEMES, InputQuantizer, LearnedInputQuantizer, LearnedWeightQuantizer
+from .quantizers import SCHEMES, LearnedInputQuantizer, LearnedWeightQuantizer
 
 
 def quantize(
@@ -105,8 +105,8 @@ def _check_layers(model: nn.Module) -> None:
 
 
 def calibrate(model: nn.Module, *inputs: Any) -> None:
-    """Run a batch that only the quantizers of inputs see in training mode: they begin from it, as from the first batch
-    of a training. Nothing else changes.
+    """Initialize the scales of the inputs from a batch, as the first batch of a training would. Nothing else changes:
+    the batch is run with only the quantized layers in training mode.
 
     With ``scheme="minmax"`` further batches move the averages; with ``"lsq"`` they have no effect.
 
@@ -121,13 +121,13 @@ def calibrate(model: nn.Module, *inputs: Any) -> None:
         torch.Size([1, 2])
     """
     modes = [(module, module.training) for module in model.modules()]
-    quantizers = [module for module, _ in modes if isinstance(module, InputQuantizer)]
-    if not quantizers:
+    layers = [module for module, _ in modes if isinstance(module, QuantLayer)]
+    if not layers:
         raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
     try:
         model.eval()
-        for quantizer in quantizers:
-            quantizer.train()
+        for layer in layers:
+            layer.train()
         with torch.no_grad():
             model(*inputs)
     finally:

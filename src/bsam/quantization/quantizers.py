@@ -124,14 +124,20 @@ class InputQuantizer(TracksStatistics):
         """Update the statistics by a batch."""
 
     @abstractmethod
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the scale, positive, and the zero point, of one element each; where it is initialized."""
+
     def current_scale(self) -> tuple[Tensor, Tensor]:
-        """Return the scale, positive, and the zero point, of one element each."""
+        """Return the scale, positive, and the zero point, of one element each; raise where there is none yet."""
+        if not self._checked:
+            self._check()
+        return self.scale_and_zero_point()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the values that the codes represent."""
-        if not self._checked:
-            self._check_initialized(x.detach())
         if self.training and self.track_running_stats:
+            if not self._checked:
+                self._check(x.detach())
             self.update(x.detach())
         scale, zero_point = self.current_scale()
         return fake_quantize(x, scale, zero_point, self.qmin, self.qmax, grad_scale=self._grad_scale(x))
@@ -140,9 +146,9 @@ class InputQuantizer(TracksStatistics):
         return 1.0
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _check_initialized(self, x: Tensor) -> None:
+    def _check(self, x: Tensor | None = None) -> None:
         if not self.initialized:
-            if not (self.training and self.track_running_stats):
+            if x is None:
                 raise BsamRuntimeError(
                     "the scale of a quantized layer's input is not initialized: run a batch in training mode first, or "
                     "call bsam.quantization.calibrate"
@@ -203,8 +209,8 @@ class MinMaxInputQuantizer(InputQuantizer):
         self.low.lerp_(low.to(self.low.dtype), self.momentum)
         self.high.lerp_(high.to(self.high.dtype), self.momentum)
 
-    def current_scale(self) -> tuple[Tensor, Tensor]:
-        """Return the scale, positive, and the zero point, of one element each; they have no gradient."""
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the scale, positive, and the zero point, of one element each; without gradient."""
         return affine(self.low, self.high, self.qmin, self.qmax)
 
 
@@ -252,7 +258,7 @@ class LearnedInputQuantizer(InputQuantizer):
     def update(self, x: Tensor) -> None:
         """Nothing: the scale is learned."""
 
-    def current_scale(self) -> tuple[Tensor, Tensor]:
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
         """Return the scale, positive, and the zero point, of one element each."""
         return _positive(self.scale), self.zero_point
 
