@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import textwrap
 from pathlib import Path
 
 import torch
@@ -93,10 +94,13 @@ def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
     try:
         for name, (weight_bits, activation_bits) in json.loads(metadata["layers"]).items():
             layer, own = modules[name], {field: tensors[_join(name, field)] for field in FIELDS}
-            if type(layer) not in (nn.Conv2d, nn.Linear):
-                raise KeyError(name)
+            if not isinstance(layer, (nn.Conv2d, nn.Linear)) or isinstance(layer, IntLayer):
+                raise RuntimeError(f"{name} is no convolution or linear layer in floating point")
+            shape = layer.weight.shape
+            if own["weight"].shape != (((shape.numel() + 1) // 2,) if weight_bits <= 4 else shape):
+                raise RuntimeError(f"the weight of {name} has another shape")
             if weight_bits <= 4:
-                own["weight"] = tensors[_join(name, "weight")] = unpack(own["weight"], layer.weight.shape)
+                own["weight"] = tensors[_join(name, "weight")] = unpack(own["weight"], shape)
             bias = tensors.get(_join(name, "bias"))
             new[layer] = int_layer(
                 layer, Codes(**own, bias=bias, weight_bits=weight_bits, activation_bits=activation_bits)
@@ -105,8 +109,9 @@ def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
         model = replace(model, new)
         model.load_state_dict(tensors)
     except (KeyError, RuntimeError) as error:  # a layer, a tensor that is not there; shapes and names that differ
+        reason = textwrap.shorten(str(error), 200)
         raise BsamValueError(
-            f"the network in {path} does not fit {type(model).__name__} ({error}): pass the float network it is made of"
+            f"{path} does not fit {type(model).__name__} ({reason}): pass the float network that it is made of"
         ) from error
     return model
 

@@ -14,6 +14,11 @@ from .modules import replace
 NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (nn.Conv2d, _BatchNorm)) or super().is_leaf_module(m, module_qualified_name)
+
+
 def fold_batch_norm(model: nn.Module) -> None:
     """Fold each batch norm that follows a convolution into it, and put ``nn.Identity`` in its place.
 
@@ -36,7 +41,7 @@ def fold_batch_norm(model: nn.Module) -> None:
         )
     """
     try:
-        graph = fx.Tracer().trace(model)
+        graph = _Tracer().trace(model)
     except Exception as error:  # whatever the model's code raises on symbolic values
         reason = str(error).partition("\n")[0].rstrip(".")
         raise BsamValueError(
@@ -59,7 +64,10 @@ def fold_batch_norm(model: nn.Module) -> None:
             raise BsamValueError(
                 f"{node.target} has no running statistics (track_running_stats=False): leave fold_batch_norm out"
             )
-        new[conv] = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
+        fused = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
+        if fused.bias is not None:  # it never is; that of a convolution without bias is frozen
+            fused.bias.requires_grad_(conv.weight.requires_grad)
+        new[conv] = fused
         new[norm] = nn.Identity().train(model.training)
     if not new:
         raise BsamValueError(

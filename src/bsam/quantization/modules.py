@@ -136,7 +136,7 @@ def geometry(conv: nn.Conv2d) -> dict[str, Any]:
 def replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Put new modules in the place of old ones, under all their names. Return the model, or what replaces it."""
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if child in new:
+        for name, child in list(parent._modules.items()):  # named_children leaves out a second name
+            if child is not None and child in new:
                 setattr(parent, name, new[child])
     return new.get(model, model)
