@@ -167,7 +167,7 @@ def test_calibration_changes_nothing_but_scales_of_inputs():
         with pytest.raises(RuntimeError):
             calibrate(model, torch.randn(2))
         assert [m.training for m in model.modules()] == modes
-    with pytest.raises(BsamValueError, match="Sequential has no quantized layer: call bsam.quantization.quantize"):
+    with pytest.raises(BsamValueError, match="Sequential has no quantized layer: call bsam"):
         calibrate(small(), x)
 
 
