@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from bsam.quantization.arithmetic import EXACT, Codes, sum_dtype
+from bsam.quantization.arithmetic import EXACT, Codes, integer_output, sum_dtype
+from bsam.quantization.modules import QuantConv2d, QuantLinear
 
 
 @pytest.mark.parametrize(("weight_bits", "activation_bits"), [(2, 2), (4, 4), (4, 8), (8, 8)])
@@ -26,7 +28,7 @@ def test_extreme_sums_are_exact(n, dtype):
     one = torch.ones(1)
     assert sum_dtype(weight, 8, 8) == dtype
     codes = Codes(weight, torch.ones(2), one, torch.zeros(1), None, 8, 8)
-    out = codes.output(torch.full((1, n), 300.0, dtype=torch.float64), F.linear)
+    out = integer_output(QuantLinear(nn.Linear(1, 1)), codes, torch.full((1, n), 300.0, dtype=torch.float64))
     assert out.dtype == torch.float64
     assert out.tolist() == [[255 - 128 * 255 * (n - 1), 255 + 127 * 255 * (n - 1)]]
 
@@ -43,5 +45,5 @@ def test_a_convolution_equals_integer_arithmetic():
     expected = sums.float() * (torch.tensor([0.21]) * scale).view(-1, 1, 1) + bias.view(-1, 1, 1)
     for autocast in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            out = codes.output(x, lambda x, w, b: F.conv2d(x, w, b, padding=1))
+            out = integer_output(QuantConv2d(nn.Conv2d(32, 16, 3, padding=1)), codes, x)
         assert torch.equal(out, expected)

@@ -146,6 +146,10 @@ def test_one_graph_holds_a_layer(scheme):
         out.square().sum().backward()
         found.append([out, *(p.grad for p in ours.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    if scheme == "lsq":
+        ours.eval()
+        with torch.no_grad():
+            assert torch.equal(compiled(images()), ours(images()))
 
 
 def test_an_unknown_scheme_is_refused():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,23 +47,26 @@ class Codes:
     weight_bits: int
     activation_bits: int
 
-    @torch.no_grad()
-    def output(self, x: Tensor, product: Callable[[Tensor, Tensor, None], Tensor]) -> Tensor:
-        r"""Return the output of the layer, :math:`s_x s_w \sum (q_x - z)\, q_w + b`; without gradient.
 
-        The sums are of integers, held in floating point, and exact in any order of the terms: they are the same on
-        every device, for every number of threads and every size of the batch. Autocast has no effect. The result has
-        the type of ``x``.
+class Layer(Protocol):
+    """A convolution or a linear layer."""
 
-        Args:
-            x: the input.
-            product: the convolution or the linear map, as a function of input, weight and bias.
-        """
-        dtype = sum_dtype(self.weight, self.weight_bits, self.activation_bits)
-        with torch.autocast(x.device.type, enabled=False):
-            qmin, qmax = code_range(self.activation_bits, signed=False)
-            codes = quantize_codes(x, self.input_scale, self.input_zero_point, qmin, qmax)
-            sums = product((codes - self.input_zero_point).to(dtype), self.weight.to(dtype), None)
-            dims = (-1, *(1,) * (self.weight.dim() - 2))
-            out = sums * (self.input_scale * self.weight_scale).view(dims)
-            return (out if self.bias is None else out + self.bias.view(dims)).to(x.dtype)
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution or the linear map."""
+
+
+def integer_output(layer: Layer, codes: Codes, x: Tensor) -> Tensor:
+    r"""Return the output of a layer, :math:`s_x s_w \sum (q_x - z)\, q_w + b`; without gradient.
+
+    The sums are of integers, held in floating point, and exact in any order of the terms: they are the same on every
+    device, for every number of threads and every size of the batch. Autocast has no effect. The result has the type of
+    ``x``.
+    """
+    dtype = sum_dtype(codes.weight, codes.weight_bits, codes.activation_bits)
+    dims = (-1, *(1,) * (codes.weight.dim() - 2))
+    qmin, qmax = code_range(codes.activation_bits, signed=False)
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        q = quantize_codes(x, codes.input_scale, codes.input_zero_point, qmin, qmax) - codes.input_zero_point
+        sums = layer.product(q.to(dtype), codes.weight.to(dtype), None)
+        out = sums * (codes.input_scale * codes.weight_scale).view(dims)
+        return (out if codes.bias is None else out + codes.bias.view(dims)).to(x.dtype)

@@ -19,7 +19,7 @@ def convert(model: nn.Module) -> nn.Module:
     """Return a copy of a quantized network with integer weights, in eval mode, for inference.
 
     Its outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
-    :meth:`bsam.quantization.arithmetic.Codes.output`. Parts that are not quantized, such as batch norm, stay.
+    :func:`bsam.quantization.arithmetic.integer_output`. Parts that are not quantized, such as batch norm, stay.
 
     Args:
         model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated. It is not changed.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .arithmetic import Codes
+from .arithmetic import Codes, integer_output
 from .modules import geometry
 
 
@@ -39,7 +39,7 @@ class IntLayer(nn.Module):
             self.weight, self.weight_scale, self.input_scale, self.input_zero_point, self.bias,
             self.weight_bits, self.activation_bits,
         )  # fmt: skip
-        return codes.output(x, self.product)
+        return integer_output(self, codes, x)
 
     def extra_repr(self) -> str:
         """Return the settings that ``print`` shows."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import BsamValueError
-from .arithmetic import Codes
+from .arithmetic import Codes, integer_output
 from .fake_quantize import quantize_codes
 from .quantizers import SCHEMES, InputQuantizer, WeightQuantizer
 
@@ -51,26 +51,26 @@ class QuantLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer with quantized weight and input."""
-        exact = None if self.training else self.codes().output(x, self.product)
+        exact = None if self.training else integer_output(self, self.codes(), x)
         if exact is not None and not torch.is_grad_enabled():
             return exact
         out = self.product(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
         return out if exact is None else exact + (out - out.detach())  # the difference is 0, and has the gradient
 
-    @torch.no_grad()
     def codes(self) -> Codes:
-        """Return integers and scales of the layer as it is now; those of the weight in floating point."""
+        """Return integers and scales of the layer as it is now, without gradient; the codes in floating point."""
         weight, inputs = self.weight_quantizer, self.input_quantizer
-        weight_scale, (input_scale, zero_point) = weight.current_scale(self.weight), inputs.current_scale()
-        return Codes(
-            weight=quantize_codes(self.weight, weight_scale, None, weight.qmin, weight.qmax),
-            weight_scale=weight_scale.flatten(),
-            input_scale=input_scale.flatten(),
-            input_zero_point=zero_point.flatten(),
-            bias=self.bias,
-            weight_bits=weight.bits,
-            activation_bits=inputs.bits,
-        )
+        with torch.no_grad():
+            weight_scale, (input_scale, zero_point) = weight.current_scale(self.weight), inputs.current_scale()
+            return Codes(
+                weight=quantize_codes(self.weight, weight_scale, None, weight.qmin, weight.qmax),
+                weight_scale=weight_scale.flatten(),
+                input_scale=input_scale.flatten(),
+                input_zero_point=zero_point.flatten(),
+                bias=self.bias,
+                weight_bits=weight.bits,
+                activation_bits=inputs.bits,
+            )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
