@@ -30,7 +30,7 @@ def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: in
     numbers; without gradient.
 
     Args:
-        x, scale, zero_point, qmin, qmax: as in :func:`fake_quantize`.
+        x, scale, zero_point, qmin, qmax: as in :func:`~bsam.quantization.fake_quantize`.
 
     Example:
         >>> quantize_codes(torch.tensor([-9.0, 0.5, 1.5, 2.6]), torch.tensor(1.0), None, -8, 7)
@@ -66,7 +66,7 @@ def fake_quantize(
         scale: the step size :math:`s`, positive, of a shape that broadcasts with ``x``: one element, or one per channel
             as ``(C, 1, 1, 1)``.
         zero_point: the integer :math:`z` as a tensor of the type of ``scale`` that broadcasts with ``x``; None is 0.
-        qmin, qmax: the smallest and the largest code, see :func:`code_range`.
+        qmin, qmax: the smallest and the largest code, see :func:`~bsam.quantization.fake_quantize.code_range`.
         grad_scale: factor of the gradient of the scale. Learned step sizes (LSQ) take
             :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values that share the scale.
 

@@ -171,7 +171,7 @@ class MinMaxInputQuantizer(InputQuantizer):
     The averages are buffers, which DistributedDataParallel copies from rank 0 as it does batch norm's.
 
     Args:
-        bits, dtype, device: as in :class:`InputQuantizer`.
+        bits, dtype, device: as in :class:`~bsam.quantization.quantizers.InputQuantizer`.
         momentum: weight of the new batch in the averages.
     """
 
