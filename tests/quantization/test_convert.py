@@ -55,6 +55,7 @@ def test_outputs_equal_bit_for_bit(scheme, bits):
         assert layer.weight_bits == layer.activation_bits == bits
         assert layer.weight_scale.shape == (layer.out_channels,)
         assert not list(layer.parameters())
+    assert not found[-1].bias.requires_grad
 
 
 def test_a_later_step_does_not_reach_the_converted_network():

@@ -161,6 +161,12 @@ def test_low_precision_is_computed_in_float32(dtype):
     assert torch.allclose(by_scale, expected[1])
 
 
+@pytest.mark.parametrize(("bits", "codes"), [(2, (-2, 1, 3)), (3, (-4, 3, 7)), (4, (-8, 7, 15)), (8, (-128, 127, 255))])
+def test_codes_of_so_many_bits(bits, codes):
+    assert (*code_range(bits, signed=True), code_range(bits, signed=False)[1]) == codes
+    assert code_range(bits, signed=False)[0] == 0
+
+
 @pytest.mark.parametrize("bits", [1, 9, 0, -4, 4.0, "4", True, None])
 def test_bits_out_of_range_are_refused(bits):
     with pytest.raises(BsamValueError, match=r"bits must be a whole number between 2 and 8, got"):

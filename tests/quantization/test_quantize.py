@@ -41,7 +41,11 @@ def test_a_copy_of_a_network_has_quantized_layers():
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     quantized.load_state_dict(model.state_dict())
     assert quantized(torch.randn(4, 3, 32, 32)).shape == (4, 10)
-    assert not quantize(model.eval()).training
+    model.stages.eval()
+    modes = {name: m.training for name, m in model.named_modules()}
+    found = {name: m.training for name, m in quantize(model).named_modules()}
+    assert {name: found[name] for name in modes} == modes
+    assert not found["stages.0.0.conv1.input_quantizer"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.errors import BsamRuntimeError, BsamValueError
-from .arithmetic import Codes
 from .int_modules import int_layer
 from .modules import QuantLayer, replace
 
@@ -44,11 +42,8 @@ def convert(model: nn.Module) -> nn.Module:
                 "bsam.quantization.calibrate with a batch"
             )
     model = copy.deepcopy(model).eval()
-    layers = [m for m in model.modules() if isinstance(m, QuantLayer)]
-    return replace(model, {layer: int_layer(layer, int8(layer.codes())) for layer in layers})
-
-
-def int8(codes: Codes) -> Codes:
-    """Return a copy with the codes of the weight as int8, also those of fewer bits."""
-    own: Any = {name: t.detach().clone() for name, t in vars(codes).items() if isinstance(t, Tensor)}
-    return dataclasses.replace(codes, **{**own, "weight": codes.weight.to(torch.int8)})
+    new: dict[nn.Module, nn.Module] = {}
+    for layer in [m for m in model.modules() if isinstance(m, QuantLayer)]:
+        codes = layer.codes()
+        new[layer] = int_layer(layer, dataclasses.replace(codes, weight=codes.weight.to(torch.int8)))
+    return replace(model, new)

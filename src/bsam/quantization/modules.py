@@ -67,7 +67,7 @@ class QuantLayer(nn.Module):
                 weight_scale=weight_scale.flatten(),
                 input_scale=input_scale.flatten(),
                 input_zero_point=zero_point.flatten(),
-                bias=self.bias,
+                bias=None if self.bias is None else self.bias.detach(),
                 weight_bits=weight.bits,
                 activation_bits=inputs.bits,
             )
