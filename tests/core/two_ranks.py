@@ -146,7 +146,7 @@ def ddp(
 
 def quantized() -> tuple[nn.Module, torch.optim.Optimizer]:
     """A network with learned scales, those of its inputs not initialized."""
-    model = quantize(network(), 4, 4)
+    model = quantize(network(), 2, 2)  # the mean decides the scale of the second layer, the range of the others
     return model, torch.optim.SGD(parameter_groups(model), lr=0.1, momentum=0.9)
 
 
