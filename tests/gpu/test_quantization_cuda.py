@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.quantization import calibrate, convert, parameter_groups, quantize
-from bsam.quantization.modules import QuantConv2d
-from bsam.quantization.quantizers import SCHEMES
+from bsam.quantization.modules import SCHEMES, QuantConv2d
 
 pytestmark = pytest.mark.gpu
 

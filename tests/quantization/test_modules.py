@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bsam.core.errors import BsamValueError
-from bsam.quantization.modules import QuantConv2d, QuantLinear
-from bsam.quantization.quantizers import SCHEMES
+from bsam.quantization.modules import SCHEMES, QuantConv2d, QuantLinear
 
 GEOMETRIES = [
     {},

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import bsam
 from bsam.quantization import calibrate, convert, parameter_groups, quantize
 from bsam.quantization.fake_quantize import fake_quantize
-from bsam.quantization.quantizers import SCHEMES
+from bsam.quantization.modules import SCHEMES
 from helpers import alike, detached, same
 
 KEYS = ("scale", "zero_point", "low", "high")

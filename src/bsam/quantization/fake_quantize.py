@@ -25,6 +25,14 @@ def code_range(bits: int, *, signed: bool) -> tuple[int, int]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
+def positive(scale: Tensor) -> Tensor:
+    """Return a learned scale as it is used: its absolute value.
+
+    A step may lead below 0, where a clamp would have no gradient to lead back.
+    """
+    return scale.abs().clamp(min=EPS)
+
+
 def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: int, qmax: int) -> Tensor:
     r"""Return the codes :math:`\mathrm{clamp}(\mathrm{round}(x / s) + z, q_{\min}, q_{\max})`, as floating-point
     numbers; without gradient.

@@ -13,8 +13,13 @@ from torch.nn import functional as F
 from ..core.errors import BsamValueError
 from .arithmetic import Codes, integer_output
 from .fake_quantize import quantize_codes
-from .quantizers import SCHEMES, InputQuantizer, WeightQuantizer
+from .input_quantizers import InputQuantizer, LearnedInputQuantizer, MinMaxInputQuantizer
+from .weight_quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer, WeightQuantizer
 
+SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
+    "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
+    "minmax": (MinMaxWeightQuantizer, MinMaxInputQuantizer),
+}
 GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 

@@ -14,9 +14,10 @@ from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..core.wrapper import PERTURB
 from . import fold
+from .input_quantizers import LearnedInputQuantizer
 from .int_modules import IntLayer
-from .modules import QuantConv2d, QuantLayer, QuantLinear, replace
-from .quantizers import SCHEMES, LearnedInputQuantizer, LearnedWeightQuantizer
+from .modules import SCHEMES, QuantConv2d, QuantLayer, QuantLinear, replace
+from .weight_quantizers import LearnedWeightQuantizer
 
 
 def quantize(
