@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
+from bsam.core.modules import TracksStatistics
 from helpers import detached, same, sgd
 
 
@@ -57,6 +59,43 @@ def test_batch_norm_without_statistics_and_in_eval_mode_is_left_alone(problem):
             or given.mean(0).abs().max() < 1e-3
         )
     assert int(affine.num_batches_tracked) == 0
+
+
+class Counter(TracksStatistics):
+    """A module of a user that counts its forward passes in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training and self.track_running_stats:
+            self.count += 1
+        return x
+
+
+def test_other_modules_with_statistics_are_updated_once_a_step(problem):
+    counter = Counter()
+    problem.model.append(counter)
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    for failing in (None, 2, 3):
+        calls = 0
+
+        def closure():
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise KeyboardInterrupt
+            return problem.loss()
+
+        before = counter.count.item()
+        with pytest.raises(KeyboardInterrupt) if failing else contextlib.nullcontext():
+            optimizer.step(closure)
+        assert counter.count.item() == before + 1
+        assert counter.track_running_stats is True
+    counter.track_running_stats = False  # the user's own choice
+    optimizer.step(problem.loss)
+    assert counter.track_running_stats is False
 
 
 class Generator(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,41 @@ def test_each_group_has_its_own_radius(plain):
     for i, radius in enumerate([0.2, 0.2, 0.05, 0.05, 0.05, 0.05]):
         torch.testing.assert_close(at_max[i] - w[i], radius * g[i] / length, rtol=1e-9, atol=1e-14)
         torch.testing.assert_close(at_min[i] - w[i], -0.04 * g[i] / length, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("cls", "radii"),
+    [
+        (bsam.BSAM, {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.1}),
+        (partial(bsam.BSAM, passes=2, start_from_min=True), {}),
+        (bsam.GSAM, {"rho": 0.2, "rho_floor": 0.1}),
+        (bsam.GAM, {}),
+        (bsam.ASAM, {}),
+    ],
+)
+def test_a_group_that_is_not_perturbed(plain, cls, radii):
+    """It stays at w in every pass, whatever the radii are called, and takes its step; others move as ever."""
+    first, rest = list(plain.model[0].parameters()), list(plain.model[2:].parameters())
+    other = plain.clone()
+    base = torch.optim.SGD([{"params": first, "perturb": False}, {"params": rest, "perturb": True}], lr=0.1)
+    optimizer = cls(base, plain.model, **radii)
+    w, *perturbed = recorded_points(plain.model, optimizer, plain.loss)
+    assert all(same(point[:2], w[:2]) for point in perturbed)
+    _, moved, *_ = recorded_points(other.model, cls(sgd(other.model.parameters()), other.model, **radii), other.loss)
+    assert same(perturbed[0][2:], moved[2:])
+    assert perturbed
+    optimizer.step()
+    assert not any(torch.equal(p, before) for p, before in zip(plain.model.parameters(), w, strict=True))
+    resumed = cls(sgd([{"params": first}, {"params": rest}]), plain.model, **radii)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert [group["perturb"] for group in resumed.param_groups] == [False, True]
+
+
+@pytest.mark.parametrize("value", [0, 1.0, None, "no"])
+def test_perturb_is_true_or_false(plain, value):
+    base = torch.optim.SGD([{"params": list(plain.model.parameters()), "perturb": value}], lr=0.1)
+    with pytest.raises(bsam.BsamError, match="perturb of a parameter group must be True or False, got"):
+        bsam.SAM(base, plain.model)
 
 
 @pytest.mark.parametrize("passes", [2, 3])

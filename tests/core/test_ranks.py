@@ -92,6 +92,16 @@ def test_ddp_equals_one_process_on_the_whole_batch(case, ranks):
     assert len(first["reductions"]) == gradients  # and no other
 
 
+def test_a_quantized_network_begins_from_the_batch_of_all_ranks(ranks):
+    model, base = two_ranks.quantized()
+    optimizer = two_ranks.METHODS["bsam"](base, model)
+    for _ in range(two_ranks.STEPS):
+        optimizer.step(two_ranks.closure("bsam", model, *two_ranks.batch()))
+    first, second = (rank["quantized"]["weights"] for rank in ranks)
+    assert_close(first, [p.detach() for p in model.parameters()])
+    assert_close(first, second, atol=0)
+
+
 @pytest.mark.parametrize("method", CHOOSING_LESS)
 def test_ranks_that_choose_their_own_samples_stay_together(method, ranks):
     first, second = (rank[f"ddp-{method}"] for rank in ranks)

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import bsam
 from bsam.core.layout import local
 from bsam.flatness import Probe
+from bsam.quantization import parameter_groups, quantize
 
 STEPS = 5
 
@@ -141,6 +142,22 @@ def ddp(
         "reductions": calls,
         "memory": memory(optimizer),
     }
+
+
+def quantized() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A network with learned scales, those of its inputs not initialized."""
+    model = quantize(network(), 2, 2)  # the mean decides the scale of the second layer, the range of the others
+    return model, torch.optim.SGD(parameter_groups(model), lr=0.1, momentum=0.9)
+
+
+def ddp_quantized(rank: int) -> dict:
+    module, base = quantized()
+    model = DistributedDataParallel(module)
+    optimizer = METHODS["bsam"](base, model)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for _ in range(STEPS):
+        optimizer.step(closure("bsam", model, x, y))
+    return {"weights": [p.detach() for p in module.parameters()]}
 
 
 def memory(optimizer) -> dict:
@@ -466,6 +483,7 @@ CASES = {
         for own in (True, False)
         for accumulate in (True, False)
     },
+    "quantized": ddp_quantized,
     "adversarial": adversarial,
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,

@@ -11,8 +11,22 @@ from .layout import sharding
 from .ranks import find_ddp
 
 
+class TracksStatistics(nn.Module):
+    """A module that keeps statistics of what it sees in training mode, as batch norm does; a base class.
+
+    Its forward pass updates them where ``training`` and ``track_running_stats`` are both True. A sharpness-aware step
+    sets ``track_running_stats`` to False after the first pass, and back at its end, also after an exception.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.track_running_stats = True
+
+
 class Modules:
-    """Freezes batch-norm statistics after the first pass, and parameters that are not the optimizer's.
+    """Freezes the statistics of modules after the first pass, and parameters that are not the optimizer's.
+
+    The statistics are those of batch norm and of :class:`TracksStatistics`.
 
     The first module is the one that is trained. Parameters of the others that the optimizer does not have are frozen
     during a step: their gradients stay as they were, and are not computed. Where that is not possible, because DDP's
@@ -25,7 +39,7 @@ class Modules:
 
     def __init__(self, modules: Sequence[nn.Module], known: Collection[Tensor]) -> None:
         self._modules, self._known = modules, known
-        self._norms: list[_BatchNorm] = []
+        self._tracking: list[_BatchNorm | TracksStatistics] = []
         self._statistics_frozen = False
         self._frozen: list[Tensor] = []
         self._grads: list[tuple[Tensor, Tensor | None]] = []
@@ -47,18 +61,18 @@ class Modules:
                     p.requires_grad_(False)
 
     def freeze_statistics(self) -> None:
-        """Stop updates of the running statistics of batch norm. Call after the first pass."""
+        """Stop updates of the running statistics. Call after the first pass."""
         if self._statistics_frozen:
             return
         self._statistics_frozen = True
         for module in (m for root in self._modules for m in root.modules()):
-            if isinstance(module, _BatchNorm) and module.track_running_stats:
-                self._norms.append(module)
+            if isinstance(module, (_BatchNorm, TracksStatistics)) and module.track_running_stats:
+                self._tracking.append(module)
                 vars(module)["track_running_stats"] = False  # nn.Module.__setattr__ takes ten times as long
 
     def restore(self) -> None:
         """Restore everything. Calling it again has no effect."""
-        for module in self._norms:
+        for module in self._tracking:
             vars(module)["track_running_stats"] = True
         for p in self._frozen:
             p.requires_grad_(True)

@@ -42,8 +42,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     """A method that combines gradients around ``w`` into one direction, which the base optimizer uses as its gradient.
 
     A method implements :meth:`direction` and passes its settings to this constructor; they become values of the
-    parameter groups, and a group may have its own. ``param_groups`` and ``state`` are the base optimizer's, so that
-    schedulers, clipping and ``GradScaler`` work as usual.
+    parameter groups, and a group may have its own. A group with ``perturb=False`` is not perturbed: all its radii are
+    0, whatever their names, while its gradients still count in norms. ``param_groups`` and ``state`` are the base
+    optimizer's, so that schedulers, clipping and ``GradScaler`` work as usual.
 
     Args:
         base: the optimizer that takes the step, built on the parameters.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .checks import check_names, check_radius
+from .errors import BsamValueError
 from .foreach import Scalar
 from .method_state import MethodState, base_state, without
 from .schedule import completed_schedule, scheduled
@@ -18,6 +19,7 @@ from .vector import Coefficient, PerGroup
 
 # Keys of the parameter groups, and so of a state dict: the method, and the names in it that are the method's.
 METHOD, OWN = "sharpness_method", "sharpness_names"
+PERTURB = "perturb"  # a key that a user's group may have: False leaves its parameters where they are in every pass
 
 
 class OptimizerWrapper(Optimizer):
@@ -40,6 +42,8 @@ class OptimizerWrapper(Optimizer):
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """Return a group with the settings that follow from others filled in; raise if a setting is invalid."""
+        if not isinstance(group.get(PERTURB, True), bool):
+            raise BsamValueError(f"{PERTURB} of a parameter group must be True or False, got {group[PERTURB]!r}")
         for name, value in group.items():
             if name.startswith("rho") and name not in self.scheduled_radii.values():
                 check_radius(name, value)
@@ -48,7 +52,9 @@ class OptimizerWrapper(Optimizer):
         return group
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
-        """Return the radius ``name`` of a group in this step."""
+        """Return the radius ``name`` of a group in this step; 0 for a group with ``perturb=False``."""
+        if not group.get(PERTURB, True):
+            return 0.0
         return scheduled(group, name, self.scheduled_radii[name]) if name in self.scheduled_radii else group[name]
 
     def radii(self, name: str) -> Coefficient:

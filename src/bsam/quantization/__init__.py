@@ -1,0 +1,11 @@
+"""Quantization-aware training: fake quantization of a network, integer weights, and files of them."""
+
+from .convert import convert as convert
+from .fake_quantize import fake_quantize as fake_quantize
+from .files import load_quantized as load_quantized
+from .files import save_quantized as save_quantized
+from .modules import QuantConv2d as QuantConv2d
+from .modules import QuantLinear as QuantLinear
+from .quantize import calibrate as calibrate
+from .quantize import parameter_groups as parameter_groups
+from .quantize import quantize as quantize

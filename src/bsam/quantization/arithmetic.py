@@ -1,0 +1,72 @@
+"""A layer computed by integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .fake_quantize import code_range, quantize_codes
+
+EXACT = 2**24  # float32 holds all integers below it
+
+
+def sum_dtype(weight: Tensor, weight_bits: int, activation_bits: int) -> torch.dtype:
+    r"""Return a type that holds the sums of a layer's products exactly.
+
+    Its largest possible sum is :math:`n\, 2^{b_w - 1} (2^{b_a} - 1)` for ``n`` weights in a channel. Below
+    :math:`2^{24}` that is float32, on which GPUs are faster, and else float64.
+
+    Example:
+        >>> sum_dtype(torch.empty(512, 512, 3, 3), 4, 4), sum_dtype(torch.empty(512, 512, 3, 3), 8, 8)
+        (torch.float32, torch.float64)
+    """
+    (smallest, _), (_, largest) = code_range(weight_bits, signed=True), code_range(activation_bits, signed=False)
+    return torch.float32 if weight.shape[1:].numel() * -smallest * largest < EXACT else torch.float64
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The integers and scales of a layer.
+
+    Args:
+        weight: the codes of the weight, of any type.
+        weight_scale: one for each output channel.
+        input_scale, input_zero_point: of one element each.
+        bias: in floating point, if the layer has one.
+        weight_bits, activation_bits: of the codes.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor
+    input_zero_point: Tensor
+    bias: Tensor | None
+    weight_bits: int
+    activation_bits: int
+
+
+class Layer(Protocol):
+    """A convolution or a linear layer."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution or the linear map."""
+
+
+def integer_output(layer: Layer, codes: Codes, x: Tensor) -> Tensor:
+    r"""Return the output of a layer, :math:`s_x s_w \sum (q_x - z)\, q_w + b`; without gradient.
+
+    The sums are of integers, held in floating point, and exact in any order of the terms: they are the same on every
+    device, for every number of threads and every size of the batch. Autocast has no effect. The result has the type of
+    ``x``.
+    """
+    dtype = sum_dtype(codes.weight, codes.weight_bits, codes.activation_bits)
+    dims = (-1, *(1,) * (codes.weight.dim() - 2))
+    qmin, qmax = code_range(codes.activation_bits, signed=False)
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        q = quantize_codes(x, codes.input_scale, codes.input_zero_point, qmin, qmax) - codes.input_zero_point
+        sums = layer.product(q.to(dtype), codes.weight.to(dtype), None)
+        out = sums * (codes.input_scale * codes.weight_scale).view(dims)
+        return (out if codes.bias is None else out + codes.bias.view(dims)).to(x.dtype)

@@ -1,0 +1,49 @@
+"""From a fake-quantized network to one with integer weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import torch
+from torch import nn
+
+from ..core.errors import BsamRuntimeError, BsamValueError
+from .int_modules import int_layer
+from .modules import QuantLayer, replace
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """Return a copy of a quantized network with integer weights, in eval mode, for inference.
+
+    Its outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
+    :func:`bsam.quantization.arithmetic.integer_output`. Parts that are not quantized, such as batch norm, stay.
+
+    Args:
+        model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated. It is not changed.
+
+    Example:
+        >>> from bsam.quantization import calibrate, quantize
+        >>> model, x = quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))), torch.rand(32, 4)
+        >>> calibrate(model, x)
+        >>> converted = convert(model)
+        >>> converted[0].weight.dtype
+        torch.int8
+        >>> torch.equal(converted(x), model.eval()(x))
+        True
+    """
+    names = {name: m for name, m in model.named_modules() if isinstance(m, QuantLayer)}
+    if not names:
+        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+    for name, layer in names.items():
+        if not layer.input_quantizer.initialized:
+            raise BsamRuntimeError(
+                f"the scale of the input of {name or 'the model'} is not initialized: train the model, or call "
+                "bsam.quantization.calibrate with a batch"
+            )
+    model = copy.deepcopy(model).eval()
+    new: dict[nn.Module, nn.Module] = {}
+    for layer in [m for m in model.modules() if isinstance(m, QuantLayer)]:
+        codes = layer.codes()
+        new[layer] = int_layer(layer, dataclasses.replace(codes, weight=codes.weight.to(torch.int8)))
+    return replace(model, new)

@@ -1,0 +1,120 @@
+"""Files of networks with integer weights: safetensors, with codes of up to 4 bits packed two to a byte."""
+
+from __future__ import annotations
+
+import copy
+import json
+import textwrap
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BsamValueError
+from ..core.extras import require_package
+from .arithmetic import Codes
+from .int_modules import IntLayer, int_layer
+from .modules import replace
+
+FIELDS = ("weight", "weight_scale", "input_scale", "input_zero_point")  # the tensors that every layer has
+FORMAT = "bsam_quantized"  # the entry of the file's metadata that says what it is, and in which version
+
+
+def pack(codes: Tensor) -> Tensor:
+    """Return codes between -8 and 7 as bytes with two codes each, the first in the low half; 0 fills the last byte.
+
+    Example:
+        >>> pack(torch.tensor([1, -1, 7], dtype=torch.int8))
+        tensor([241, 7], dtype=torch.uint8)
+    """
+    flat = codes.flatten().view(torch.uint8) & 0xF
+    pairs = torch.cat([flat, flat.new_zeros(len(flat) % 2)]).view(-1, 2)
+    return pairs[:, 0] | (pairs[:, 1] << 4)
+
+
+def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the codes that :func:`pack` packed.
+
+    Example:
+        >>> unpack(torch.tensor([241, 7], dtype=torch.uint8), (3,))
+        tensor([ 1, -1,  7], dtype=torch.int8)
+    """
+    flat = torch.stack([packed & 0xF, packed >> 4], 1).flatten()[: torch.Size(shape).numel()]
+    return ((flat ^ 8).view(torch.int8) - 8).view(shape)
+
+
+def save_quantized(model: nn.Module, path: Path | str) -> int:
+    """Write a network with integer weights to a safetensors file. Return the file's size in bytes.
+
+    Codes of up to 4 bits take half a byte each, others one. Scales, biases and everything else, such as batch norm,
+    stay as they are: a ResNet-18 with 4 bits, batch norm in float32, takes 0.128 of the float one.
+
+    Args:
+        model: what :func:`~bsam.quantization.convert` returned.
+        path: of the file, which is overwritten.
+    """
+    require_package("safetensors", "train")
+    from safetensors.torch import save_file
+
+    layers = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, IntLayer)}
+    if not layers:
+        raise BsamValueError(f"{type(model).__name__} has no integer weights: call bsam.quantization.convert first")
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    for name, layer in layers.items():
+        if layer.weight_bits <= 4:
+            tensors[_join(name, "weight")] = pack(layer.weight)
+    described = {name: [layer.weight_bits, layer.activation_bits] for name, layer in layers.items()}
+    removed = [name for name, m in model.named_modules() if type(m) is nn.Identity]
+    save_file(tensors, path, {FORMAT: "1", "layers": json.dumps(described), "identities": json.dumps(removed)})
+    return Path(path).stat().st_size
+
+
+def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
+    """Return the network with integer weights of a file that :func:`save_quantized` wrote, in eval mode.
+
+    Args:
+        path: of the file.
+        model: a float network of the same architecture; its weights do not matter, and it is not changed.
+    """
+    require_package("safetensors", "train")
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise BsamValueError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            names = file.keys()
+            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise BsamValueError(f"{path} cannot be read by safetensors ({error}): is it cut short?") from error
+    if metadata.get(FORMAT) != "1":
+        raise BsamValueError(f"{path} holds no network of bsam.quantization.save_quantized")
+    model = copy.deepcopy(model).eval()
+    modules, new = dict(model.named_modules(remove_duplicate=False)), dict[nn.Module, nn.Module]()
+    try:
+        for name, (weight_bits, activation_bits) in json.loads(metadata["layers"]).items():
+            layer, own = modules[name], {field: tensors[_join(name, field)] for field in FIELDS}
+            if not isinstance(layer, (nn.Conv2d, nn.Linear)) or isinstance(layer, IntLayer):
+                raise RuntimeError(f"{name} is no convolution or linear layer in floating point")
+            shape = layer.weight.shape
+            if own["weight"].shape != (((shape.numel() + 1) // 2,) if weight_bits <= 4 else shape):
+                raise RuntimeError(f"the weight of {name} has another shape")
+            if weight_bits <= 4:
+                own["weight"] = tensors[_join(name, "weight")] = unpack(own["weight"], shape)
+            bias = tensors.get(_join(name, "bias"))
+            new[layer] = int_layer(
+                layer, Codes(**own, bias=bias, weight_bits=weight_bits, activation_bits=activation_bits)
+            )
+        new |= {modules[name]: nn.Identity() for name in json.loads(metadata["identities"])}
+        model = replace(model, new)
+        model.load_state_dict(tensors)
+    except (KeyError, RuntimeError) as error:  # a layer, a tensor that is not there; shapes and names that differ
+        reason = textwrap.shorten(str(error), 200)
+        raise BsamValueError(
+            f"{path} does not fit {type(model).__name__} ({reason}): pass the float network that it is made of"
+        ) from error
+    return model
+
+
+def _join(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name

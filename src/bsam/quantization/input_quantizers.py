@@ -1,0 +1,208 @@
+"""Quantizers of the inputs of layers: where their scales and zero points come from, and when they move."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..core.errors import BsamRuntimeError
+from ..core.modules import TracksStatistics
+from .fake_quantize import EPS, code_range, fake_quantize, positive
+
+
+class InputQuantizer(TracksStatistics):
+    """Affine fake quantization of the input of a layer, with one scale and zero point for the tensor; a base class.
+
+    The codes are unsigned, from 0 to :math:`2^b - 1`, and 0 is among the values that they represent, so that padding
+    with zeros is exact: the input of a layer after ReLU has the zero point 0.
+
+    Statistics of the inputs change in training mode only, and in a sharpness-aware step in its first pass only. Before
+    the first batch in training mode there is no scale, and a pass in eval mode is an error.
+
+    Args:
+        bits: of the codes, 2 to 8.
+        dtype, device: of the scale.
+    """
+
+    def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.bits = bits
+        self.qmin, self.qmax = code_range(bits, signed=False)
+        self._checked = False  # whether the tensors were seen to be initialized: reading them synchronizes
+
+    @property
+    @abstractmethod
+    def initialized(self) -> bool:
+        """Whether it has seen a batch in training mode."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all batches."""
+
+    @abstractmethod
+    def initialize(self, x: Tensor) -> None:
+        """Begin from the first batch."""
+
+    @abstractmethod
+    def update(self, x: Tensor) -> None:
+        """Update the statistics by a batch."""
+
+    @abstractmethod
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the scale, positive, and the zero point, of one element each; where it is initialized."""
+
+    def current_scale(self) -> tuple[Tensor, Tensor]:
+        """Return the scale, positive, and the zero point, of one element each; raise where there is none yet."""
+        if not self._checked:
+            self._check()
+        return self.scale_and_zero_point()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the values that the codes represent."""
+        if self.training and self.track_running_stats:
+            if not self._checked:
+                self._check(x.detach())
+            self.update(x.detach())
+        scale, zero_point = self.current_scale()
+        return fake_quantize(x, scale, zero_point, self.qmin, self.qmax, grad_scale=self._grad_scale(x))
+
+    def _grad_scale(self, x: Tensor) -> float:
+        return 1.0
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _check(self, x: Tensor | None = None) -> None:
+        if not self.initialized:
+            if x is None:
+                raise BsamRuntimeError(
+                    "the scale of a quantized layer's input is not initialized: run a batch in training mode first, or "
+                    "call bsam.quantization.calibrate"
+                )
+            self.initialize(x)
+        self._checked = True
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._checked = False
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Return the settings that ``print`` shows."""
+        return f"bits={self.bits}"
+
+
+class MinMaxInputQuantizer(InputQuantizer):
+    """Scale and zero point follow from moving averages of the smallest and the largest input of a batch.
+
+    The averages are buffers, which DistributedDataParallel copies from rank 0 as it does batch norm's.
+
+    Args:
+        bits, dtype, device: as in :class:`~bsam.quantization.input_quantizers.InputQuantizer`.
+        momentum: weight of the new batch in the averages.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device, momentum: float = 0.1) -> None:
+        super().__init__(bits, dtype=dtype, device=device)
+        self.momentum = momentum
+        self.register_buffer("low", torch.empty((), dtype=dtype, device=device))
+        self.register_buffer("high", torch.empty((), dtype=dtype, device=device))
+        self.reset()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether it has seen a batch in training mode."""
+        return bool(self.low <= self.high)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.low.fill_(torch.inf)
+        self.high.fill_(-torch.inf)
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        """Begin from the first batch."""
+        low, high = x.aminmax()
+        self.low.copy_(low)
+        self.high.copy_(high)
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Update the averages by a batch."""
+        low, high = x.aminmax()
+        self.low.lerp_(low.to(self.low.dtype), self.momentum)
+        self.high.lerp_(high.to(self.high.dtype), self.momentum)
+
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the scale, positive, and the zero point, of one element each; without gradient."""
+        return affine(self.low, self.high, self.qmin, self.qmax)
+
+
+class LearnedInputQuantizer(InputQuantizer):
+    r"""The scale is a parameter (LSQ), with the gradient scale :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values in each
+    sample.
+
+    The first batch sets the zero point, from the range of its values, and the scale to
+    :math:`2\, \mathrm{mean}|x| / \sqrt{q_{\max}}`, as in the paper, or to that of the range if that is smaller. The
+    zero point stays. In several processes (``torch.distributed``) the batch is that of all of them, and all must run
+    it. The absolute value of the scale is used.
+    """
+
+    zero_point: Tensor
+
+    def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(bits, dtype=dtype, device=device)
+        self.scale = nn.Parameter(torch.zeros(1, dtype=dtype, device=device))  # 1-D: FSDP takes no 0-dim parameter
+        self.register_buffer("zero_point", torch.zeros((), dtype=dtype, device=device))
+
+    @property
+    def initialized(self) -> bool:
+        """Whether it has seen a batch in training mode."""
+        return bool(self.scale != 0)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Forget the first batch."""
+        self.scale.zero_()
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        """Begin from the first batch."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        low, high = x.aminmax()
+        ends, mean = torch.stack([-low, high]), x.abs().mean()
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(ends, dist.ReduceOp.MAX)
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        scale, zero_point = affine(-ends[0], ends[1], self.qmin, self.qmax)
+        self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, scale).clamp(min=EPS))
+        self.zero_point.copy_(zero_point)
+
+    def update(self, x: Tensor) -> None:
+        """Nothing: the scale is learned."""
+
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the scale, positive, and the zero point, of one element each."""
+        return positive(self.scale), self.zero_point
+
+    def _grad_scale(self, x: Tensor) -> float:
+        return (x.shape[1:].numel() * self.qmax) ** -0.5
+
+
+def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
+    """Return scale and zero point of codes for values between ``low`` and ``high``, and 0.
+
+    Example:
+        >>> affine(torch.tensor(-1.0), torch.tensor(2.0), 0, 15)
+        (tensor(0.2000), tensor(5.))
+        >>> affine(torch.tensor(3.0), torch.tensor(3.0), 0, 15)
+        (tensor(0.2000), tensor(0.))
+    """
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = ((high - low) / (qmax - qmin)).clamp(min=EPS)
+    return scale, (qmin - low / scale).round().clamp(qmin, qmax)

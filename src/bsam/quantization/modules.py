@@ -1,0 +1,147 @@
+"""Layers whose weight and input are fake-quantized."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..core.errors import BsamValueError
+from .arithmetic import Codes, integer_output
+from .fake_quantize import quantize_codes
+from .input_quantizers import InputQuantizer, LearnedInputQuantizer, MinMaxInputQuantizer
+from .weight_quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer, WeightQuantizer
+
+SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
+    "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
+    "minmax": (MinMaxWeightQuantizer, MinMaxInputQuantizer),
+}
+GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+
+class QuantLayer(nn.Module):
+    """What :class:`QuantConv2d` and :class:`QuantLinear` share: two quantizers beside ``weight`` and ``bias``.
+
+    In training mode the layer computes with the values that the codes represent, in floating point and under autocast
+    if that is on. In eval mode it computes by integers what the converted layer computes, bit for bit, with the
+    gradients of the same floating-point computation.
+
+    ``weight`` and ``bias`` are the floating-point parameters under their usual names, so that the state dict of the
+    float layer loads, also with ``strict=True``: the scales then begin anew. The bias is not quantized.
+    """
+
+    weight: Tensor
+    bias: Any  # nn.Conv2d and nn.Linear declare it differently
+    weight_quantizer: WeightQuantizer
+    input_quantizer: InputQuantizer
+
+    def take_over(self, layer: nn.Conv2d | nn.Linear, weight_bits: int, activation_bits: int, scheme: str) -> None:
+        """Take the parameters and the mode of a float layer, and make the quantizers."""
+        if scheme not in SCHEMES:
+            raise BsamValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
+        make_weight_quantizer, make_input_quantizer = SCHEMES[scheme]
+        weight = layer.weight
+        self.weight, self.bias = weight, layer.bias
+        self.weight_quantizer = make_weight_quantizer(weight.detach(), weight_bits)
+        self.input_quantizer = make_input_quantizer(activation_bits, dtype=weight.dtype, device=weight.device)
+        self.train(layer.training)
+
+    @abstractmethod
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution or the linear map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer with quantized weight and input."""
+        exact = None if self.training else integer_output(self, self.codes(), x)
+        if exact is not None and not torch.is_grad_enabled():
+            return exact
+        out = self.product(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        return out if exact is None else exact + (out - out.detach())  # the difference is 0, and has the gradient
+
+    def codes(self) -> Codes:
+        """Return integers and scales of the layer as it is now, without gradient; the codes in floating point."""
+        weight, inputs = self.weight_quantizer, self.input_quantizer
+        with torch.no_grad():
+            weight_scale, (input_scale, zero_point) = weight.current_scale(self.weight), inputs.current_scale()
+            return Codes(
+                weight=quantize_codes(self.weight, weight_scale, None, weight.qmin, weight.qmax),
+                weight_scale=weight_scale.flatten(),
+                input_scale=input_scale.flatten(),
+                input_zero_point=zero_point.flatten(),
+                bias=None if self.bias is None else self.bias.detach(),
+                weight_bits=weight.bits,
+                activation_bits=inputs.bits,
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if not any(name.startswith((f"{prefix}weight_quantizer.", f"{prefix}input_quantizer.")) for name in state_dict):
+            self.weight_quantizer.reset(self.weight.detach())
+            self.input_quantizer.reset()
+            for child in ("weight_quantizer", "input_quantizer"):  # they load next, and would report missing names
+                getattr(self, child).state_dict(destination=state_dict, prefix=f"{prefix}{child}.")
+
+
+class QuantConv2d(QuantLayer, nn.Conv2d):
+    """A convolution with fake-quantized weight and input, made from a float one, whose parameters it takes over.
+
+    Args:
+        layer: the float layer.
+        weight_bits, activation_bits, scheme: as in :func:`~bsam.quantization.quantize`.
+
+    Example:
+        >>> import torch
+        >>> layer = QuantConv2d(nn.Conv2d(3, 8, 3), weight_bits=4, activation_bits=8)
+        >>> layer(torch.rand(2, 3, 5, 5)).shape
+        torch.Size([2, 8, 3, 3])
+        >>> [name for name, _ in layer.named_parameters()]
+        ['weight', 'bias', 'weight_quantizer.scale', 'input_quantizer.scale']
+    """
+
+    def __init__(self, layer: nn.Conv2d, weight_bits: int = 4, activation_bits: int = 4, scheme: str = "lsq") -> None:
+        nn.Conv2d.__init__(self, **geometry(layer), bias=layer.bias is not None, device="meta")
+        self.take_over(layer, weight_bits, activation_bits, scheme)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution."""
+        return self._conv_forward(x, weight, bias)
+
+
+class QuantLinear(QuantLayer, nn.Linear):
+    """A linear layer with fake-quantized weight and input, made from a float one, whose parameters it takes over.
+
+    Args:
+        layer: the float layer.
+        weight_bits, activation_bits, scheme: as in :func:`~bsam.quantization.quantize`.
+
+    Example:
+        >>> import torch
+        >>> QuantLinear(nn.Linear(6, 2), scheme="minmax")(torch.rand(4, 6)).shape
+        torch.Size([4, 2])
+    """
+
+    def __init__(self, layer: nn.Linear, weight_bits: int = 4, activation_bits: int = 4, scheme: str = "lsq") -> None:
+        nn.Linear.__init__(self, layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        self.take_over(layer, weight_bits, activation_bits, scheme)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the linear map."""
+        return F.linear(x, weight, bias)
+
+
+def geometry(conv: nn.Conv2d) -> dict[str, Any]:
+    """Return the arguments that make a convolution of the same geometry."""
+    return {name: getattr(conv, name) for name in GEOMETRY}
+
+
+def replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put new modules in the place of old ones, under all their names. Return the model, or what replaces it."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # named_children leaves out a second name
+            if child is not None and child in new:
+                setattr(parent, name, new[child])
+    return new.get(model, model)

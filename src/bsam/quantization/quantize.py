@@ -1,0 +1,167 @@
+"""From a float network to a fake-quantized one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from ..core.checks import check_count
+from ..core.errors import BsamValueError
+from ..core.wrapper import PERTURB
+from . import fold
+from .input_quantizers import LearnedInputQuantizer
+from .int_modules import IntLayer
+from .modules import SCHEMES, QuantConv2d, QuantLayer, QuantLinear, replace
+from .weight_quantizers import LearnedWeightQuantizer
+
+
+def quantize(
+    model: nn.Module,
+    weight_bits: int = 4,
+    activation_bits: int = 4,
+    *,
+    scheme: str = "lsq",
+    first_last_bits: int | None = 8,
+    fold_batch_norm: bool = False,
+) -> nn.Module:
+    """Return a copy of a network for quantization-aware training: its convolutions and linear layers quantize their
+    weights and inputs, in floating point.
+
+    Weights are quantized symmetrically with a scale for each output channel, inputs affinely with one scale and zero
+    point. Everything else stays in floating point. The latent weights are the parameters that are trained, under the
+    names of the float network.
+
+    Args:
+        model: the float network, which is not changed.
+        weight_bits: of the weights, 2 to 8.
+        activation_bits: of the inputs of the layers, 2 to 8.
+        scheme: ``"lsq"``: scales are parameters, which begin from the weights and from the first batch in training mode
+            (learned step size); ``"minmax"``: scales follow from the range of the weights and from moving averages of
+            the ranges of the inputs.
+        first_last_bits: of weights and inputs of the first and the last of the layers, in the order of
+            ``model.modules()``. These lose most by few bits and have a small share of the weights; LSQ and most papers
+            on 4 bits and fewer keep them at 8. None: like the others.
+        fold_batch_norm: whether to fold batch norm with its running statistics into the layer before it, as inference
+            engines do. Fine-tuning is then without batch norm.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+        >>> quantized = quantize(model)
+        >>> [layer.weight_quantizer.bits for layer in quantized if hasattr(layer, "weight_quantizer")]
+        [8, 4, 8]
+        >>> quantized(torch.rand(16, 1, 5, 5)).shape
+        torch.Size([16, 2])
+    """
+    check_count("weight_bits", weight_bits, 2, 8)
+    check_count("activation_bits", activation_bits, 2, 8)
+    if first_last_bits is not None:
+        check_count("first_last_bits", first_last_bits, 2, 8)
+    if scheme not in SCHEMES:
+        raise BsamValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
+    _check_layers(model)
+    model = copy.deepcopy(model)
+    if fold_batch_norm:
+        fold.fold_batch_norm(model)
+    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    new: dict[nn.Module, nn.Module] = {}
+    for layer in layers:
+        bits = (weight_bits, activation_bits)
+        if first_last_bits is not None and layer in (layers[0], layers[-1]):
+            bits = (first_last_bits, first_last_bits)
+        make: Any = QuantConv2d if isinstance(layer, nn.Conv2d) else QuantLinear
+        new[layer] = make(layer, *bits, scheme)
+    return replace(model, new)
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Raise unless the model has layers to quantize, and none that cannot be."""
+    found = 0
+    for name, module in model.named_modules():
+        layer, kind = name or "the model", type(module).__name__
+        if isinstance(module, (QuantLayer, IntLayer)):
+            raise BsamValueError(f"{layer} is quantized already ({kind}): pass the float model")
+        if isinstance(module, LazyModuleMixin):
+            raise BsamValueError(f"{layer} cannot be quantized before its shape is known ({kind}): run a batch first")
+        if type(module) in (nn.Conv2d, nn.Linear):
+            found += 1
+            hooks = (
+                module._forward_hooks,
+                module._forward_pre_hooks,
+                module._backward_hooks,
+                module._backward_pre_hooks,
+            )
+            if any(hooks):
+                raise BsamValueError(f"{layer} has hooks, which its copy would not have: remove them before quantize")
+        elif isinstance(module, (_ConvNd, nn.Linear, nn.Bilinear)):
+            raise BsamValueError(
+                f"{layer} cannot be quantized ({kind}): only torch.nn.Conv2d and torch.nn.Linear can, not subclasses"
+            )
+    if not found:
+        raise BsamValueError(f"{type(model).__name__} has no convolution or linear layer to quantize")
+
+
+def calibrate(model: nn.Module, *inputs: Any) -> None:
+    """Initialize the scales of the inputs from a batch, as the first batch of a training would. Nothing else changes:
+    the batch is run with only the quantized layers in training mode.
+
+    With ``scheme="minmax"`` further batches move the averages; with ``"lsq"`` they have no effect.
+
+    Args:
+        model: what :func:`quantize` returned.
+        inputs: of one forward pass.
+
+    Example:
+        >>> model = quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))).eval()
+        >>> calibrate(model, torch.rand(32, 4))
+        >>> model(torch.rand(1, 4)).shape
+        torch.Size([1, 2])
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    layers = [module for module, _ in modes if isinstance(module, QuantLayer)]
+    if not layers:
+        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+    try:
+        model.eval()
+        for layer in layers:
+            layer.train()
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def parameter_groups(model: nn.Module, *, perturb_scales: bool = False, **settings: Any) -> list[dict[str, Any]]:
+    """Return the parameters of a quantized network in groups for the base optimizer: weights, then learned scales.
+
+    A sharpness-aware step perturbs the latent weights. It leaves the scales where they are in every pass, unless asked
+    to perturb them too; their gradients count in the norm of the whole gradient either way, of which they are a small
+    part. With ``scheme="minmax"`` there are no learned scales, and no second group.
+
+    Args:
+        model: what :func:`quantize` returned.
+        perturb_scales: whether scales are perturbed.
+        settings: of the second group, such as ``lr`` and ``weight_decay``.
+
+    Example:
+        >>> import bsam
+        >>> model = quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        >>> base = torch.optim.SGD(parameter_groups(model, weight_decay=0.0), lr=0.1, weight_decay=1e-3)
+        >>> optimizer = bsam.BSAM(base, model)
+        >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
+        [(4, 0.001), (4, 0.0)]
+    """
+    if not any(isinstance(module, QuantLayer) for module in model.modules()):
+        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+    learned = (LearnedWeightQuantizer, LearnedInputQuantizer)
+    scales = {module.scale for module in model.modules() if isinstance(module, learned)}
+    groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if p not in scales]}]
+    if scales:
+        own = [p for p in model.parameters() if p in scales]
+        groups.append({"params": own, PERTURB: perturb_scales, **settings})
+    return groups

@@ -1,0 +1,88 @@
+"""Integer weights compute what fake quantization computes in eval mode, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.models import build
+from bsam.quantization import calibrate, convert, quantize
+from bsam.quantization.int_modules import IntConv2d, IntLayer, IntLinear
+from helpers import alike
+
+
+def trained(**settings):
+    """A quantized ResNet-8 after two steps, in eval mode."""
+    torch.manual_seed(0)
+    model = quantize(build("resnet8", seed=0), **settings)
+    x, y = torch.randn(8, 3, 12, 12), torch.randint(0, 10, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("scheme", ["lsq", "minmax"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_outputs_equal_bit_for_bit(scheme, bits):
+    model = trained(weight_bits=bits, activation_bits=bits, scheme=scheme, fold_batch_norm=bits == 4)
+    before = copy.deepcopy(model.state_dict())
+    converted = convert(model.train())
+    assert alike(dict(model.state_dict()), dict(before))
+    assert model.training
+    assert not any(m.training for m in converted.modules())
+    x = torch.randn(16, 3, 12, 12)
+    with torch.no_grad():
+        expected = model.eval()(x)
+        assert torch.equal(converted(x), expected)
+        model.train()
+        for m in model.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.eval()
+        torch.testing.assert_close(model(x).mean(), expected.mean(), atol=0.1, rtol=0.1)
+    found = [m for m in converted.modules() if isinstance(m, IntLayer)]
+    assert [type(m) for m in found] == [IntConv2d] * 9 + [IntLinear]
+    for layer in found[1:-1]:
+        assert layer.weight.dtype == torch.int8
+        assert -(2 ** (bits - 1)) <= layer.weight.min() < 0 < layer.weight.max() <= 2 ** (bits - 1) - 1
+        assert layer.weight_bits == layer.activation_bits == bits
+        assert layer.weight_scale.shape == (layer.out_channels,)
+        assert not list(layer.parameters())
+    assert not found[-1].bias.requires_grad
+
+
+def test_a_later_step_does_not_reach_the_converted_network():
+    model = trained()
+    converted, x = convert(model), torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        before = converted(x)
+        for t in [*model.parameters(), *model.buffers()]:
+            t.add_(1)
+        assert torch.equal(converted(x), before)
+
+
+def test_printing_names_the_bits():
+    assert "weight_bits=4, activation_bits=4" in repr(convert(trained()))
+
+
+def test_what_cannot_be_converted_is_refused():
+    with pytest.raises(BsamValueError, match="Sequential has no quantized layer: call bsam"):
+        convert(nn.Sequential(nn.Linear(2, 2)))
+    for scheme in ("lsq", "minmax"):
+        model = quantize(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), scheme=scheme)
+        with pytest.raises(BsamRuntimeError, match="input of 0 is not initialized: train the model, or call bsam"):
+            convert(model)
+        model[0](torch.randn(3, 2))
+        with pytest.raises(BsamRuntimeError, match="input of 2 is not initialized"):
+            convert(model)
+        with pytest.raises(BsamRuntimeError, match="not initialized"):
+            model.eval()(torch.randn(3, 2))
+        calibrate(model, torch.randn(3, 2))
+        convert(model)

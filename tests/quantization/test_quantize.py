@@ -1,0 +1,189 @@
+"""Which layers are replaced, by what, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bsam.core.errors import BsamValueError
+from bsam.models import build
+from bsam.quantization import calibrate, convert, parameter_groups, quantize
+from bsam.quantization.modules import QuantConv2d, QuantLayer, QuantLinear
+from helpers import same
+
+
+def layers(model):
+    return [m for m in model.modules() if isinstance(m, QuantLayer)]
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def test_a_copy_of_a_network_has_quantized_layers():
+    model = build("resnet8", seed=0)
+    before = copy.deepcopy(model.state_dict())
+    quantized = quantize(model)
+    assert not layers(model)
+    assert [type(m) for m in layers(quantized)] == [QuantConv2d] * 9 + [QuantLinear]
+    bits = [(m.weight_quantizer.bits, m.input_quantizer.bits) for m in layers(quantized)]
+    assert bits == [(8, 8), *[(4, 4)] * 8, (8, 8)]
+    assert before.keys() <= quantized.state_dict().keys()
+    with torch.no_grad():
+        for p in quantized.parameters():
+            p.add_(1)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    quantized.load_state_dict(model.state_dict())
+    assert quantized(torch.randn(4, 3, 32, 32)).shape == (4, 10)
+    model.stages.eval()
+    modes = {name: m.training for name, m in model.named_modules()}
+    found = {name: m.training for name, m in quantize(model).named_modules()}
+    assert {name: found[name] for name in modes} == modes
+    assert not found["stages.0.0.conv1.input_quantizer"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"first_last_bits": None}, [(4, 4)] * 3),
+        ({"weight_bits": 2, "activation_bits": 6, "first_last_bits": None}, [(2, 6)] * 3),
+        ({"weight_bits": 3, "activation_bits": 5, "first_last_bits": 7}, [(7, 7), (3, 5), (7, 7)]),
+    ],
+)
+def test_bits(settings, expected):
+    quantized = quantize(small(), **settings)
+    assert [(m.weight_quantizer.bits, m.input_quantizer.bits) for m in layers(quantized)] == expected
+
+
+def test_more_bits_are_nearer_to_the_float_network():
+    model, x = small().eval(), torch.randn(64, 2, 5, 5)
+    errors = []
+    for scheme in ("lsq", "minmax"):
+        for bits in (2, 4, 8):
+            quantized = quantize(model, bits, bits, scheme=scheme, first_last_bits=None)
+            calibrate(quantized, x)
+            with torch.no_grad():
+                errors.append(((quantized(x) - model(x)).norm() / model(x).norm()).item())
+    assert errors[0] > 2 * errors[1] > 6 * errors[2]
+    assert errors[3] > 2 * errors[4] > 6 * errors[5]
+    assert max(errors[2], errors[5]) < 0.02
+
+
+def test_a_layer_alone_and_shared_layers_and_tied_weights():
+    alone = quantize(nn.Linear(3, 2))
+    assert isinstance(alone, QuantLinear)
+    conv = nn.Conv2d(2, 2, 1)
+    shared = quantize(nn.Sequential(conv, nn.ReLU(), conv))
+    assert shared[0] is shared[2]
+    tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    tied[2].weight = tied[0].weight
+    quantized = quantize(tied)
+    assert quantized[2].weight is quantized[0].weight
+    assert quantized[0].weight is not tied[0].weight
+
+
+def test_frozen_weights_stay_frozen():
+    model = small()
+    model[0].requires_grad_(False)
+    assert [p.requires_grad for p in quantize(model)[0].parameters()][:2] == [False, False]
+
+
+class OfItsOwn(nn.Conv2d):
+    """As timm's convolutions."""
+
+
+def hooked():
+    model = small()
+    model[3].register_forward_hook(lambda *args: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.ConvTranspose2d(2, 2, 2)),
+            r"1 cannot be quantized \(ConvTranspose2d",
+        ),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Conv1d(2, 2, 2)), r"1 cannot be quantized \(Conv1d"),
+        (lambda: nn.Sequential(nn.LazyLinear(2)), r"0 cannot be quantized before its shape is known \(LazyLinear"),
+        (lambda: nn.Sequential(nn.LazyConv2d(2, 1)), r"0 cannot be .* before its shape is known \(LazyConv2d"),
+        (lambda: nn.Sequential(nn.Sequential(OfItsOwn(2, 2, 1))), r"0\.0 cannot be quantized \(OfItsOwn"),
+        (lambda: nn.MultiheadAttention(4, 2), r"out_proj cannot be quantized \(NonDynamicallyQuantizableLinear"),
+        (
+            lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
+            r"0 cannot be quantized \(ParametrizedLinear",
+        ),
+        (lambda: nn.Sequential(nn.ReLU(), nn.LayerNorm(2)), "Sequential has no convolution or linear layer to quant"),
+        (lambda: quantize(small()), r"0 is quantized already \(QuantConv2d\): pass the float model"),
+        (lambda: quantize(nn.Linear(2, 2)), r"the model is quantized already \(QuantLinear"),
+        (hooked, r"3 has hooks"),
+    ],
+)
+def test_what_cannot_be_quantized_is_named(model, message):
+    with pytest.raises(BsamValueError, match=message):
+        quantize(model())
+
+
+def test_a_converted_network_is_quantized_already():
+    quantized = quantize(small())
+    calibrate(quantized, torch.randn(4, 2, 5, 5))
+    with pytest.raises(BsamValueError, match=r"0 is quantized already \(IntConv2d"):
+        quantize(convert(quantized))
+
+
+@pytest.mark.parametrize("name", ["weight_bits", "activation_bits", "first_last_bits"])
+@pytest.mark.parametrize("bits", [1, 9, 4.0, "8", True])
+def test_bits_out_of_range_are_refused(name, bits):
+    with pytest.raises(BsamValueError, match=f"{name} must be a whole number between 2 and 8, got {bits!r}"):
+        quantize(small(), **{name: bits})
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(BsamValueError, match="scheme must be one of lsq, minmax, got 'LSQ'"):
+        quantize(small(), scheme="LSQ")
+
+
+def test_calibration_changes_nothing_but_scales_of_inputs():
+    x = torch.randn(16, 2, 5, 5)
+    for scheme in ("lsq", "minmax"):
+        model = quantize(small(), scheme=scheme)
+        model[3].eval()
+        modes = [m.training for m in model.modules()]
+        before = copy.deepcopy(model.state_dict())
+        calibrate(model, x)
+        assert [m.training for m in model.modules()] == modes
+        changed = {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
+        names = {"scale", "zero_point", "low", "high"}
+        assert {name.rpartition(".")[2] for name in changed} <= names
+        assert all(".input_quantizer." in name for name in changed)
+        assert all(m.input_quantizer.initialized for m in layers(model))
+        after = copy.deepcopy(model.state_dict())
+        calibrate(model, 3 * x)
+        moved = not all(torch.equal(t, after[name]) for name, t in model.state_dict().items())
+        assert moved == (scheme == "minmax")
+        with pytest.raises(RuntimeError):
+            calibrate(model, torch.randn(2))
+        assert [m.training for m in model.modules()] == modes
+    with pytest.raises(BsamValueError, match="Sequential has no quantized layer: call bsam"):
+        calibrate(small(), x)
+
+
+def test_groups_of_parameters():
+    model = quantize(small())
+    weights, scales = parameter_groups(model, lr=0.01, weight_decay=0.0)
+    assert weights == {"params": [p for name, p in model.named_parameters() if "quantizer" not in name]}
+    own = scales.pop("params")
+    assert same(own, [p for name, p in model.named_parameters() if "quantizer" in name])
+    assert scales == {"perturb": False, "lr": 0.01, "weight_decay": 0.0}
+    assert parameter_groups(model, perturb_scales=True)[1]["perturb"] is True
+    (only,) = parameter_groups(quantize(small(), scheme="minmax"))
+    assert len(only["params"]) == 8
+    with pytest.raises(BsamValueError, match="has no quantized layer"):
+        parameter_groups(small())

@@ -1,0 +1,218 @@
+"""Sharpness-aware steps of quantized networks: what is perturbed, and when statistics move."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bsam
+from bsam.quantization import calibrate, convert, parameter_groups, quantize
+from bsam.quantization.fake_quantize import fake_quantize
+from bsam.quantization.modules import SCHEMES
+from helpers import alike, detached, same
+
+KEYS = ("scale", "zero_point", "low", "high")
+
+
+class Case:
+    """A quantized network with batch norm, a batch, and a BSAM optimizer."""
+
+    def __init__(self, scheme="lsq", *, calibrated=True, dtype=torch.float64, **groups):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(24, 3)
+        ).to(dtype)
+        self.model = quantize(net, scheme=scheme)
+        self.x, self.y = torch.randn(12, 2, 6, 6, dtype=dtype), torch.randint(0, 3, (12,))
+        if calibrated:
+            calibrate(self.model, self.x)
+        base = torch.optim.SGD(parameter_groups(self.model, **groups), lr=0.05, momentum=0.9)
+        self.optimizer = bsam.BSAM(base, self.model, rho_max=0.1, rho_min=0.1, rho_min_floor=0.05)
+
+    def loss(self):
+        return F.cross_entropy(self.model(self.x), self.y)
+
+    def state(self):
+        return {**copy.deepcopy(self.model.state_dict())}
+
+    def statistics(self):
+        """What the quantizers know of the inputs."""
+        return {k: t for k, t in self.state().items() if "input_quantizer" in k and k.rpartition(".")[2] in KEYS}
+
+
+@pytest.mark.parametrize("perturb", [False, True])
+def test_scales_are_perturbed_if_asked_for(perturb):
+    case = Case(perturb_scales=perturb)
+    weights, scales = (group["params"] for group in case.optimizer.param_groups)
+    assert len(scales) == 6
+    seen = []
+
+    def closure():
+        seen.append((detached(weights), detached(scales)))
+        return case.loss()
+
+    case.optimizer.backward(closure)
+    (w, s), *perturbed = seen
+    assert len(perturbed) == 2
+    for w_e, s_e in perturbed:
+        assert not any(torch.equal(a, b) for a, b in zip(w_e, w, strict=True) if a.dim() > 1)
+        assert [torch.equal(a, b) for a, b in zip(s_e, s, strict=True)] == [not perturb] * 6
+    assert same(detached(weights), w)
+    assert same(detached(scales), s)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in scales)  # they are learned either way
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_perturbation_is_of_the_latent_weights(scheme):
+    """A step by hand, on the float weights and the formulas of fake quantization."""
+    torch.manual_seed(0)
+    layer, x, y = nn.Linear(4, 3).double(), torch.randn(8, 4).double(), torch.randint(0, 3, (8,))
+    model = quantize(nn.Sequential(layer), first_last_bits=None, scheme=scheme)
+    calibrate(model, x)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    s_x, z = (t.detach() for t in model[0].input_quantizer.current_scale())
+    s_w = model[0].weight_quantizer.current_scale(weight).detach()
+    x_q = s_x * ((torch.round(x / s_x) + z).clamp(0, 15) - z)
+
+    def gradient(w, b):
+        """By weight, bias and, if they are learned, scales; with the straight-through estimator."""
+        leaves = [w.clone().requires_grad_(), b.clone().requires_grad_()]
+        scale = s_w if scheme == "lsq" else w.abs().amax(1, keepdim=True) / 7
+        learned = [t.clone().requires_grad_() for t in (scale, s_x)] if scheme == "lsq" else []
+        scales = learned or [scale, s_x]
+        inputs = fake_quantize(x, scales[1], z, 0, 15, grad_scale=(4 * 15) ** -0.5)
+        assert torch.equal(inputs, x_q)
+        out = inputs @ fake_quantize(leaves[0], scales[0], None, -8, 7, grad_scale=(4 * 7) ** -0.5).T + leaves[1]
+        return torch.autograd.grad(F.cross_entropy(out, y), [*leaves, *learned])
+
+    g = gradient(weight, bias)
+    length = torch.cat([t.flatten() for t in g]).norm()
+    g_max = gradient(weight + 0.1 * g[0] / length, bias + 0.1 * g[1] / length)
+    base = torch.optim.SGD(parameter_groups(model), lr=0.1)
+    optimizer = bsam.SAM(base, model, rho=0.1)
+    for m in model.modules():
+        m.track_running_stats = False  # the ranges stay those of the calibration
+    optimizer.step(lambda: F.cross_entropy(model(x), y))
+    torch.testing.assert_close(model[0].weight.detach(), weight - 0.1 * g_max[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(model[0].bias.detach(), bias - 0.1 * g_max[1], rtol=0, atol=1e-12)
+    if scheme == "lsq":
+        scale = model[0].weight_quantizer.scale.detach()
+        torch.testing.assert_close(scale, (s_w - 0.1 * g_max[2]).squeeze(1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_statistics_move_in_the_first_pass_only(scheme, calibrated):
+    case, other = Case(scheme, calibrated=calibrated), Case(scheme, calibrated=calibrated)
+    for _ in range(3):
+        other.model.load_state_dict(case.model.state_dict())
+        other.loss()  # one forward pass at w
+        expected = other.statistics()
+        seen = []
+
+        def closure():
+            loss = case.loss()
+            seen.append({k: t for k, t in case.statistics().items() if not k.endswith("input_quantizer.scale")})
+            return loss
+
+        case.optimizer.backward(closure)
+        assert alike(case.statistics(), expected)
+        assert len(seen) == 3
+        assert alike(seen[1], seen[0])
+        assert alike(seen[2], seen[0])
+        assert int(case.model[1].num_batches_tracked) == int(other.model[1].num_batches_tracked)
+        case.optimizer.step()
+        assert all(m.track_running_stats for m in case.model.modules() if hasattr(m, "track_running_stats"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_closure_that_raises_leaves_what_one_pass_leaves(scheme, failing):
+    """In the first pass before the network runs: nothing. Later: the statistics of the first pass, as of batch norm."""
+    case, other = Case(scheme, calibrated=False), Case(scheme, calibrated=False)
+    calls = 0
+
+    def closure():
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise KeyboardInterrupt
+        return case.loss()
+
+    with pytest.raises(KeyboardInterrupt):
+        case.optimizer.step(closure)
+    if failing > 1:
+        other.loss()
+    assert alike(case.state(), other.state())
+    assert all(m.track_running_stats for m in case.model.modules() if hasattr(m, "track_running_stats"))
+    case.optimizer.step(case.loss)
+    assert all(layer.input_quantizer.initialized for layer in case.model if hasattr(layer, "input_quantizer"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_resumed_training_continues_bit_for_bit(scheme):
+    case, other = Case(scheme, calibrated=False), Case(scheme, calibrated=False)
+    for _ in range(2):
+        case.optimizer.step(case.loss)
+    file = io.BytesIO()
+    torch.save([case.model.state_dict(), case.optimizer.state_dict()], file)
+    file.seek(0)
+    network, optimizer = torch.load(file, weights_only=True)
+    other.model.load_state_dict(network)
+    other.optimizer.load_state_dict(optimizer)
+    for _ in range(2):
+        assert torch.equal(case.optimizer.step(case.loss), other.optimizer.step(other.loss))
+    assert alike(case.state(), other.state())
+    assert other.optimizer.param_groups[-1].get("perturb", scheme == "minmax") is (scheme == "minmax")
+
+
+def test_a_scaler_changes_nothing():
+    """Powers of 2, and float64: the same bits."""
+    case, other = Case(), Case()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for _ in range(3):
+        other.optimizer.step(other.loss)
+        case.optimizer.zero_grad()
+        case.optimizer.backward(case.loss, scaler=scaler)
+        scaler.step(case.optimizer)
+        scaler.update()
+    for a, b in zip(case.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_yielded_micro_batches_of_a_calibrated_network_equal_the_batch(scheme):
+    """Without batch norm, and with the ranges held."""
+    case, other = Case(scheme), Case(scheme)
+    for c in (case, other):
+        c.model[1].eval()
+        for m in c.model.modules():
+            if hasattr(m, "input_quantizer"):
+                m.input_quantizer.eval()
+
+    def closure():
+        for x, y in zip(case.x.split(4), case.y.split(4), strict=True):
+            yield F.cross_entropy(case.model(x), y)
+
+    for _ in range(3):
+        case.optimizer.step(closure)
+        other.optimizer.step(other.loss)
+    for a, b in zip(case.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_training_lowers_the_loss_of_the_integer_network(scheme):
+    case = Case(scheme, calibrated=False, dtype=torch.float32)
+    losses = [case.optimizer.step(case.loss).item() for _ in range(30)]
+    converted = convert(case.model)
+    with torch.no_grad():
+        final = F.cross_entropy(converted(case.x), case.y).item()
+        assert torch.equal(converted(case.x), case.model.eval()(case.x))
+    assert losses[-1] < 0.5 * losses[0]
+    assert final < 0.7 * losses[0]
