@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from bsam.training.trainer import Trainer
 
 SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
 LONG = ("train", "--method", "sam", "--epochs", "30", "--batch", "64", "--device", "cpu", "--limit-test", "50")
+LONG += ("--limit-train", "192")
 
 
 def contents(folder):
@@ -141,10 +143,14 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
 
 
 def test_of_several_processes_one_speaks(tmp_path, command):
-    flags = ("--nproc-per-node=2", "--standalone", "-m", "bsam", *SHORT, "--out", tmp_path / "out")
-    process = command(*flags, program=("-m", "torch.distributed.run"))
-    out, error = process.communicate(timeout=100)
-    assert process.returncode == 0, error
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    flags = (*SHORT, "--limit-train", "128", "--out", tmp_path / "out")
+    two = [command(*flags, env={**world, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]  # as torchrun does
+    (out, error), other = (process.communicate(timeout=100) for process in two)
+    assert [process.returncode for process in two] == [0, 0], error
+    assert other == ("", "")
     assert out.count("epoch 1/3") == out.count("Into ") == out.count("Written to") == 1
     assert "2 processes, each on CPU" in out
     assert len(RunDir(tmp_path / "out").metrics()) == 3
