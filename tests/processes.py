@@ -80,10 +80,10 @@ def _run_command(
     arguments: list[str], streams: list[Connection], cwd: Path | None, environment: dict[str, str]
 ) -> None:
     os.setsid()
-    for number, (stream, text) in enumerate(zip(streams, (sys.stdout, sys.stderr), strict=True), 1):
+    for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
         stream.close()
-        text.reconfigure(line_buffering=number == 2, write_through=False)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=b, closefd=False) for n, b in ((1, -1), (2, 1)))
     os.environ |= environment
     if cwd is not None:
         os.chdir(cwd)

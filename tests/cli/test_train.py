@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -73,18 +74,26 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     assert contents(folder) == before
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert cli.main([*SHORT, "--limit-train", "64", "--curvature", "--out", str(folder)]) == 0
+    return folder
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "curvature.json"])
-def test_a_damaged_file_of_a_finished_run_is_named_and_written_again(name, tmp_path, capsys, monkeypatch):
-    command, file = [*SHORT, "--limit-train", "64", "--curvature", "--out", str(tmp_path)], tmp_path / name
+def test_a_damaged_file_of_a_finished_run_is_named_and_written_again(name, finished, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    command, file = [*SHORT, "--limit-train", "64", "--curvature", "--out", str(folder)], folder / name
     assert cli.main(command) == 0
-    before, (*_, last, _, _) = file.read_bytes(), capsys.readouterr().out.splitlines()
+    before, (_, last, *_) = file.read_bytes(), capsys.readouterr().out.splitlines()
     file.write_bytes(before[: len(before) // 2])
     monkeypatch.setattr(Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     assert cli.main(command) == 0
     assert file.read_bytes() == before
     out = capsys.readouterr().out
     assert f"{file} is damaged" in out
-    assert f"{tmp_path}. Continuing after epoch 3." in out
+    assert f"{folder}. Continuing after epoch 3." in out
     assert last in out
 
 
