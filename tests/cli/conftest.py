@@ -13,6 +13,7 @@ import pytest
 
 import bsam
 from bsam import cli
+from processes import Command
 
 
 @pytest.fixture
@@ -33,17 +34,15 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def command() -> Callable[..., Any]:
-    """Starts a command in a process of its own, and in a group of its own, as a terminal does."""
+    """Starts a command in a process of its own, and in a group of its own, as a terminal does.
+
+    It is forked, which saves the import of torch, unless there is a ``program`` to start or a stream to write to.
+    """
 
     def start(*arguments: object, program: tuple[str, ...] = ("-m", "bsam"), **options: Any) -> Any:
-        root = str(Path(bsam.__file__).parents[1])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": root,
-            "COLUMNS": "120",
-            "PYTHONUNBUFFERED": "",
-            "OMP_NUM_THREADS": "1",
-        }
+        if program == ("-m", "bsam") and not options.keys() & {"stdout", "stderr"}:
+            return Command(*arguments, **options)
+        environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "COLUMNS": "120"}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment, **options}
         return subprocess.Popen([sys.executable, *program, *map(str, arguments)], start_new_session=True, **options)
 

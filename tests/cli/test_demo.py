@@ -1,16 +1,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-import bsam
 from bsam import cli
 from bsam.cli import run as cli_run
 from bsam.recipes import digits_demo
@@ -67,14 +64,14 @@ def finished(folder):
     return {path.parent.name for path in folder.glob("*/model.safetensors")}
 
 
-def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(tmp_path, one_thread, capsys, monkeypatch):
+def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(
+    tmp_path, one_thread, capsys, monkeypatch, command
+):
     """Ctrl-C as a terminal sends it, to the whole group; then the same command again; then every final run, here."""
     folder = tmp_path / "demo"
     arguments = ["demo", "--out", str(folder), "--seed", "4", "--seeds", "1", "--epochs", "2"]
     arguments += ["--methods", "sgd", "bsam-2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    first = subprocess.Popen([sys.executable, "-m", "bsam", *arguments], env=environment, **streams)
+    first = command(*arguments)
     deadline = time.monotonic() + 100
     while not finished(folder) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -42,10 +42,6 @@ def load(path):
     x, y = digits().test.x[:40], digits().test.y[:40]
     return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
 """
-SCRIPT = (
-    "-c",
-    "import sys; sys.path = [p for p in sys.path if p]; from bsam.cli import main; sys.exit(main(sys.argv[1:]))",
-)  # as the installed command
 
 
 @pytest.fixture
@@ -61,7 +57,7 @@ def saved(tmp_path):
 def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved, command, capsys, monkeypatch):
     """With the loader in the current folder, Ctrl-C as a terminal sends it, and the same command again."""
     arguments = ("flatness", "first.pt", "slow.pt", "--loader", "my_nets:load", "--out", "out", "--seed", "5", *CHEAP)
-    first = command(*arguments, program=SCRIPT, cwd=saved)
+    first = command(*arguments, cwd=saved)  # which is not on its path, as of the installed command
     for line in first.stdout:
         if "asleep" in line:  # the first one is done
             break

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +22,7 @@ from bsam.training.trainer import Trainer
 
 SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
 LONG = ("train", "--method", "sam", "--epochs", "30", "--batch", "64", "--device", "cpu", "--limit-test", "50")
+LONG += ("--limit-train", "192")
 
 
 def contents(folder):
@@ -71,18 +74,26 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     assert contents(folder) == before
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert cli.main([*SHORT, "--limit-train", "64", "--curvature", "--out", str(folder)]) == 0
+    return folder
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "curvature.json"])
-def test_a_damaged_file_of_a_finished_run_is_named_and_written_again(name, tmp_path, capsys, monkeypatch):
-    command, file = [*SHORT, "--limit-train", "64", "--curvature", "--out", str(tmp_path)], tmp_path / name
+def test_a_damaged_file_of_a_finished_run_is_named_and_written_again(name, finished, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    command, file = [*SHORT, "--limit-train", "64", "--curvature", "--out", str(folder)], folder / name
     assert cli.main(command) == 0
-    before, (*_, last, _, _) = file.read_bytes(), capsys.readouterr().out.splitlines()
+    before, (_, last, *_) = file.read_bytes(), capsys.readouterr().out.splitlines()
     file.write_bytes(before[: len(before) // 2])
     monkeypatch.setattr(Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     assert cli.main(command) == 0
     assert file.read_bytes() == before
     out = capsys.readouterr().out
     assert f"{file} is damaged" in out
-    assert f"{tmp_path}. Continuing after epoch 3." in out
+    assert f"{folder}. Continuing after epoch 3." in out
     assert last in out
 
 
@@ -141,10 +152,14 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
 
 
 def test_of_several_processes_one_speaks(tmp_path, command):
-    flags = ("--nproc-per-node=2", "--standalone", "-m", "bsam", *SHORT, "--out", tmp_path / "out")
-    process = command(*flags, program=("-m", "torch.distributed.run"))
-    out, error = process.communicate(timeout=100)
-    assert process.returncode == 0, error
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    flags = (*SHORT, "--limit-train", "128", "--out", tmp_path / "out")
+    two = [command(*flags, env={**world, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]  # as torchrun does
+    (out, error), other = (process.communicate(timeout=100) for process in two)
+    assert [process.returncode for process in two] == [0, 0], error
+    assert other == ("", "")
     assert out.count("epoch 1/3") == out.count("Into ") == out.count("Written to") == 1
     assert "2 processes, each on CPU" in out
     assert len(RunDir(tmp_path / "out").metrics()) == 3

@@ -185,7 +185,7 @@ def test_outputs_without_a_row_per_sample_are_not_checked(samples):
 def test_a_mean_is_not_refused_for_its_rounding(dtype, scale):
     losses = F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)
     losses += (lambda out, y: F.mse_loss(out, F.one_hot(y, 5).to(out)),)
-    for seed in range(20):
+    for seed in range(10):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 5))
         with torch.no_grad():

@@ -129,7 +129,7 @@ def test_axes_are_symmetric_to_the_last_bit_and_zero_in_the_middle(points):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(7,), (49,), (7, 2, 15)])  # of 7 and 49 `loss * n / n` is not always the loss
 def test_the_centre_is_the_loss_of_the_model_to_the_last_bit(nets, directions, dtype, sizes):
-    for seed in range(3):
+    for seed in range(3 if directions == "filter" else 1):
         model, data = nets["made"](nets["batch norm"], sizes=sizes, dtype=dtype)
         with torch.no_grad():
             model[-1].bias += seed / 10

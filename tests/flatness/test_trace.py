@@ -61,10 +61,10 @@ def test_the_error_counts_the_rounding_where_nothing_else_is_left(with_spectrum,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_half_precision_has_a_trace(with_spectrum, dtype, method):
     H, A = with_spectrum([9.0, 5.0, 2.0] + [0.1] * 60, dtype)
-    found = [trace(H, samples=30, seed=seed, method=method) for seed in range(20)]
+    found = [trace(H, samples=30, seed=seed, method=method) for seed in range(8)]
     errors = np.array([(estimate.value - float(A.trace())) / estimate.standard_error for estimate in found])
     assert (np.abs(errors) > 4).sum() <= 1
-    assert np.mean([estimate.value for estimate in found]) == pytest.approx(float(A.trace()), rel=0.03)
+    assert np.mean([estimate.value for estimate in found]) == pytest.approx(float(A.trace()), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
 import itertools
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +11,7 @@ from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
 from bsam.training.loop import fit
 from bsam.training.run_dir import run_dir_name
+from processes import Process
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
 RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, method="sam", seed=1)]
@@ -162,16 +159,10 @@ def test_a_real_lock_is_passed_over(tmp_path):
 
 def test_two_processes_share_the_work(tmp_path):
     """Both end well, whichever did what."""
-    program = (
-        "import sys; from dataclasses import replace; from bsam.recipes.runner import run_all\n"
-        "from bsam.training.config import Run\n"
-        "first = Run('sgd', epochs=2, batch=64, limit_train=128, limit_test=64)\n"
-        "run_all([replace(first, seed=seed) for seed in range(4)], sys.argv[1])"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    two = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=environment) for _ in range(2)]
+    runs = [replace(TINY, seed=seed) for seed in range(4)]
+    two = [Process(run_all, runs, tmp_path) for _ in range(2)]
     assert [process.wait(100) for process in two] == [0, 0]
-    states = [state_of(replace(TINY, seed=seed), tmp_path) for seed in range(4)]
+    states = [state_of(run, tmp_path) for run in runs]
     assert words(states) == ["done"] * 4
     assert all([metrics["epoch"] for metrics in state.epochs] == [1, 2] for state in states)
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
 
 RUN = Run("sam", epochs=3, batch=64, limit_train=128, limit_test=50, probe=1, curvature=True, relief=3)
+PLAIN = replace(RUN, curvature=False, relief=None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,6 +33,13 @@ def _few_samples():
 def finished(tmp_path_factory, runs):
     folder = tmp_path_factory.mktemp("finished") / "run"
     runs.train(RUN, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def without_curvature(tmp_path_factory, runs):
+    folder = tmp_path_factory.mktemp("without") / "run"
+    runs.train(PLAIN, folder)
     return folder
 
 
@@ -148,19 +157,20 @@ METRICS = {
 }
 
 
-def repaired(folder, name, run_dir_says, runs, monkeypatch):
+def repaired(folder, run_dir_says, runs, monkeypatch, run=RUN):
     """Whether a run with a damaged file is not finished, and ``fit`` writes the file again without training."""
-    state = RunDir(folder).state(RUN, verify=True)
+    state = RunDir(folder).state(run, verify=True)
     assert not state.finished
     assert re.search(run_dir_says, state.damaged)
     assert "run the command that trained it again to restore the file from the checkpoint" in state.damaged
     monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
-    runs.train(RUN, folder)
-    return RunDir(folder).state(RUN, verify=True).finished
+    runs.train(run, folder)
+    return RunDir(folder).state(run, verify=True).finished
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_damaged_metrics_are_named_and_written_again(name, folder, finished, monkeypatch, runs):
+def test_damaged_metrics_are_named_and_written_again(name, without_curvature, tmp_path, monkeypatch, runs):
+    folder = shutil.copytree(without_curvature, tmp_path / "run")
     METRICS[name](folder / "metrics.jsonl")
     short = {"empty": 0, "an epoch gone": 2, "gone": 0}
     if name in short:
@@ -171,8 +181,8 @@ def test_damaged_metrics_are_named_and_written_again(name, folder, finished, mon
         if name != "no score":
             with pytest.raises(bsam.BsamError, match=message):
                 RunDir(folder).metrics()
-    assert repaired(folder, "metrics.jsonl", message, runs, monkeypatch)
-    assert (folder / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert repaired(folder, message, runs, monkeypatch, PLAIN)
+    assert (folder / "metrics.jsonl").read_bytes() == (without_curvature / "metrics.jsonl").read_bytes()
 
 
 def test_epochs_of_an_older_version_may_lack_the_memorised_labels(folder):
@@ -196,7 +206,7 @@ CURVATURES = {
 @pytest.mark.parametrize("damage", CURVATURES.values(), ids=CURVATURES)
 def test_damaged_curvature_is_named_and_computed_again(damage, folder, finished, monkeypatch, runs):
     damage(folder / "curvature.json")
-    assert repaired(folder, "curvature.json", r"run/curvature\.json is damaged: ", runs, monkeypatch)
+    assert repaired(folder, r"run/curvature\.json is damaged: ", runs, monkeypatch)
     assert (folder / "curvature.json").read_bytes() == (finished / "curvature.json").read_bytes()
 
 
@@ -214,11 +224,12 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_damaged_network_is_named_and_written_again(name, folder, finished, monkeypatch, runs):
-    file, content = folder / "model.safetensors", (finished / "model.safetensors").read_bytes()
+def test_a_damaged_network_is_named_and_written_again(name, without_curvature, tmp_path, monkeypatch, runs):
+    folder = shutil.copytree(without_curvature, tmp_path / "run")
+    file, content = folder / "model.safetensors", (without_curvature / "model.safetensors").read_bytes()
     file.write_bytes(NETWORKS[name](content))
-    assert RunDir(folder).state(RUN).finished == name.startswith("one bit")  # the size alone
-    assert repaired(folder, file.name, r"run/model\.safetensors is damaged: ", runs, monkeypatch)
+    assert RunDir(folder).state(PLAIN).finished == name.startswith("one bit")  # the size alone
+    assert repaired(folder, r"run/model\.safetensors is damaged: ", runs, monkeypatch, PLAIN)
     assert file.read_bytes() == content
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import warnings
@@ -25,7 +26,7 @@ from bsam.training.loop import Diverged, fit
 from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, PREVIOUS, FileDigest, RunDir
 
 CPU = torch.device("cpu")
-SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "limit_train": 192}
+SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.0, "limit_train": 48, "limit_test": 40}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=3, seed=2, probe=2, **SAME)
 FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", "identity.json"}
 FILES |= {CHECKPOINT, CHECKSUMS, "tensorboard"}
@@ -50,11 +51,17 @@ def ends_like_whole(whole, runs):
     return check
 
 
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory, runs):
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    runs.train(RUN, folder, stop=2)
+    return folder
+
+
 @pytest.fixture
-def stopped(tmp_path, runs):
+def stopped(stopped_once, tmp_path):
     """A run directory with two finished epochs of three."""
-    runs.train(RUN, tmp_path / "run", stop=2)
-    return tmp_path / "run"
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def test_the_directory_has_settings_metrics_machine_and_network(whole):
@@ -392,7 +399,7 @@ def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(tmp_pat
 
 def test_weights_that_the_last_step_of_an_epoch_ruined_are_not_saved(tmp_path, runs):
     """The loss before that step is finite; the network after it is not."""
-    run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, epochs=2, batch=192)
+    run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, epochs=2, batch=48)
     with pytest.raises(bsam.BsamError, match=r"test loss is (nan|inf) in epoch 1.*No epoch was finished"):
         runs.train(run, tmp_path)
     assert not list(tmp_path.glob("checkpoint*"))

@@ -1,0 +1,91 @@
+"""Processes that are forked from one that has imported torch and scikit-learn, which takes seconds, already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"]
+)  # torch's optimizers import torch._dynamo
+
+
+class Process:
+    """A call in another process, with the interface of ``subprocess.Popen`` as far as the tests use it."""
+
+    def __init__(self, function: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        self._process = CONTEXT.Process(target=function, args=arguments, kwargs=named)
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float = 100) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            self.kill()
+            raise TimeoutError("the process did not end")
+        return self.returncode
+
+
+class Command(Process):
+    """``python -m bsam`` with these arguments, in a session of its own."""
+
+    def __init__(self, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+        ends = [CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        words, environment = list(map(str, arguments)), {"COLUMNS": "120", **(env or {})}
+        super().__init__(_run_command, words, [end for _, end in ends], cwd, environment)
+        self.stdout, self.stderr = (os.fdopen(os.dup(end.fileno())) for end, _ in ends)
+        for end in (end for pair in ends for end in pair):
+            end.close()
+
+    def communicate(self, timeout: float = 100) -> tuple[str, str]:
+        """Return the rest of both streams, neither of which may be longer than what a pipe holds."""
+        self.wait(timeout)
+        with self.stdout, self.stderr:
+            return self.stdout.read(), self.stderr.read()
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is not None:
+            os.killpg(self.pid, signal.SIGKILL)
+        with closing(self.stdout), closing(self.stderr):
+            self.wait()
+
+
+def _run_command(
+    arguments: list[str], streams: list[Connection], cwd: Path | None, environment: dict[str, str]
+) -> None:
+    os.setsid()
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=b, closefd=False) for n, b in ((1, -1), (2, 1)))
+    os.environ |= environment
+    if cwd is not None:
+        os.chdir(cwd)
+    sys.argv = ["bsam", *arguments]
+    runpy.run_module("bsam", run_name="__main__", alter_sys=True)
