@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import io
 import json
 import math
 import os
@@ -13,6 +14,9 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..core.checks import is_number
 from ..core.errors import BsamRuntimeError
@@ -149,6 +153,28 @@ def parse_json(content: bytes, kind: type[T], name: object, hint: str) -> T:
     if not isinstance(found, kind):
         raise BsamRuntimeError(f"{name} is damaged: it holds no JSON {'object' if kind is dict else 'array'}; {hint}")
     return found
+
+
+def read_arrays(file: Path, hint: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of :func:`write_arrays`, by name; raise if it is damaged. Nothing is unpickled.
+
+    Args:
+        file: the file.
+        hint: what to do if it is damaged.
+    """
+    content = read_bytes(file)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            return dict(found)
+    except Exception as error:  # of zipfile, zlib or numpy: damaged files raise many kinds
+        raise BsamRuntimeError(f"{file} is damaged; {hint}") from error
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays by name, compressed."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type] # names are free
+    write(file, buffer.getvalue())
 
 
 def fits(value: Any, kind: Any) -> bool:

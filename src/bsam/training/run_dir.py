@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import re
@@ -12,7 +11,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -25,7 +23,7 @@ from ..tasks import TASKS
 from ..tasks.inputs import Inputs
 from ..tasks.pose_inputs import PoseInputs
 from .config import BASE, Run, check_settings
-from .files import fits, read_bytes, read_json, read_json_lines
+from .files import fits, read_arrays, read_bytes, read_json, read_json_lines
 from .result import LossSurface
 from .run_state import RunState
 
@@ -213,14 +211,7 @@ class RunDir:
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return what the network said of some samples, as its task wrote it; an empty dict if it wrote nothing."""
         file = self.path / PREDICTIONS
-        if not file.exists():
-            return {}
-        content = read_bytes(file)
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as found:
-                return dict(found)
-        except Exception as error:  # of zipfile, zlib or numpy: damaged files raise many kinds
-            raise BsamRuntimeError(f"{file} is damaged; remove {NETWORK} beside it, then {REPAIR}") from error
+        return read_arrays(file, f"remove {NETWORK} beside it, then {REPAIR}") if file.exists() else {}
 
     def machines(self) -> list[dict[str, Any]]:
         """Return what is known of each machine that worked on the run, with dates."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -23,7 +22,7 @@ from ..core.extras import require_package
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
-from .files import read_bytes, refuse_other_files, usable, write, write_json, write_json_lines, writing
+from .files import read_bytes, refuse_other_files, usable, write, write_arrays, write_json, write_json_lines, writing
 from .lock import locked
 from .run_dir import (
     CHECKPOINT,
@@ -206,9 +205,7 @@ class RunWriter(RunDir):
         if curvature is not None:
             write_json(self.path / CURVATURE, curvature)
         if predictions:
-            buffer = io.BytesIO()
-            np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # names are free
-            write(self.path / PREDICTIONS, buffer.getvalue())
+            write_arrays(self.path / PREDICTIONS, predictions)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         content = save(tensors, {"run": json.dumps(self.settings)})  # one entry: several are written in a random order
         with writing(self.path / PREVIOUS):
