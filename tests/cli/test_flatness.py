@@ -224,7 +224,7 @@ def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path, monkeypatch):
         raise Stop(sum(len(y) for _, y in data))
 
     monkeypatch.setattr(measurements, "measure", measure)
-    with pytest.raises(Stop, match="^640$"):
+    with pytest.raises(Stop, match=r"^640$"):
         cli.main(["flatness", str(runs / "clean"), "--out", str(tmp_path / "out"), *CHEAP])
     assert find_models([runs / "clean"]).settings["images"] == 1000
 
