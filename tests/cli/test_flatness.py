@@ -20,6 +20,7 @@ from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.models.digits_net import DigitsNet
 from bsam.recipes.subjects import find_models
 from bsam.recipes.variants import variant_of
+from bsam.report import measurements
 from bsam.training.run_dir import RunDir, run_dir_name
 
 FEW = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-probes", "1", "--points", "3", "--device", "cpu")
@@ -104,7 +105,7 @@ def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved, command
         batches = [(data.x[:40], data.y[:40])]
         near = sharpness(model, torch.nn.functional.cross_entropy, batches, 0.1, 0.1)
         assert entry["sharpness"]["bilateral"] == pytest.approx(near.bilateral, rel=1e-4)
-        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=2)
+        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=2, tol=0.01)
         assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=1e-3)
         land = landscape(model, torch.nn.functional.cross_entropy, batches, points=3, seed=5)
         assert entry["landscape"]["loss"] == pytest.approx(land.loss, rel=1e-4)
@@ -169,6 +170,14 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are empty files: another test looks for them, and what is in them is tested elsewhere."""
+    for name in ("plot_spectrum", "plot_density", "plot_contours", "plot_surfaces", "write_interactive"):
+        monkeypatch.setattr(measurements, name, lambda infos, path: path.touch())
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_flatness_of_runs_is_that_of_what_they_were_trained_on(runs, tmp_path, monkeypatch, capsys, evenly):
     out = tmp_path / "out"
     monkeypatch.chdir(runs / "noisy.0")
@@ -207,11 +216,17 @@ def test_a_run_in_a_directory_that_a_recipe_named_is_titled_by_method_and_seed(r
     assert find_models([named, runs / "noisy.0"]).titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
 
 
-def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path):
-    flags = (*CHEAP, "--k", "1", "--tol", "0.5", "--density-steps", "2")
-    assert cli.main(["flatness", str(runs / "clean"), "--out", str(tmp_path / "out"), *flags]) == 0
-    found = json.loads((tmp_path / "out/flatness.json").read_text())
-    assert (found["settings"]["images"], found["models"][0]["samples"]) == (1000, 640)
+def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path, monkeypatch):
+    class Stop(Exception):
+        """Raised instead of measuring so many."""
+
+    def measure(model, loss_fn, data, *rest):
+        raise Stop(sum(len(y) for _, y in data))
+
+    monkeypatch.setattr(measurements, "measure", measure)
+    with pytest.raises(Stop, match=r"^640$"):
+        cli.main(["flatness", str(runs / "clean"), "--out", str(tmp_path / "out"), *CHEAP])
+    assert find_models([runs / "clean"]).settings["images"] == 1000
 
 
 def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monkeypatch):

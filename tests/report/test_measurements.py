@@ -19,6 +19,7 @@ from bsam.recipes import subjects as subjects_module
 from bsam.recipes.measure import FlatnessSettings
 from bsam.recipes.subjects import find_models
 from bsam.report import measurements, panels
+from bsam.report.landscapes import write_interactive
 from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
 from bsam.training.lock import LOCK
 
@@ -328,7 +329,9 @@ def test_models_of_one_architecture_are_one_group(files, tmp_path, monkeypatch):
     assert seen == [[2, 1]] * 5
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_plotly_there_are_all_numbers_and_pictures_and_a_sentence(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(measurements, "write_interactive", write_interactive)
     monkeypatch.setitem(sys.modules, "plotly", None)
     console = Console(file=io.StringIO(), width=200)
     written = report(files[:1], tmp_path / "out", console)
@@ -363,7 +366,25 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.fixture(scope="module")
+def first_found():
+    return []
+
+
+@pytest.fixture
+def measured_once(monkeypatch, first_found):
+    """Every run has the numbers of the first one: these tests are of the probes."""
+    genuine = measurements.measure
+
+    def remembered(*arguments):
+        if not first_found:
+            first_found.append(genuine(*arguments))
+        return first_found[0]
+
+    monkeypatch.setattr(measurements, "measure", remembered)
+
+
+@pytest.mark.usefixtures("undrawn", "measured_once")
 def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypatch):
     drawn = []
     genuine = measurements.plot_probe
@@ -385,7 +406,7 @@ def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypa
     assert drawn == [expected] * 2
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "measured_once")
 def test_two_runs_of_one_name_have_a_figure_each(runs, tmp_path):
     twin = tmp_path / "other" / "probed"
     shutil.copytree(runs / "probed", twin)
@@ -402,7 +423,7 @@ def test_two_runs_of_one_name_have_a_figure_each(runs, tmp_path):
     assert all(name.endswith("_probed.png") for name in (path.name for path in figures))
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "measured_once")
 def test_two_runs_whose_names_differ_in_odd_signs_have_a_figure_each(runs, tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("run 1", "run_1", "run:1", "run_1_2")]
     drawn = []
