@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,15 @@ def draw_persons(folder: Path, n: int = 20, size: tuple[int, int] = (60, 50)) ->
     table[:10, 2] = 1  # among them those of the torso
     write_lspet(folder, [random.integers(0, 256, (size[1], size[0], 3), np.uint8) for _ in range(n)], table)
     return table
+
+
+def interrupted(loss: Callable[[], Tensor], call: int | None) -> Callable[[], Tensor]:
+    """A closure that returns a loss, and raises KeyboardInterrupt in this call, counted from 1; None: in none."""
+    calls = itertools.count(1)
+
+    def closure() -> Tensor:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return loss()
+
+    return closure

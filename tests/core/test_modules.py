@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.core.modules import TracksStatistics
-from helpers import detached, same, sgd
+from helpers import detached, interrupted, same, sgd
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -79,18 +79,9 @@ def test_other_modules_with_statistics_are_updated_once_a_step(problem):
     problem.model.append(counter)
     optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
     for failing in (None, 2, 3):
-        calls = 0
-
-        def closure():
-            nonlocal calls
-            calls += 1
-            if calls == failing:
-                raise KeyboardInterrupt
-            return problem.loss()
-
         before = counter.count.item()
         with pytest.raises(KeyboardInterrupt) if failing else contextlib.nullcontext():
-            optimizer.step(closure)
+            optimizer.step(interrupted(problem.loss, failing))
         assert counter.count.item() == before + 1
         assert counter.track_running_stats is True
     counter.track_running_stats = False  # the user's own choice
@@ -162,17 +153,8 @@ def test_a_closure_that_raises_gives_the_discriminator_back(gan):
     d[0].weight.requires_grad_(False)
     optimizer = bsam.BSAM(sgd(g.parameters()), [g, d])
     for failing in (1, 2, 3):
-        calls = 0
-
-        def closure():
-            nonlocal calls
-            calls += 1
-            if calls == failing:
-                raise KeyboardInterrupt
-            return loss_of(g, d, z)
-
         with pytest.raises(KeyboardInterrupt):
-            optimizer.step(closure)
+            optimizer.step(interrupted(lambda: loss_of(g, d, z), failing))
         assert [p.requires_grad for p in d.parameters()] == [False] + [True] * 5
         assert d[1].track_running_stats is True
         assert all(p.grad is None for p in d.parameters())

@@ -14,7 +14,7 @@ import bsam
 from bsam.quantization import calibrate, convert, parameter_groups, quantize
 from bsam.quantization.fake_quantize import fake_quantize
 from bsam.quantization.modules import SCHEMES
-from helpers import alike, detached, same
+from helpers import alike, detached, interrupted, same
 
 KEYS = ("scale", "zero_point", "low", "high")
 
@@ -135,17 +135,8 @@ def test_statistics_move_in_the_first_pass_only(scheme, calibrated):
 def test_a_closure_that_raises_leaves_what_one_pass_leaves(scheme, failing):
     """In the first pass before the network runs: nothing. Later: the statistics of the first pass, as of batch norm."""
     case, other = Case(scheme, calibrated=False), Case(scheme, calibrated=False)
-    calls = 0
-
-    def closure():
-        nonlocal calls
-        calls += 1
-        if calls == failing:
-            raise KeyboardInterrupt
-        return case.loss()
-
     with pytest.raises(KeyboardInterrupt):
-        case.optimizer.step(closure)
+        case.optimizer.step(interrupted(case.loss, failing))
     if failing > 1:
         other.loss()
     assert alike(case.state(), other.state())

@@ -82,4 +82,6 @@ class IntLinear(IntLayer, nn.Linear):
 
 def int_layer(layer: nn.Module, codes: Codes) -> IntLayer:
     """Return the layer with integer weights for a convolution or a linear layer."""
-    return IntConv2d(layer, codes) if isinstance(layer, nn.Conv2d) else IntLinear(layer, codes)  # type: ignore[arg-type]
+    if isinstance(layer, nn.Conv2d):
+        return IntConv2d(layer, codes)
+    return IntLinear(layer, codes)  # type: ignore[arg-type]
