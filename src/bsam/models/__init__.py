@@ -13,6 +13,7 @@ from torch import nn
 from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from .digits_net import DigitsNet
+from .mobilenet import MobileNetV1
 from .pyramidnet import PyramidNet
 from .resnet import ResNet
 from .simcc import simcc_resnet8, simcc_resnet50
@@ -50,8 +51,10 @@ class ModelEntry:
 _RESNET = "He et al., CVPR 2016"
 _WIDE = "Zagoruyko & Komodakis, BMVC 2016"
 _PYRAMID = "Han et al., CVPR 2017"
+_MOBILE = "Howard et al., 2017"
 _SIMCC = "Li et al., ECCV 2022"
 _FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
+_SMALL_MOBILE = (8, (16, 32, 32, 64), (1, 2, 1, 2))  # channels of the stem, widths and strides of the blocks
 
 MODELS: dict[str, ModelEntry] = {
     entry.name: entry
@@ -66,6 +69,10 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
         ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
         ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
+        ModelEntry(
+            "mobilenet_v1_small", partial(MobileNetV1, *_SMALL_MOBILE), "MobileNetV1, small", 5_850, 32, _MOBILE
+        ),
+        ModelEntry("mobilenet_v1", MobileNetV1, "MobileNetV1", 3_217_226, 32, _MOBILE),
         ModelEntry("simcc_resnet8", simcc_resnet8, "SimCC, ResNet-8", 143_834, 64, _SIMCC, backbone="resnet8"),
         ModelEntry("simcc_resnet50", simcc_resnet50, "SimCC, ResNet-50", 23_595_082, 256, _SIMCC, backbone="resnet50"),
     )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import nn
 
 
-def conv(width_in: int, width: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+def conv(width_in: int, width: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Return a convolution without bias, padded to keep the image's side, initialized as by He et al. (2015) for ReLU.
 
     Example:
-        >>> import torch
         >>> conv(3, 16, stride=2)(torch.zeros(1, 3, 8, 8)).shape
         torch.Size([1, 16, 4, 4])
     """
-    layer = nn.Conv2d(width_in, width, size, stride, padding=size // 2, bias=False)
+    layer = nn.Conv2d(width_in, width, size, stride, padding=size // 2, groups=groups, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    with torch.no_grad():
+        layer.weight.mul_(groups**0.5)  # torch's fan-out counts the channels of all groups
     return layer
 
 
