@@ -42,8 +42,8 @@ def by_precision(run: Run) -> TableCell:
 def quantization_notes(run: Run) -> list[str]:
     """Return the lines below the table."""
     return [
-        f"{FULL_PRECISION}: the float network, trained by SGD. The rows below begin with it: weights and inputs of layers "
-        f"with {BITS} bits, those of the first and the last layer with 8, learned scales (LSQ).",
+        f"{FULL_PRECISION}: the float network, trained by SGD. The rows below begin with it: weights and inputs of "
+        f"layers with {BITS} bits, those of the first and the last layer with 8, learned scales (LSQ).",
         "λmax: the largest eigenvalue of the Hessian of the training loss; of a quantized network the straight-through "
         "one, at its quantized weights.",
     ]

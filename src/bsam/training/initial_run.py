@@ -28,8 +28,8 @@ def initial_network(run: Run, folder: str | Path | None = None) -> Path | None:
     other = RunDir(place).finished_run()
     if other.model != run.model:
         raise BsamValueError(
-            f"the run in {place} trained {other.model}, and this run trains {run.model}: give --model {other.model}, or "
-            "another run to begin with"
+            f"the run in {place} trained {other.model}, and this run trains {run.model}: give --model {other.model}, "
+            "or another run to begin with"
         )
     if other.weight_bits is not None:
         raise BsamValueError(f"the run in {place} trained a quantized network: begin with a run of a float one")
