@@ -8,11 +8,8 @@ from typing import Any, TypeAlias
 
 from ..core.errors import BsamValueError
 
-EPOCHS = {
-    "transfer": 30,
-    "pose": None,
-    "quantization": None,
-}  # of the runs that the authors made themselves; None: they do not say
+# of the runs that the authors made themselves; None: they do not say
+EPOCHS = {"transfer": 30, "pose": None, "quantization": None}
 DEFAULT_EPOCHS = 200  # of those in the other tables
 DECIMALS = {"pose": 3}  # that are printed
 DEFAULT_DECIMALS = 2  # in the other tables

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core.errors import BsamValueError
+from ..data import dataset_entry
 from .config import Run
 from .run_dir import NETWORK, RunDir
 
@@ -30,6 +31,12 @@ def initial_network(run: Run, folder: str | Path | None = None) -> Path | None:
         raise BsamValueError(
             f"the run in {place} trained {other.model}, and this run trains {run.model}: give --model {other.model}, "
             "or another run to begin with"
+        )
+    theirs, ours = dataset_entry(other.data).classes, dataset_entry(run.data).classes
+    if theirs != ours:
+        raise BsamValueError(
+            f"the run in {place} learned {theirs} classes ({other.data}), and {run.data} has {ours}: begin with a run "
+            "on data with as many, or with --weights"
         )
     if other.weight_bits is not None:
         raise BsamValueError(f"the run in {place} trained a quantized network: begin with a run of a float one")
