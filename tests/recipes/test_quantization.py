@@ -29,12 +29,29 @@ def test_the_runs_of_a_scale(scale):
     epochs = {"short": (24, 12), "paper": (200, 60)}[scale]
     for first in (0, 6):
         base, own = runs[first], runs[first + 1 : first + 6]
-        assert (base.method, base.lr, base.weight_decay, base.epochs, base.init) == ("base", 0.05, 1e-3, epochs[0], None)
+        assert (base.method, base.lr, base.weight_decay, base.epochs, base.init) == (
+            "base",
+            0.05,
+            1e-3,
+            epochs[0],
+            None,
+        )
         assert [variant_of(run).name for run in own] == list(COLUMNS)
         for run in own:
             assert (run.init, run.epochs, run.lr, run.weight_decay) == (run_dir_name(base), epochs[1], 0.01, 1e-4)
-            assert (run.activation_bits, run.first_last_bits, run.quantizer, run.perturb_scales) == (None, 8, "lsq", False)
-            assert (run.data, run.precision, run.compile, run.batch, run.curvature) == ("cifar10", "bf16", True, 128, True)
+            assert (run.activation_bits, run.first_last_bits, run.quantizer, run.perturb_scales) == (
+                None,
+                8,
+                "lsq",
+                False,
+            )
+            assert (run.data, run.precision, run.compile, run.batch, run.curvature) == (
+                "cifar10",
+                "bf16",
+                True,
+                128,
+                True,
+            )
 
 
 def test_every_published_number():
@@ -66,7 +83,8 @@ def test_chosen_runs_bring_what_they_begin_with():
     assert [(run.model, run.weight_bits, run.seed) for run in whole] == [
         ("mobilenet_v1", bits, seed) for bits in (None, 4) for seed in (0, 1)
     ]
-    assert with_initial_runs(whole, runs) == whole and with_initial_runs(runs, runs) == runs
+    assert with_initial_runs(whole, runs) == whole
+    assert with_initial_runs(runs, runs) == runs
 
 
 def test_the_float_network_has_a_row_of_its_own():

@@ -53,13 +53,15 @@ def start_of(run, folder):
 
 def test_a_run_begins_with_all_weights_of_another(runs, tmp_path):
     run = Run("sam", init=str(runs / "float"), **{**SMALL, "seed": 5})
-    start, trainer, told = start_of(run, tmp_path / "next")
+    start, _, told = start_of(run, tmp_path / "next")
     expected = RunDir(runs / "float").weights()
     assert start.keys() == expected.keys()
     assert all(torch.equal(start[name], expected[name]) for name in expected)  # the last layer, too
     assert told == [f"Training begins with the network of {runs / 'float'}."]
     note = json.loads((tmp_path / "next/weights.json").read_text())
-    assert note["source"] == NETWORK and note["head_left_out"] == {} and len(note["sha256"]) == 64
+    assert note["source"] == NETWORK
+    assert note["head_left_out"] == {}
+    assert len(note["sha256"]) == 64
 
 
 def test_a_run_is_found_beside_the_one_that_begins_with_it(runs, tmp_path, monkeypatch):
@@ -147,7 +149,7 @@ def test_scales_have_a_group_of_their_own(runs, tmp_path, perturb):
 def test_a_quantized_run_learns_and_is_read_again(runs):
     run_dir = RunDir(runs / "w4")
     run, metrics = run_dir.finished_run(), run_dir.metrics()
-    network, loss_fn, data = load_run(runs / "w4", 128, CPU)
+    network, *_ = load_run(runs / "w4", 128, CPU)
     accuracy = Classification(run, CPU).evaluate(network.eval())["test_accuracy"]
     assert accuracy == metrics[-1]["test_accuracy"] > 0.5
     assert isinstance(network[0], QuantConv2d)

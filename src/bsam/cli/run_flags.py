@@ -39,12 +39,13 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             default = f"that of --init, or of --weights, if its file says; {known}"
         if field.name == "weights":
             default = "pretrained for networks of timm; `random` for none"
-        if field.name in FINE_TUNING:
-            default = f"{default}; {FINE_TUNING[field.name]} with pretrained weights"
-        if field.name in POSE:
-            default = f"{default}; {POSE[field.name]} for pose"
-        if field.name in QUANTIZED:
-            default = f"{default}; {QUANTIZED[field.name]} with quantization"
+        for named, when in (
+            (FINE_TUNING, "with pretrained weights"),
+            (QUANTIZED, "with quantization"),
+            (POSE, "for pose"),
+        ):
+            if field.name in named:
+                default = f"{default}; {named[field.name]} {when}"
         if field.name == "task":
             default = "that of the data"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
