@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..core.errors import BsamRuntimeError
+from ..core.layout import sharding
 from ..core.modules import TracksStatistics
 from .fake_quantize import EPS, code_range, fake_quantize, positive
 
@@ -85,8 +86,10 @@ class InputQuantizer(TracksStatistics):
         self._checked = True
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._checked = False
         super()._load_from_state_dict(*args, **kwargs)
+        tensors = (*self.parameters(), *self.buffers())
+        readable = not any(t.is_meta or sharding(t) is not None for t in tensors)  # else the first pass looks
+        self._checked = readable and self.initialized  # in a compiled pass the check would break the graph
 
     def extra_repr(self) -> str:
         """Return the settings that ``print`` shows."""
@@ -120,6 +123,7 @@ class MinMaxInputQuantizer(InputQuantizer):
 
     def reset(self) -> None:
         """Forget all batches."""
+        self._checked = False
         self.low.fill_(torch.inf)
         self.high.fill_(-torch.inf)
 
@@ -167,6 +171,7 @@ class LearnedInputQuantizer(InputQuantizer):
     @torch.no_grad()
     def reset(self) -> None:
         """Forget the first batch."""
+        self._checked = False
         self.scale.zero_()
 
     @torch.no_grad()
