@@ -6,6 +6,9 @@ from .files import load_quantized as load_quantized
 from .files import save_quantized as save_quantized
 from .modules import QuantConv2d as QuantConv2d
 from .modules import QuantLinear as QuantLinear
+from .onnx_files import OnnxNetwork as OnnxNetwork
+from .onnx_files import export_onnx as export_onnx
+from .onnx_files import run_onnx as run_onnx
 from .quantize import calibrate as calibrate
 from .quantize import parameter_groups as parameter_groups
 from .quantize import quantize as quantize

@@ -1,0 +1,247 @@
+"""ONNX files of quantized networks, which other programs read and run."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BsamValueError
+from ..core.extras import require_package
+from .convert import convert
+from .fake_quantize import code_range
+from .int_modules import IntLayer
+from .modules import replace
+
+OPSET = 21  # the first one with INT4 and UINT4
+TYPES = {"FLOAT": 1, "UINT8": 2, "UINT4": 21}  # in onnx.TensorProto
+WEIGHT_TYPE = "bsam.weight_type"  # a note at nodes while the file is made
+
+
+def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
+    """Write a quantized network to an ONNX file (opset 21). Return the file's size in bytes.
+
+    Weights of up to 4 bits are stored as INT4, two codes to a byte, others as INT8; DequantizeLinear multiplies them by
+    the scales of the output channels. Inputs of layers pass through QuantizeLinear and DequantizeLinear, of type UINT4
+    for 4 bits and UINT8 for 8; for other numbers of bits, of which there is no type, of type UINT8 after a Clip to the
+    range of the codes. Scales, biases and everything else, such as batch norm, are float32. A ResNet-18 of 4 bits takes
+    0.126 of the float one.
+
+    The batch may have any size; all other sizes are those of ``x``. Needs ``pip install 'bsam[onnx]'``.
+
+    Args:
+        model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated, or what
+            :func:`~bsam.quantization.convert` returned; in float32. It is not changed.
+        path: of the file, which is overwritten; after an error it is as it was.
+        x: a batch of inputs. Its values do not matter.
+    """
+    for package in ("onnx", "onnxscript"):
+        require_package(package, "onnx")
+    is_converted = any(isinstance(module, IntLayer) for module in model.modules())
+    model = (copy.deepcopy(model).eval() if is_converted else convert(model)).cpu()
+    tensors = {"x": x, **model.state_dict()}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise BsamValueError(f"export_onnx takes float32, but {name} is {tensor.dtype}: call .float()")
+    new: dict[nn.Module, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, IntLayer):
+            new[module] = _OnnxLayer(module, name or "the model")
+    content = _traced(replace(model, new), x)
+    path = Path(path)
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(content)
+
+
+class OnnxNetwork(nn.Module):
+    """The network of an ONNX file, run by onnxruntime on the CPU; a module without parameters.
+
+    It takes and returns tensors on any device, without gradient. onnxruntime has its default settings, with all
+    optimizations, and as many threads as torch. In files of :func:`export_onnx` these optimizations keep the values:
+    layers are computed in floating point from the values of the codes, biases are not rounded. The outputs differ from
+    those of the integer network by rounding, and where rounding decides between two codes, by a step of that code.
+
+    Needs ``pip install 'bsam[onnx]'``.
+
+    Args:
+        path: of the file, with one input and one output.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__()
+        require_package("onnxruntime", "onnx")
+        import onnxruntime
+
+        if not Path(path).is_file():
+            raise BsamValueError(f"there is no file {path}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4  # errors are raised
+        try:
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            (self._input,), (_,) = self._session.get_inputs(), self._session.get_outputs()
+        except Exception as error:  # its exceptions have no base class of their own
+            raise BsamValueError(f"{path} is no network that onnxruntime can read ({_reason(error)})") from error
+        self._path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for a batch."""
+        try:
+            (out,) = self._session.run(None, {self._input.name: x.detach().cpu().numpy()})
+        except Exception as error:
+            expected, got = (", ".join(map(str, shape)) for shape in (self._input.shape, x.shape))
+            raise BsamValueError(
+                f"{self._path} takes {self._input.type} of shape ({expected}), got {x.dtype} of shape ({got}) "
+                f"({_reason(error)})"
+            ) from error
+        return torch.from_numpy(out).to(x.device)
+
+
+def run_onnx(path: Path | str, x: Tensor, *, batch_size: int = 256) -> Tensor:
+    """Return the outputs of an ONNX file, as :class:`OnnxNetwork` computes them, in batches.
+
+    Args:
+        path: of the file, such as one of :func:`export_onnx`.
+        x: the inputs.
+        batch_size: how many to compute at a time.
+    """
+    network = OnnxNetwork(path)
+    return torch.cat([network(batch) for batch in x.split(batch_size)])
+
+
+class _OnnxLayer(nn.Module):
+    """A layer with integer weights as nodes of ONNX. It can be traced, and does not compute."""
+
+    weight: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor
+    input_zero_point: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: IntLayer, name: str) -> None:
+        super().__init__()
+        self.product = layer.product
+        zero_point = int(layer.input_zero_point)
+        qmin, qmax = code_range(layer.activation_bits, signed=False)
+        is_code = qmin <= zero_point <= qmax  # always so in what quantize makes
+        # onnxruntime 1.31 does not load a Clip before a QuantizeLinear of type UINT4
+        self.weight_is_4_bit, self.input_is_4_bit = layer.weight_bits <= 4, layer.activation_bits == 4 and is_code
+        _, largest = code_range(4 if self.input_is_4_bit else 8, signed=False)
+        own = max(zero_point, 0)  # with it, codes are qmin - zero_point + own to qmax - zero_point + own
+        if max(own, qmax - zero_point + own) > largest:
+            raise BsamValueError(f"the zero point {zero_point} of the input of {name} does not fit the type UINT8")
+        needs_clip = qmax != largest or not is_code
+        limits = [float(layer.input_scale * (q - zero_point)) for q in (qmin, qmax)]
+        self.limits = limits if needs_clip else None
+        for field in ("weight", "weight_scale", "bias"):
+            self.register_buffer(field, getattr(layer, field))
+        self.register_buffer("input_scale", layer.input_scale.reshape(()))
+        self.register_buffer("input_zero_point", torch.tensor(own, dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.limits is not None:
+            x = x.clamp(*self.limits)
+        scale = self.input_scale, self.input_zero_point
+        codes = _node("QuantizeLinear", x, *scale, dtype="UINT4" if self.input_is_4_bit else "UINT8")
+        x = _node("DequantizeLinear", codes, *scale)
+        weight_type = "INT4" if self.weight_is_4_bit else "INT8"
+        weight = _node("DequantizeLinear", self.weight, self.weight_scale, weight_type=weight_type, axis=0)
+        out = self.product(x, weight, None)
+        # Not by the convolution: onnxruntime rounds biases that it finds there to integers.
+        return out if self.bias is None else out + self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
+
+
+def _node(op: str, x: Tensor, *scale: Tensor, dtype: str = "FLOAT", weight_type: str = "INT8", **axis: int) -> Tensor:
+    """Return the output of a node of ONNX, of the shape of ``x``."""
+    from torch.onnx.ops import symbolic
+
+    note = {WEIGHT_TYPE: weight_type}
+    return symbolic(op, (x, *scale), {**axis}, dtype=TYPES[dtype], shape=x.shape, version=OPSET, metadata_props=note)
+
+
+def _traced(model: nn.Module, x: Tensor) -> bytes:
+    """Return the content of the file."""
+    import onnx_ir
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    example = torch.zeros(2, *x.shape[1:], dtype=x.dtype)  # the size 1 would be taken for a constant
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # the exporter's, about its own code
+            program: Any = torch.onnx.export(
+                model,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                input_names=["input"],
+                output_names=["output"],
+                optimize=False,
+                verbose=False,
+            )
+            _narrow(program.model.graph)
+            program.optimize()  # not before: it merges equal tensors, such as zero points of UINT4 and UINT8
+            _keep_activations(program.model.graph)
+    except Exception as error:  # whatever the model's code raises on symbolic values
+        raise BsamValueError(
+            f"torch.onnx.export cannot follow the forward pass of {type(model).__name__} "
+            f"({_reason(error.__cause__ or error)})"
+        ) from error
+    ClearMetadataAndDocStringPass()(program.model)  # source code and paths
+    return onnx_ir.to_proto(program.model).SerializeToString()
+
+
+def _narrow(graph: Any) -> None:
+    """Turn weights and zero points of 4 bits, which are bytes in torch, into INT4 and UINT4."""
+    import onnx_ir
+
+    int4, uint4 = onnx_ir.DataType.INT4, onnx_ir.DataType.UINT4
+    for node in graph:
+        if node.op_type == "QuantizeLinear" and node.outputs[0].dtype == uint4:
+            value, dtype = node.inputs[2], uint4
+        elif node.metadata_props.get(WEIGHT_TYPE) == "INT4":
+            value, dtype = node.inputs[0], int4
+        else:
+            continue
+        value.const_value = onnx_ir.tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)
+        value.dtype = dtype
+
+
+def _keep_activations(graph: Any) -> None:
+    """Put a Min before QuantizeLinear of type UINT4 where onnxruntime would go wrong; it changes no code.
+
+    onnxruntime 1.31 omits a Relu before it for every zero point, which is right for 0 only, and does not load a Clip
+    before it. Both need not be next to it, since onnxruntime moves quantization across nodes such as MaxPool.
+    """
+    import numpy as np
+    import onnx_ir
+
+    nodes = list(graph)
+    has_clip = any(node.op_type == "Clip" for node in nodes)
+    for node in nodes:
+        if node.op_type == "QuantizeLinear" and node.outputs[0].dtype == onnx_ir.DataType.UINT4:
+            x, scale, zero_point = node.inputs
+            z = int(zero_point.const_value.numpy())
+            if z or has_clip:
+                name = f"{node.name}_max"
+                largest = onnx_ir.tensor(scale.const_value.numpy() * np.float32(15 - z), name=name)
+                value = onnx_ir.Value(name=name, const_value=largest, type=x.type, shape=onnx_ir.Shape([]))
+                graph.register_initializer(value)
+                smaller = onnx_ir.node("Min", [x, value], name=f"{node.name}_min")
+                smaller.outputs[0].type, smaller.outputs[0].shape = x.type, x.shape
+                smaller.outputs[0].name = f"{node.name}_input"
+                graph.insert_before(node, smaller)
+                node.replace_input_with(0, smaller.outputs[0])
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,202 @@
+"""ONNX files, run by onnxruntime, against the integer network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+from torch import nn
+from torch.nn import functional as F
+
+from bsam.core import extras
+from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.models import build
+from bsam.quantization import OnnxNetwork, QuantConv2d, QuantLinear, calibrate, convert, export_onnx, quantize, run_onnx
+from bsam.quantization.int_modules import IntLayer
+
+
+class Mixed(nn.Module):
+    """Layers of 2 to 8 bits, of both schemes, of several geometries; one is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = QuantConv2d(nn.Conv2d(3, 8, 3, bias=False), 8, 8)
+        self.bn = nn.BatchNorm2d(8)
+        self.depthwise = QuantConv2d(nn.Conv2d(8, 8, 3, groups=8, padding=1, padding_mode="reflect"), 4, 4)
+        self.grouped = QuantConv2d(nn.Conv2d(8, 8, 3, groups=2, stride=2, padding=1), 3, 3)
+        self.dilated = QuantConv2d(nn.Conv2d(8, 8, 3, dilation=2, padding="same"), 2, 2, "minmax")
+        self.shared = QuantConv2d(nn.Conv2d(8, 8, 1), 4, 4, "minmax")
+        self.same = self.shared
+        self.wide = QuantLinear(nn.Linear(8, 8), 5, 6, "minmax")
+        self.head = QuantLinear(nn.Linear(8, 10), 8, 4)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu6(self.bn(self.stem(x))), 2)
+        x = F.relu(self.depthwise(x))
+        x = self.dilated(F.relu(self.grouped(x)))
+        x = self.same(F.relu(self.shared(x)))
+        return self.head(F.relu(self.wide(x.mean((2, 3)))))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """The network in training mode, its file, and inputs of which many lie outside the range of the codes."""
+    torch.manual_seed(0)
+    model, x = Mixed(), torch.randn(200, 3, 16, 16)
+    calibrate(model, x)
+    model.head.input_quantizer.zero_point.fill_(-2)  # codes 0 to 15 are the values 2 to 17
+    path = tmp_path_factory.mktemp("onnx") / "mixed.onnx"
+    path.write_text("old")
+    assert export_onnx(model, path, x[:1]) == path.stat().st_size
+    assert [file.name for file in path.parent.iterdir()] == ["mixed.onnx"]
+    return model, path, 2 * x
+
+
+def share_equal(path, model, x):
+    """The share of samples whose outputs are equal but for rounding."""
+    with torch.no_grad():
+        expected = model(x)
+    return ((run_onnx(path, x, batch_size=70) - expected).abs().amax(1) < 1e-5 * expected.abs().max()).float().mean()
+
+
+def test_outputs_are_those_of_the_integer_network(mixed):
+    model, path, x = mixed
+    assert model.training
+    assert model.shared.input_quantizer.current_scale()[1] > 0
+    assert share_equal(path, convert(model), x) > 0.97  # where rounding decides between two codes, outputs differ
+    network = OnnxNetwork(path)
+    assert not list(network.parameters())
+    torch.testing.assert_close(network(x[:1]), network(x[:9])[:1])
+
+
+def test_the_file_holds_the_codes(mixed):
+    model, path, _ = mixed
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto, full_check=True)
+    assert [(o.domain, o.version) for o in proto.opset_import] == [("", 21)]
+    stored = {t.name: t for t in proto.graph.initializer}
+    weights = {n.input[0]: n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored}
+    layers = {name: m for name, m in convert(model).named_modules(remove_duplicate=False) if isinstance(m, IntLayer)}
+    del layers["same" if "shared.weight" in weights else "shared"]
+    assert set(weights) == {f"{name}.weight" for name in layers}  # each once
+    for name, layer in layers.items():
+        codes, node = stored[f"{name}.weight"], weights[f"{name}.weight"]
+        is_4_bit = layer.weight_bits <= 4
+        assert codes.data_type == (TensorProto.INT4 if is_4_bit else TensorProto.INT8)
+        assert len(codes.raw_data) == layer.weight.numel() / (2 if is_4_bit else 1)
+        np.testing.assert_array_equal(numpy_helper.to_array(codes).astype(np.int8), layer.weight.numpy())
+        assert [(a.name, a.i) for a in node.attribute] == [("axis", 0)]
+        np.testing.assert_array_equal(numpy_helper.to_array(stored[node.input[1]]), layer.weight_scale.numpy())
+    kinds = {TensorProto.UINT4: [], TensorProto.UINT8: []}
+    for node in proto.graph.node:
+        if node.op_type == "QuantizeLinear":
+            kinds[stored[node.input[2]].data_type].append(float(numpy_helper.to_array(stored[node.input[1]])))
+    expected = {name: float(layer.input_scale) for name, layer in layers.items()}
+    shared = next(name for name in ("shared", "same") if name in layers)
+    assert sorted(kinds[TensorProto.UINT4]) == sorted(expected[n] for n in ("depthwise", shared, shared))
+    assert sorted(kinds[TensorProto.UINT8]) == sorted(expected[n] for n in ("stem", "grouped", "dilated", "wide", "head"))
+    text = path.read_bytes()
+    assert b".py" not in text  # neither source code nor paths
+    assert not [t.name for t in stored.values() if t.data_type == TensorProto.FLOAT and np.prod(t.dims) > 10]
+
+
+def test_a_file_without_the_clamp_is_seen(mixed, tmp_path):
+    model, path, x = mixed
+    proto = onnx.load(path)
+    clips = [node for node in proto.graph.node if node.op_type == "Clip"]
+    assert len(clips) >= 3
+    for clip in clips:
+        for node in proto.graph.node:
+            node.input[:] = [clip.input[0] if name == clip.output[0] else name for name in node.input]
+        proto.graph.node.remove(clip)
+    onnx.save(proto, tmp_path / "loose.onnx")
+    assert share_equal(tmp_path / "loose.onnx", convert(model), x) < 0.1
+
+
+def least_size(model):
+    """The bytes of codes and floating-point numbers."""
+    total = 0
+    for layer in (m for m in model.modules() if isinstance(m, IntLayer)):
+        total += layer.weight.numel() // (2 if layer.weight_bits <= 4 else 1)
+    floats = (t for name, t in model.state_dict().items() if t.is_floating_point())
+    return total + sum(4 * t.numel() for t in floats)
+
+
+def test_predictions_and_size_of_a_folded_mobilenet(tmp_path):
+    torch.manual_seed(0)
+    float_model, x = build("mobilenet_v1_small", seed=0), torch.randn(1000, 3, 16, 16)
+    with torch.no_grad():
+        float_model.train()(x)  # statistics for batch norm
+    model = quantize(float_model, fold_batch_norm=True)
+    calibrate(model, x)
+    converted = convert(model)
+    size = export_onnx(converted, tmp_path / "net.onnx", x)
+    with torch.no_grad():
+        assert (run_onnx(tmp_path / "net.onnx", x).argmax(1) == converted(x).argmax(1)).float().mean() >= 0.999
+    assert share_equal(tmp_path / "net.onnx", converted, x) > 0.97
+    layers = sum(isinstance(m, IntLayer) for m in converted.modules())
+    assert least_size(converted) < size < least_size(converted) + 2000 * layers
+    resnet = quantize(build("resnet18", seed=0))
+    floats = sum(4 * tensor.numel() for tensor in resnet.parameters())
+    calibrate(resnet, torch.randn(1, 3, 8, 8))
+    assert least_size(convert(resnet)) + 2000 * 21 < 0.13 * floats
+
+
+def calibrated(module=None):
+    model = quantize(nn.Linear(4, 4) if module is None else module)
+    calibrate(model, torch.rand(4, 4))
+    return model
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * (1 if x.sum() > 0 else 2)
+
+
+def test_what_cannot_be_exported_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path, x = tmp_path / "net.onnx", torch.rand(4, 4)
+    path.write_text("old")
+    misplaced = calibrated()
+    misplaced.input_quantizer.zero_point.fill_(-1)
+    for model, error, message in (
+        (nn.Linear(4, 4), BsamValueError, "Linear has no quantized layer: call bsam"),
+        (quantize(nn.Linear(4, 4)), BsamRuntimeError, "the input of the model is not initialized"),
+        (calibrated().double(), BsamValueError, r"takes float32, but weight_scale is torch\.float64: call \.float"),
+        (misplaced, BsamValueError, "zero point -1 of the input of the model does not fit the type UINT8"),
+        (calibrated(Branching()), BsamValueError, r"cannot follow the forward pass of Branching \(Could not guard"),
+    ):
+        with pytest.raises(error, match=message):
+            export_onnx(model, path, x)
+    monkeypatch.setattr("bsam.quantization.onnx_files._traced", lambda model, x: b"new")
+    with pytest.raises(FileNotFoundError):
+        export_onnx(calibrated(), tmp_path / "nowhere" / "net.onnx", x)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        export_onnx(calibrated(), path, x)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(BsamRuntimeError, match=r"needs onnx, .*bsam\[onnx\]"):
+        export_onnx(calibrated(), path, x)
+    with pytest.raises(BsamRuntimeError, match=r"needs onnxruntime, .*bsam\[onnx\]"):
+        run_onnx(path, x)
+
+
+def test_what_onnxruntime_cannot_run_is_refused(mixed, tmp_path):
+    _, path, x = mixed
+    with pytest.raises(BsamValueError, match=r"there is no file .*nowhere\.onnx"):
+        run_onnx(tmp_path / "nowhere.onnx", x)
+    (tmp_path / "text.onnx").write_text("text")
+    with pytest.raises(BsamValueError, match=r"text\.onnx is no network that onnxruntime can read"):
+        run_onnx(tmp_path / "text.onnx", x)
+    for wrong in (x[:, :2], x.double()):
+        with pytest.raises(BsamValueError, match=r"takes tensor\(float\) of shape \(batch, 3, 16, 16\), got torch"):
+            run_onnx(path, wrong)
