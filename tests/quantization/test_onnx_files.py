@@ -98,7 +98,9 @@ def test_the_file_holds_the_codes(mixed):
     expected = {name: float(layer.input_scale) for name, layer in layers.items()}
     shared = next(name for name in ("shared", "same") if name in layers)
     assert sorted(kinds[TensorProto.UINT4]) == sorted(expected[n] for n in ("depthwise", shared, shared))
-    assert sorted(kinds[TensorProto.UINT8]) == sorted(expected[n] for n in ("stem", "grouped", "dilated", "wide", "head"))
+    assert sorted(kinds[TensorProto.UINT8]) == sorted(
+        expected[n] for n in ("stem", "grouped", "dilated", "wide", "head")
+    )
     text = path.read_bytes()
     assert b".py" not in text  # neither source code nor paths
     assert not [t.name for t in stored.values() if t.data_type == TensorProto.FLOAT and np.prod(t.dims) > 10]
