@@ -7,5 +7,6 @@ from .files import save_quantized as save_quantized
 from .modules import QuantConv2d as QuantConv2d
 from .modules import QuantLinear as QuantLinear
 from .quantize import calibrate as calibrate
+from .quantize import freeze_scales as freeze_scales
 from .quantize import parameter_groups as parameter_groups
 from .quantize import quantize as quantize
