@@ -133,17 +133,18 @@ def test_predictions_and_size_of_a_folded_mobilenet(tmp_path):
         float_model.train()(x)  # statistics for batch norm
     model = quantize(float_model, fold_batch_norm=True)
     calibrate(model, x)
+    model.blocks[0].pointwise.input_quantizer.zero_point.fill_(3)  # after a ReLU
     converted = convert(model)
     size = export_onnx(converted, tmp_path / "net.onnx", x)
     with torch.no_grad():
         assert (run_onnx(tmp_path / "net.onnx", x).argmax(1) == converted(x).argmax(1)).float().mean() >= 0.999
     assert share_equal(tmp_path / "net.onnx", converted, x) > 0.97
     layers = sum(isinstance(m, IntLayer) for m in converted.modules())
-    assert least_size(converted) < size < least_size(converted) + 2000 * layers
+    assert least_size(converted) < size < least_size(converted) + 2500 * layers
     resnet = quantize(build("resnet18", seed=0))
     floats = sum(4 * tensor.numel() for tensor in resnet.parameters())
     calibrate(resnet, torch.randn(1, 3, 8, 8))
-    assert least_size(convert(resnet)) + 2000 * 21 < 0.13 * floats
+    assert least_size(convert(resnet)) + 2500 * 21 < 0.13 * floats
 
 
 def calibrated(module=None):
