@@ -1,6 +1,6 @@
 import argparse
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -12,6 +12,8 @@ from bsam import BsamError, cli
 from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
 from bsam.training.config import Run
 
+QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}
+OF_QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # as the paper has them
 
 
@@ -42,14 +44,18 @@ def other(field, hint):
 
 
 @pytest.mark.parametrize(
-    "field", [field for field in fields(Run) if field.name != "arguments"], ids=lambda field: field.name
+    "field", [field for field in fields(Run) if field.name not in ("arguments", "init")], ids=lambda field: field.name
 )
 def test_every_setting_of_a_run_is_a_flag(field):
     value = other(field, get_type_hints(Run)[field.name])
     flag = field.name.replace("_", "-")
     given = (f"--{flag}" if value else f"--no-{flag}",) if isinstance(value, bool) else (f"--{flag}", str(value))
+    if field.name in OF_QUANTIZATION:
+        run = run_from("--method", "bsam", "--weight-bits", "4", *given)
+        assert run == replace(Run("bsam", weight_bits=4, **QUANTIZED), **{field.name: value})
+        return
     run = run_from(*(() if field.name == "method" else ("--method", "bsam")), *given)
-    others = {"data": {"model": "resnet18"}, "weights": FINE_TUNING}.get(field.name, {})
+    others = {"data": {"model": "resnet18"}, "weights": FINE_TUNING, "weight_bits": QUANTIZED}.get(field.name, {})
     assert run.settings() == {**Run("bsam").settings(), **others, field.name: value}
     assert type(getattr(run, field.name)) is type(value)
 
@@ -171,7 +177,11 @@ def test_help_explains_every_flag(capsys):
         if field.name != "arguments":
             assert f"--{field.name.replace('_', '-')}" in shown
             assert "".join(field.metadata["help"].split()) in shown
-    words = ("(default:0.05;0.01withpretrainedweights;0.001forpose)", "(default:128;64forpose)", "resnet18forcifar10")
+    words = (
+        "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose)",
+        "(default:128;64forpose)",
+        "resnet18forcifar10",
+    )
     words += ("(default:sgd;adamforpose)", "simcc_resnet50forlspet", "(default:thatofthedata)", "(default:2.0)")
-    words += ("runs/MODEL-DATA-METHOD-ARGUMENTS", "`bsamlistmodels`", "thatof--weights,ifitsfilesays")
+    words += ("runs/MODEL-DATA-METHOD-ARGUMENTS", "`bsamlistmodels`", "thatof--init,orof--weights,ifitsfilesays")
     assert all(word in shown for word in words)

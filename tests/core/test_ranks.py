@@ -92,14 +92,17 @@ def test_ddp_equals_one_process_on_the_whole_batch(case, ranks):
     assert len(first["reductions"]) == gradients  # and no other
 
 
-def test_a_quantized_network_begins_from_the_batch_of_all_ranks(ranks):
-    model, base = two_ranks.quantized()
-    optimizer = two_ranks.METHODS["bsam"](base, model)
-    for _ in range(two_ranks.STEPS):
-        optimizer.step(two_ranks.closure("bsam", model, *two_ranks.batch()))
-    first, second = (rank["quantized"]["weights"] for rank in ranks)
-    assert_close(first, [p.detach() for p in model.parameters()])
-    assert_close(first, second, atol=0)
+@pytest.mark.parametrize(("scheme", "method"), two_ranks.QUANTIZED)
+def test_scales_and_ranges_of_a_quantized_network_are_those_of_the_batch_of_all_ranks(scheme, method, ranks):
+    """Weights too; and in all passes of a step, on all ranks."""
+    model, base = two_ranks.quantized(scheme)
+    whole = two_ranks.quantized_steps(two_ranks.METHODS[method](base, model), model, model, *two_ranks.batch())
+    first, second = (rank[f"quantized-{scheme}-{method}"] for rank in ranks)
+    assert_close(first["state"], whole["state"])
+    assert_close(first["state"], second["state"], atol=0)
+    for expected, *found in zip(whole["buffers"], first["buffers"], second["buffers"], strict=True):
+        for own in found:
+            assert_close(own, expected)
 
 
 @pytest.mark.parametrize("method", CHOOSING_LESS)

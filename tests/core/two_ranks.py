@@ -27,6 +27,7 @@ from bsam.flatness import Probe
 from bsam.quantization import parameter_groups, quantize
 
 STEPS = 5
+QUANTIZED = [("lsq", "bsam"), ("minmax", "bsam"), ("minmax", "looksam")]
 
 
 def network() -> nn.Module:
@@ -144,20 +145,32 @@ def ddp(
     }
 
 
-def quantized() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A network with learned scales, those of its inputs not initialized."""
-    model = quantize(network(), 2, 2)  # the mean decides the scale of the second layer, the range of the others
+def quantized(scheme: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A quantized network, its scales of inputs not initialized."""
+    model = quantize(network(), 2, 2, scheme=scheme)  # LSQ: the mean decides the second scale, the range the others
     return model, torch.optim.SGD(parameter_groups(model), lr=0.1, momentum=0.9)
 
 
-def ddp_quantized(rank: int) -> dict:
-    module, base = quantized()
-    model = DistributedDataParallel(module)
-    optimizer = METHODS["bsam"](base, model)
-    x, y = (t.chunk(2)[rank] for t in batch())
+def quantized_steps(
+    optimizer: bsam.SharpnessAware, model: nn.Module, module: nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> dict:
+    """Steps on a batch; the state of the module at the end, and its buffers after each pass."""
+    loss, buffers = closure("bsam", model, x, y), []
+
+    def watched() -> torch.Tensor:
+        value = loss()
+        buffers.append([t.clone() for t in module.buffers()])
+        return value
+
     for _ in range(STEPS):
-        optimizer.step(closure("bsam", model, x, y))
-    return {"weights": [p.detach() for p in module.parameters()]}
+        optimizer.step(watched)
+    return {"state": [t.detach() for t in module.state_dict().values()], "buffers": buffers}
+
+
+def ddp_quantized(rank: int, scheme: str, method: str) -> dict:
+    module, base = quantized(scheme)
+    model = DistributedDataParallel(module)
+    return quantized_steps(METHODS[method](base, model), model, module, *(t.chunk(2)[rank] for t in batch()))
 
 
 def memory(optimizer) -> dict:
@@ -483,7 +496,10 @@ CASES = {
         for own in (True, False)
         for accumulate in (True, False)
     },
-    "quantized": ddp_quantized,
+    **{
+        f"quantized-{scheme}-{method}": partial(ddp_quantized, scheme=scheme, method=method)
+        for scheme, method in QUANTIZED
+    },
     "adversarial": adversarial,
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,

@@ -24,7 +24,8 @@ class Layers:
 
     def conv(self, x: Tensor, name: str, stride: int = 1) -> Tensor:
         weight = self.state[f"{name}.weight"]
-        return F.conv2d(x, weight, stride=stride, padding={3: 1, 1: 0}[weight.shape[-1]])
+        groups = x.shape[1] // weight.shape[1]
+        return F.conv2d(x, weight, stride=stride, padding={3: 1, 1: 0}[weight.shape[-1]], groups=groups)
 
     def bn(self, x: Tensor, name: str) -> Tensor:
         parts = (self.state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
@@ -86,6 +87,18 @@ def pyramid(layers: Layers, x: Tensor, n: int) -> Tensor:
     return layers.classify(layers.relu_bn(x, "bn_last"))
 
 
+def mobile(layers: Layers, x: Tensor, strides: list[int]) -> Tensor:
+    """Howard et al. 2017, table 1 and figure 3: norm and ReLU after the depthwise and after the pointwise one."""
+    x = layers.relu_bn(layers.conv(x, "conv"), "bn")
+    for block, stride in enumerate(strides):
+        at = f"blocks.{block}"
+        x = layers.relu_bn(layers.conv(x, f"{at}.depthwise", stride), f"{at}.bn1")
+        x = layers.relu_bn(layers.conv(x, f"{at}.pointwise"), f"{at}.bn2")
+    return layers.classify(x)
+
+
+MOBILE_STRIDES = [1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1]  # of table 1, and 1 in the last block, whose input has its side
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Layers, Tensor], Tensor]]] = {
     "resnet18": (MODELS["resnet18"].build, lambda layers, x: residual(layers, x, 4, 2)),
     "resnet8": (MODELS["resnet8"].build, lambda layers, x: residual(layers, x, 3, 1)),
@@ -93,6 +106,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Layers, Tensor], Tenso
     "wide_resnet10_1": (MODELS["wide_resnet10_1"].build, lambda layers, x: wide(layers, x, 1, 1)),
     "pyramidnet20": (lambda: PyramidNet(20, 50), lambda layers, x: pyramid(layers, x, 3)),
     "pyramidnet8": (MODELS["pyramidnet8"].build, lambda layers, x: pyramid(layers, x, 1)),
+    "mobilenet_v1": (MODELS["mobilenet_v1"].build, lambda layers, x: mobile(layers, x, MOBILE_STRIDES)),
+    "mobilenet_v1_small": (MODELS["mobilenet_v1_small"].build, lambda layers, x: mobile(layers, x, [1, 2, 1, 2])),
 }
 
 

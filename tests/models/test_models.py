@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import bsam
 from bsam.models import MODELS, ModelEntry, build
 from bsam.models.digits_net import DigitsNet
+from bsam.models.mobilenet import MobileNetV1
 from bsam.models.pyramidnet import PyramidNet
 from bsam.models.resnet import ResNet
 from bsam.models.wide_resnet import WideResNet
@@ -83,6 +85,19 @@ def pyramid(blocks: int, more: int, classes: int, channels: int) -> int:
     return total + bn(last) + (last + 1) * classes
 
 
+def mobile(widths: list[int], classes: int, channels: int) -> int:
+    """By hand: in each block a 3x3 kernel for each channel, a convolution of 1x1, and a norm behind both."""
+    total = conv(channels, widths[0]) + bn(widths[0])
+    for before, width in itertools.pairwise(widths):
+        total += conv(before, 1) + bn(before) + conv(before, width, 1) + bn(width)
+    return total + (widths[-1] + 1) * classes
+
+
+def stages(model: nn.Module) -> list[nn.Sequential]:
+    """Those of blocks: MobileNetV1 has one."""
+    return [model.blocks] if isinstance(model, MobileNetV1) else list(model.stages)
+
+
 def simcc(features: int, width: int, cells: int, bins: int, joints: int) -> int:
     """By hand: weights without the classifier, a convolution with bias, and two linear layers with bias."""
     return features + (width + 1) * joints + 2 * (cells + 1) * bins
@@ -99,6 +114,8 @@ def by_hand(name: str, classes: int, channels: int) -> int:
         "wide_resnet28_10": lambda: wide(28, 10, classes, channels),
         "pyramidnet8": lambda: pyramid(3, 16, classes, channels),
         "pyramidnet110": lambda: pyramid(54, 5, classes, channels),
+        "mobilenet_v1": lambda: mobile([32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024], classes, channels),
+        "mobilenet_v1_small": lambda: mobile([8, 16, 32, 32, 64], classes, channels),
         "simcc_resnet8": lambda: simcc(residual(16, [[16], [32], [64]], 0, channels), 64, 16 * 16, 128, classes),
         "simcc_resnet50": lambda: simcc(bottlenecks(0, channels), 2048, 8 * 8, 512, classes),
     }[name]()
@@ -115,17 +132,22 @@ def test_parameters_are_as_many_as_counted_by_hand(name):
 def test_the_published_sizes():
     sizes = {"resnet18": 11_173_962, "wide_resnet28_10": 36_479_194, "pyramidnet110": 28_485_477}
     assert {name: MODELS[name].parameters for name in sizes} == sizes
+    with torch.device("meta"):
+        assert count(build("mobilenet_v1", classes=1000)) == 4_231_976  # for ImageNet
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
-    side = MODELS[name].images // 4 if name in LARGE else MODELS[name].images
+    is_mobile = name.startswith("mobilenet")
+    # two samples of one pixel have the values 1 and -1 behind a norm, and no gradient
+    side = MODELS[name].images // (4 if name in LARGE and not is_mobile else 1)
     finds_joints = MODELS[name].backbone is not None
     model = build(name, classes=7, seed=0, **({"side": side} if finds_joints else {}))
     kernels = [p for p in model.parameters() if p.dim() == 4]
     assert kernels
     assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
     before = copy.deepcopy(dict(model.named_buffers()))
+    last_block = f"blocks.{len(model.blocks) - 1}." if is_mobile else ()
     out = model(images(MODELS[name], side=side))
     assert out.shape == ((2, 7, 2, 2 * side) if finds_joints else (2, 7))
     F.cross_entropy(out.flatten(1), torch.tensor([1, 5])).backward()
@@ -134,7 +156,9 @@ def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name):
         assert p.grad.isfinite().all(), key
         # in a pyramid, a shift of a whole channel is taken away by every norm behind it
         idle = name.startswith("pyramid") and (key == "bn.bias" or key.endswith("bn3.bias"))
-        assert (p.grad.norm() > 1e-5) != idle, key
+        # the factor of a channel, and of a depthwise convolution behind, by the next norm, as long as biases are 0
+        idle |= is_mobile and (key == "bn.weight" or key.endswith("bn2.weight")) and not key.startswith(last_block)
+        assert (p.grad.norm() > (1e-3 if is_mobile else 1e-5)) != idle, key
     assert all(not b.equal(before[key]) for key, b in model.named_buffers())
 
 
@@ -156,13 +180,13 @@ def test_feature_maps_stay_channels_last_also_under_autocast(name):
         assert out.dtype == torch.bfloat16
         shapes.append(tuple(out.shape))
 
-    for stage in model.stages:
+    for stage in stages(model):
         for block in stage:
             block.register_forward_hook(look)
     with torch.autocast("cpu", torch.bfloat16):
         out = model(images(MODELS[name], side=16))  # slow on CPUs without bf16
     F.cross_entropy(out.float(), torch.tensor([1, 5])).backward()
-    assert len(shapes) == sum(map(len, model.stages))
+    assert len(shapes) == sum(map(len, stages(model)))
     assert all(p.grad is not None and p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
 
 
@@ -174,12 +198,13 @@ def test_feature_maps_stay_channels_last_also_under_autocast(name):
         (lambda: WideResNet(16, 2), [(32, 32), (64, 16), (128, 8)]),
         (lambda: PyramidNet(8, 20), [(23, 32), (29, 16), (36, 8)]),  # 16 + 6.67 k, rounded
         (lambda: PyramidNet(20, 27), [(25, 32), (34, 16), (43, 8)]),
+        (MobileNetV1, [(64, 32), *[(128, 16)] * 2, *[(256, 8)] * 2, *[(512, 4)] * 6, *[(1024, 2)] * 2]),
     ],
-    ids=["resnet18", "resnet20", "wide_resnet16_2", "pyramidnet8", "pyramidnet20"],
+    ids=["resnet18", "resnet20", "wide_resnet16_2", "pyramidnet8", "pyramidnet20", "mobilenet_v1"],
 )
 def test_shapes_after_each_stage(make, shapes):
     model, found = make(), []
-    for stage in model.stages:
+    for stage in model.blocks if isinstance(model, MobileNetV1) else model.stages:
         stage.register_forward_hook(lambda _module, _x, out: found.append(tuple(out.shape)))
     with torch.no_grad():
         model(torch.zeros(2, 3, 32, 32))
@@ -242,12 +267,13 @@ def test_digits_net_equals_the_plain_constructor_bit_for_bit():
 
 
 def test_convolutions_begin_with_variance_two_over_fan_out_and_norms_at_one_and_zero():
-    for name in ("resnet20", "wide_resnet10_1", "pyramidnet8", "resnet18"):
+    for name in ("resnet20", "wide_resnet10_1", "pyramidnet8", "resnet18", "mobilenet_v1"):
         model = build(name, seed=0)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 assert module.bias is None
-                w, fan_out = module.weight, module.out_channels * module.kernel_size[0] ** 2
+                # an input of a depthwise convolution reaches the outputs of its own group
+                w, fan_out = module.weight, module.out_channels // module.groups * module.kernel_size[0] ** 2
                 off = 6 * (2 * w.numel()) ** -0.5  # six standard errors of a standard deviation
                 assert float(w.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=off)
             if isinstance(module, nn.BatchNorm2d):
@@ -255,7 +281,7 @@ def test_convolutions_begin_with_variance_two_over_fan_out_and_norms_at_one_and_
                 assert not module.bias.any()
         bound = model.linear.in_features**-0.5
         assert 0.9 * bound < float(model.linear.weight.detach().abs().max()) <= bound
-        assert bool(model.linear.bias.any()) == name.startswith("resnet")
+        assert bool(model.linear.bias.any()) == name.startswith(("resnet", "mobilenet"))
 
 
 def test_the_default_device_is_honoured_with_and_without_a_seed():
@@ -301,6 +327,11 @@ def test_wrong_numbers_are_refused_by_name(name):
         (lambda: ResNet((16, 0), 1), "widths"),
         (lambda: ResNet((16,), 0), "blocks"),
         (lambda: DigitsNet(width=0), "width"),
+        (lambda: MobileNetV1(stem=0), "stem"),
+        (lambda: MobileNetV1(8, (), ()), "widths and strides must be as many, one or more; got 0, 0"),
+        (lambda: MobileNetV1(8, (16, 32), (1,)), "widths and strides must be as many, one or more; got 2, 1"),
+        (lambda: MobileNetV1(8, (16, 0), (1, 1)), "widths"),
+        (lambda: MobileNetV1(8, (16,), (0,)), "strides"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(build_wrong, culprit):
@@ -344,10 +375,15 @@ def test_names_in_the_state_dict_are_those_of_saved_files():
         pyramidal += [*norm(f"{at}.bn1"), f"{at}.conv1.weight", *norm(f"{at}.bn2"), f"{at}.conv2.weight"]
         pyramidal += norm(f"{at}.bn3")
     linear = ["linear.weight", "linear.bias"]
+    mobile = []
+    for block in range(4):
+        at = f"blocks.{block}"
+        mobile += [f"{at}.depthwise.weight", *norm(f"{at}.bn1"), f"{at}.pointwise.weight", *norm(f"{at}.bn2")]
     names = {
         "resnet8": ["conv.weight", *norm("bn"), *residual, *linear],
         "wide_resnet10_1": ["conv.weight", *preactive, *norm("bn"), *linear],
         "pyramidnet8": ["conv.weight", *norm("bn"), *pyramidal, *norm("bn_last"), *linear],
+        "mobilenet_v1_small": ["conv.weight", *norm("bn"), *mobile, *linear],
         "digits_net": ["0.weight", *norm("1"), "3.weight", *norm("4"), "7.weight", "7.bias"],
     }
     with torch.device("meta"):

@@ -22,6 +22,7 @@ BLOCKS = ("layer", "blocks", "backbone.layer")
     [
         ("digits_net", "7"),
         ("pyramidnet8", "linear"),
+        ("mobilenet_v1_small", "linear"),
         ("timm:test_resnet", "fc"),
         ("timm:test_efficientnet", "classifier"),
         ("timm:test_convnext", "head.fc"),
@@ -68,7 +69,7 @@ def test_depths_begin_at_the_stem_and_end_at_the_head(name):
 
 
 def test_depths_need_a_network_of_timm():
-    for name, kind in (("resnet8", "ResNet"), ("simcc_resnet8", "SimCC")):
+    for name, kind in (("resnet8", "ResNet"), ("mobilenet_v1_small", "MobileNetV1"), ("simcc_resnet8", "SimCC")):
         with pytest.raises(BsamError, match=rf"layer decay needs a network of timm.* not {kind}: choose"):
             layer_ids(build(name))
 

@@ -130,7 +130,8 @@ def test_autocast_and_channels_last(scheme):
     torch.testing.assert_close(out.float(), exact, atol=0.05, rtol=0.02)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
+# torch.compile makes a torch.autograd.Function when it traces one, and ignores its warning unless that is an error
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_graph_holds_a_layer(scheme):
     """No graph break once it is initialized: nothing depends on the value of a tensor."""
@@ -149,6 +150,21 @@ def test_one_graph_holds_a_layer(scheme):
         ours.eval()
         with torch.no_grad():
             assert torch.equal(compiled(images()), ours(images()))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_graph_holds_a_layer_that_was_loaded(scheme):
+    """Also in its first pass, and not another one later."""
+    used, ours = QuantLinear(nn.Linear(4, 3), scheme=scheme), QuantLinear(nn.Linear(4, 3), scheme=scheme)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    used(x)
+    ours.load_state_dict(used.state_dict())
+    graphs = []
+    compiled = torch.compile(ours, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(compiled(x), used(x))
+    assert len(graphs) == 1
 
 
 def test_an_unknown_scheme_is_refused():

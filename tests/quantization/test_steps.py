@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -14,15 +17,20 @@ import bsam
 from bsam.quantization import calibrate, convert, parameter_groups, quantize
 from bsam.quantization.fake_quantize import fake_quantize
 from bsam.quantization.modules import SCHEMES
-from helpers import alike, detached, interrupted, same
+from helpers import alike, assert_close, detached, flat, interrupted, same
 
 KEYS = ("scale", "zero_point", "low", "high")
+METHODS = {
+    "bsam": partial(bsam.BSAM, rho_max=0.1, rho_min=0.1, rho_min_floor=0.05),
+    "sam": partial(bsam.SAM, rho=0.1),
+    "looksam": partial(bsam.LookSAM, k=3, rho=0.1),  # a vector between steps
+}
 
 
 class Case:
-    """A quantized network with batch norm, a batch, and a BSAM optimizer."""
+    """A quantized network with batch norm, a batch, and a sharpness-aware optimizer."""
 
-    def __init__(self, scheme="lsq", *, calibrated=True, dtype=torch.float64, **groups):
+    def __init__(self, scheme="lsq", *, method="bsam", calibrated=True, dtype=torch.float64, **groups):
         torch.manual_seed(0)
         net = nn.Sequential(
             nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(24, 3)
@@ -32,10 +40,13 @@ class Case:
         if calibrated:
             calibrate(self.model, self.x)
         base = torch.optim.SGD(parameter_groups(self.model, **groups), lr=0.05, momentum=0.9)
-        self.optimizer = bsam.BSAM(base, self.model, rho_max=0.1, rho_min=0.1, rho_min_floor=0.05)
+        self.optimizer = METHODS[method](base, self.model)
 
-    def loss(self):
-        return F.cross_entropy(self.model(self.x), self.y)
+    def loss(self, part=slice(None)):
+        return F.cross_entropy(self.model(self.x[part]), self.y[part])
+
+    def grads(self):
+        return [p.grad.clone() for p in self.model.parameters()]
 
     def state(self):
         return {**copy.deepcopy(self.model.state_dict())}
@@ -58,13 +69,30 @@ def test_scales_are_perturbed_if_asked_for(perturb):
 
     case.optimizer.backward(closure)
     (w, s), *perturbed = seen
-    assert len(perturbed) == 2
-    for w_e, s_e in perturbed:
-        assert not any(torch.equal(a, b) for a, b in zip(w_e, w, strict=True) if a.dim() > 1)
-        assert [torch.equal(a, b) for a, b in zip(s_e, s, strict=True)] == [not perturb] * 6
     assert same(detached(weights), w)
     assert same(detached(scales), s)
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in scales)  # they are learned either way
+
+    def gradient(w, s):
+        for p, value in zip([*weights, *scales], [*w, *s], strict=True):
+            p.data.copy_(value)
+        return torch.autograd.grad(case.loss(), [*weights, *scales])
+
+    def moved(rho):
+        e = [rho * t / flat(g).norm() for t in g]
+        s_e = [a + b for a, b in zip(s, e[len(w) :], strict=True)] if perturb else s
+        return [a + b for a, b in zip(w, e[: len(w)], strict=True)], s_e
+
+    g = gradient(w, s)  # of weights and scales: both count in its norm
+    expected = [moved(0.1), moved(-0.1)]
+    for found, point in zip(perturbed, expected, strict=True):
+        assert_close(found[0], point[0])
+        assert_close(found[1], point[1], atol=1e-12 if perturb else 0)
+    g_max, g_min = (gradient(*point) for point in expected)
+    factor = flat(g_max).norm() / flat(g_min).norm()
+    assert all(t.abs().sum() > 0 for t in g[len(w) :])  # scales are learned either way
+    assert_close(
+        [p.grad for p in [*weights, *scales]], [a + b - factor * c for a, b, c in zip(g, g_max, g_min, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -146,8 +174,122 @@ def test_a_closure_that_raises_leaves_what_one_pass_leaves(scheme, failing):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_resumed_training_continues_bit_for_bit(scheme):
-    case, other = Case(scheme, calibrated=False), Case(scheme, calibrated=False)
+@pytest.mark.parametrize("failing", [1, 2, 3])
+@pytest.mark.parametrize(("where", "error"), [("forward", KeyboardInterrupt), ("backward", ValueError)])
+def test_a_network_that_raises_leaves_what_one_pass_leaves(scheme, failing, where, error):
+    """Amid the forward pass, or in the backward pass; an accumulated direction stays, and training continues."""
+    case, other, calls = Case(scheme, calibrated=False), Case(scheme, calibrated=False), itertools.count(1)
+
+    def fail(*_):
+        raise error
+
+    def closure(c, fails):
+        if fails and where == "forward":
+            with c.model[3].register_forward_pre_hook(fail):  # behind a quantized layer and batch norm
+                return c.loss()
+        loss = c.loss()
+        if fails:
+            loss.register_hook(fail)
+        return loss
+
+    for c in (case, other):
+        c.optimizer.backward(c.loss)
+    state, grads = copy.deepcopy(case.optimizer.state_dict()), case.grads()
+    with pytest.raises(error):
+        case.optimizer.backward(lambda: closure(case, next(calls) == failing))
+    with contextlib.suppress(error):
+        closure(other, failing == 1)  # one pass alone
+    assert alike(case.state(), other.state())
+    assert alike(case.optimizer.state_dict(), state)
+    assert same(case.grads(), grads)
+    assert all(m.track_running_stats for m in case.model.modules() if hasattr(m, "track_running_stats"))
+    for c in (case, other):
+        c.optimizer.backward(c.loss)
+        c.optimizer.step()
+    assert alike(case.state(), other.state())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("method", METHODS)
+def test_running_statistics_equal_a_loop_over_first_passes(scheme, method):
+    """Of batch norm and of quantizers, from the values that reach them, by the formulas."""
+    case = Case(scheme, method=method)
+    seen = []
+
+    def watch(_module, args):
+        seen.append(args[0].detach())
+
+    norm, quantizers = case.model[1], [case.model[i].input_quantizer for i in (0, 3, 5)]
+    for module in (norm, *quantizers):
+        module.register_forward_pre_hook(watch)
+    expected = case.state()
+    for _ in range(4):
+        seen.clear()
+        case.optimizer.step(case.loss)
+        assert len(seen) in (4, 8, 12)  # of one to three passes
+        first, of_norm, *others = seen[:4]
+        for key, value in (("mean", of_norm.mean((0, 2, 3))), ("var", of_norm.var((0, 2, 3)))):
+            expected[f"1.running_{key}"] = 0.9 * expected[f"1.running_{key}"] + 0.1 * value
+        expected["1.num_batches_tracked"] += 1
+        if scheme == "minmax":
+            for i, x in zip((0, 3, 5), (first, *others), strict=True):
+                for key, value in (("low", x.min()), ("high", x.max())):
+                    name = f"{i}.input_quantizer.{key}"
+                    expected[name] = 0.9 * expected[name] + 0.1 * value
+        buffers = dict(case.model.named_buffers())
+        assert_close([*buffers.values()], [expected[key] for key in buffers])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_backward_then_step_is_step_and_clipping_is_of_the_direction(scheme):
+    case, other, own = Case(scheme), Case(scheme), Case(scheme)
+
+    def closure():
+        own.optimizer.zero_grad()
+        loss = own.loss()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        case.optimizer.zero_grad()
+        loss = case.optimizer.backward(case.loss)
+        case.optimizer.step()
+        assert torch.equal(loss, other.optimizer.step(other.loss))
+        assert torch.equal(loss, own.optimizer.step(closure).detach())
+    assert alike(case.state(), other.state())
+    assert alike(case.state(), own.state())
+
+    case = Case(scheme)
+    params = list(case.model.parameters())
+    before = detached(params)
+    case.optimizer.backward(case.loss)
+    direction = case.grads()
+    length = flat(direction).norm()
+    torch.nn.utils.clip_grad_norm_(params, 0.3 * length)
+    case.optimizer.step()
+    clipped = [0.3 * length / (length + 1e-6) * d for d in direction]
+    assert_close(detached(params), [w - 0.05 * d for w, d in zip(before, clipped, strict=True)])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_accumulation_adds_directions_and_moves_statistics_by_each_batch(scheme):
+    case, other, forwards = Case(scheme), Case(scheme), Case(scheme)
+    total = None
+    for part in (slice(0, 6), slice(6, 12)):
+        case.optimizer.backward(partial(case.loss, part))
+        other.optimizer.zero_grad()
+        other.optimizer.backward(partial(other.loss, part))
+        total = other.grads() if total is None else [a + b for a, b in zip(total, other.grads(), strict=True)]
+        forwards.loss(part)
+    assert_close(case.grads(), total, atol=1e-14)
+    assert alike(case.state(), forwards.state())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "method"), [*((scheme, "bsam") for scheme in SCHEMES), ("lsq", "looksam"), ("minmax", "sam")]
+)
+def test_a_resumed_training_continues_bit_for_bit(scheme, method):
+    case, other = (Case(scheme, method=method, calibrated=False) for _ in range(2))
     for _ in range(2):
         case.optimizer.step(case.loss)
     file = io.BytesIO()
@@ -174,6 +316,35 @@ def test_a_scaler_changes_nothing():
         scaler.update()
     for a, b in zip(case.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_an_overflow_in_any_pass_skips_the_step_and_lowers_the_scale(scheme, failing):
+    """An inf in the gradient of one parameter, in one pass; the statistics are those of one pass, as of batch norm."""
+    case, other, calls = Case(scheme), Case(scheme), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    overflowing = list(case.model.parameters())[-1]  # with LSQ a scale
+
+    def closure():
+        calls.append(1)
+        return case.loss()
+
+    hook = overflowing.register_hook(lambda g: g * torch.inf if len(calls) == failing else None)
+    state = copy.deepcopy(case.optimizer.state_dict())
+    case.optimizer.backward(closure, scaler=scaler)
+    scaler.step(case.optimizer)
+    scaler.update()
+    hook.remove()
+    case.optimizer.zero_grad()
+    other.loss()
+    assert scaler.get_scale() == 2.0**7
+    assert alike(case.state(), other.state())
+    assert alike(case.optimizer.state_dict(), state)
+    case.optimizer.backward(case.loss, scaler=scaler)
+    scaler.step(case.optimizer)
+    other.optimizer.step(other.loss)
+    assert_close(detached(case.model.parameters()), detached(other.model.parameters()))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

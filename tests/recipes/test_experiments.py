@@ -14,7 +14,9 @@ from bsam.recipes.variants import BSAMS, arguments, passes_of, variant_of, varia
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 
-CIFAR = [recipe for recipe in RECIPES.values() if "paper" in recipe.scales and recipe.name != "pose"]
+CIFAR = [
+    recipe for recipe in RECIPES.values() if "paper" in recipe.scales and recipe.name not in ("pose", "quantization")
+]
 PAPER = {"data": "cifar10", "precision": "bf16", "compile": True}  # with Run's defaults, ResNet-18 on CIFAR-10
 
 

@@ -63,14 +63,18 @@ def test_every_setting_that_training_depends_on_matters():
     task = {"label_smoothing": 0.1, "label_noise": 0.1, "limit_train": 64, "limit_test": 39, "augment": "crop-flip"}
     task |= {"seed": 1, "eval_split": "validation", "model": "resnet8", "image_size": 7}
     others = {"arguments": {"rho_max": 0.1, "rho_min": 0.06}, "method": "asam", "radius": 0.1, **optimization, **task}
-    changes = [{}, *({name: value} for name, value in others.items())]
+    bits = {"activation_bits": 3, "first_last_bits": 4, "quantizer": "minmax", "fold_batch_norm": True}
+    bits |= {"perturb_scales": True}
+    changes = [{}, *({name: value} for name, value in others.items()), {"weight_bits": 4}]
+    changes += [{"weight_bits": 4, name: value} for name, value in bits.items()]
     changes = [{**change, "arguments": {}} if change.get("method") else change for change in changes]
     found = [fit(replace(first, **change), device="cpu") for change in changes]
-    assert len({repr(numbers(result)) for result in found}) == 1 + len(others)
+    assert len({repr(numbers(result)) for result in found}) == len(changes)
     elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "relief"}  # in other tests
     elsewhere |= {"weights", "skip_corrupt", "layer_decay"}  # in those of image files
+    elsewhere |= {"init"}  # in those of quantized runs
     elsewhere |= {"simcc_k", "simcc_sigma", "flip_test"}  # in those of poses
-    assert set(first.settings()) == {*others, *elsewhere}
+    assert set(first.settings()) == {*others, *bits, "weight_bits", *elsewhere}
 
 
 def test_sharpness_is_that_of_the_network_after_the_epoch_on_labels_as_trained_on(data):

@@ -14,7 +14,7 @@ import torch
 from ..core.errors import BsamValueError
 from ..core.workers import Workers
 from ..recipes import RECIPES, recipe_of
-from ..recipes.experiments import MAX_SEEDS, Recipe, select
+from ..recipes.experiments import MAX_SEEDS, Recipe, select, with_initial_runs
 from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_settings
 from ..recipes.scales import SCALES, scale_of
@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> None:
     elif not arguments.dry_run:
         check_weights_given(runs)
     chosen = select(runs, arguments.only, arguments.models, arguments.data)
-    run_recipe(arguments, recipe, runs, chosen)
+    run_recipe(arguments, recipe, runs, with_initial_runs(chosen, runs))
 
 
 def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run], chosen: Sequence[Run]) -> None:

@@ -16,7 +16,8 @@ from ..models import MODELS
 from ..models.weight_files import model_of_file
 from ..models.weights import PRETRAINED
 from ..tasks.inputs import find_weights
-from ..training.config import FINE_TUNING, POSE, Run
+from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.run_dir import RunDir
 
 RANDOM = "random"  # as --weights: no pretrained ones
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -35,13 +36,16 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
         default = field.default
         if field.name == "model":
             known = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
-            default = f"that of --weights, if its file says; {known}"
+            default = f"that of --init, or of --weights, if its file says; {known}"
         if field.name == "weights":
             default = "pretrained for networks of timm; `random` for none"
-        if field.name in FINE_TUNING:
-            default = f"{default}; {FINE_TUNING[field.name]} with pretrained weights"
-        if field.name in POSE:
-            default = f"{default}; {POSE[field.name]} for pose"
+        for named, when in (
+            (FINE_TUNING, "with pretrained weights"),
+            (QUANTIZED, "with quantization"),
+            (POSE, "for pose"),
+        ):
+            if field.name in named:
+                default = f"{default}; {named[field.name]} {when}"
         if field.name == "task":
             default = "that of the data"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
@@ -58,21 +62,27 @@ def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags.
 
     Task and network are those of the data set, or the network is the one that the weights are of, unless others are
-    named. A network of timm has the weights that timm downloads, unless others are named. The settings that are not
-    given are :data:`bsam.training.config.POSE` for pose, and else :data:`bsam.training.config.FINE_TUNING` with
-    pretrained weights.
+    named; with ``init``, network and data are those of the run that it names. A network of timm has the weights that
+    timm downloads, unless others are named. The settings that are not given are :data:`bsam.training.config.POSE` for
+    pose, :data:`bsam.training.config.QUANTIZED` with quantization, and else :data:`bsam.training.config.FINE_TUNING`
+    with pretrained weights.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # without a slash at its end
+    if given.get("init") is not None:
+        other = RunDir(Path(given["init"]).expanduser()).finished_run()
+        given = {"model": other.model, "data": other.data, **given}
     given.setdefault("task", dataset_entry(given.get("data", Run.data)).task)
     if "model" not in given:
         given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
-    if given["model"].startswith("timm:"):
+    if given["model"].startswith("timm:") and given.get("init") is None:
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
         given["weights"] = None
     defaults: Mapping[str, Any] = FINE_TUNING if given.get("weights") is not None else {}
+    if given.get("weight_bits") is not None:
+        defaults = QUANTIZED
     if given["task"] == "pose":
         defaults = POSE
     return Run(**{**defaults, **given, "arguments": method_arguments(arguments.set)})

@@ -12,6 +12,7 @@ from ..tasks.inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
 from ..training.files import LOCK
+from ..training.initial_run import initial_network
 from ..training.loop import fit
 from ..training.run_dir import RunDir, run_dir_name
 from .downloads import download_to
@@ -59,6 +60,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 say(f"{state.damaged}. Continuing the run.")
             if not state.epochs:
                 check_weights(run, arguments.data_dir)
+                initial_network(run, folder)
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     download_to(run.data, arguments.data_dir)

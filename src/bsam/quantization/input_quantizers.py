@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..core.errors import BsamRuntimeError
+from ..core.layout import sharding
 from ..core.modules import TracksStatistics
+from ..core.ranks import several_ranks
 from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 
@@ -85,8 +87,10 @@ class InputQuantizer(TracksStatistics):
         self._checked = True
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._checked = False
         super()._load_from_state_dict(*args, **kwargs)
+        tensors = (*self.parameters(), *self.buffers())
+        readable = not any(t.is_meta or sharding(t) is not None for t in tensors)  # else the first pass looks
+        self._checked = readable and self.initialized  # in a compiled pass the check would break the graph
 
     def extra_repr(self) -> str:
         """Return the settings that ``print`` shows."""
@@ -96,7 +100,9 @@ class InputQuantizer(TracksStatistics):
 class MinMaxInputQuantizer(InputQuantizer):
     """Scale and zero point follow from moving averages of the smallest and the largest input of a batch.
 
-    The averages are buffers, which DistributedDataParallel copies from rank 0 as it does batch norm's.
+    In several processes (``torch.distributed``) the batch is that of all of them, and all must run it: in a pass that
+    updates them the scales would else differ between ranks, and from those of the later passes of a step, in which
+    DistributedDataParallel has copied the buffers of rank 0.
 
     Args:
         bits, dtype, device: as in :class:`~bsam.quantization.input_quantizers.InputQuantizer`.
@@ -120,20 +126,21 @@ class MinMaxInputQuantizer(InputQuantizer):
 
     def reset(self) -> None:
         """Forget all batches."""
+        self._checked = False
         self.low.fill_(torch.inf)
         self.high.fill_(-torch.inf)
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
         """Begin from the first batch."""
-        low, high = x.aminmax()
+        low, high = _range(x)
         self.low.copy_(low)
         self.high.copy_(high)
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Update the averages by a batch."""
-        low, high = x.aminmax()
+        low, high = _range(x)
         self.low.lerp_(low.to(self.low.dtype), self.momentum)
         self.high.lerp_(high.to(self.high.dtype), self.momentum)
 
@@ -167,19 +174,18 @@ class LearnedInputQuantizer(InputQuantizer):
     @torch.no_grad()
     def reset(self) -> None:
         """Forget the first batch."""
+        self._checked = False
         self.scale.zero_()
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
         """Begin from the first batch."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        low, high = x.aminmax()
-        ends, mean = torch.stack([-low, high]), x.abs().mean()
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(ends, dist.ReduceOp.MAX)
+        mean = x.abs().mean()
+        if several_ranks():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
-        scale, zero_point = affine(-ends[0], ends[1], self.qmin, self.qmax)
+        scale, zero_point = affine(*_range(x), self.qmin, self.qmax)
         self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, scale).clamp(min=EPS))
         self.zero_point.copy_(zero_point)
 
@@ -192,6 +198,16 @@ class LearnedInputQuantizer(InputQuantizer):
 
     def _grad_scale(self, x: Tensor) -> float:
         return (x.shape[1:].numel() * self.qmax) ** -0.5
+
+
+def _range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest value of a batch, that of all ranks."""
+    low, high = x.aminmax()
+    if not several_ranks():
+        return low, high
+    ends = torch.stack([-low, high]).to(torch.promote_types(x.dtype, torch.float32))
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    return -ends[0], ends[1]
 
 
 def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from .experiments import (
     training_curves,
 )
 from .pose import MEASURES, by_method, pose, pose_notes
+from .quantization import by_precision, quantization, quantization_notes
 from .transfer import transfer
 
 __all__ = (
@@ -30,6 +31,7 @@ __all__ = (
     "gradient_conflict",
     "label_noise",
     "pose",
+    "quantization",
     "recipe_of",
     "rho_min_study",
     "sharpness_curves",
@@ -92,6 +94,16 @@ RECIPES: dict[str, Recipe] = {
             figures=("skeletons", "training_curves"),
             notes=pose_notes,
             measures=MEASURES,
+        ),
+        Recipe(
+            "quantization",
+            "Quantization-aware training with 4 bits",
+            quantization,
+            by_precision,
+            table="quantization",
+            figures=("training_curves",),
+            details=("top_eigenvalue",),
+            notes=quantization_notes,
         ),
         demo_recipe(),
     )

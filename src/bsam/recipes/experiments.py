@@ -13,6 +13,7 @@ from ..models import model_entry
 from ..tasks import TASKS
 from ..tasks.task import Measure
 from ..training.config import Run
+from ..training.run_dir import run_dir_name
 from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
 from .variants import BSAMS, variant_of, variants
@@ -208,9 +209,8 @@ class Recipe:
         check_count("seeds", seeds, high=MAX_SEEDS)
         check_count("seed", first_seed, low=0)
         grid = self.grid(scale)
-        first = [replace(run, seed=first_seed) for run in grid]
         later = range(first_seed + 1, first_seed + seeds)
-        return first + [replace(run, seed=seed, relief=None) for seed in later for run in grid]
+        return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
 
     def published(self, run: Run, measure: Measure | None = None) -> Published | None:
         """Return the paper's number for a run, by one of :attr:`measures` where there are any."""
@@ -221,6 +221,26 @@ class Recipe:
         own["measure"] = None if measure is None else measure.name
         known = {**run.settings(), **own}
         return published(self.table, **{name: known[name] for name in TABLE_KEYS[self.table]})
+
+
+def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
+    """Return the runs with another seed; those that begin with one of them then begin with that of the same seed.
+
+    Args:
+        runs: with any seed.
+        seed: the new one.
+        more: other settings that change.
+    """
+    new = [replace(run, seed=seed, **more) for run in runs]
+    names = dict(zip(map(run_dir_name, runs), map(run_dir_name, new), strict=True))
+    return [run if run.init is None else replace(run, init=names[run.init]) for run in new]
+
+
+def with_initial_runs(chosen: Sequence[Run], runs: Iterable[Run]) -> list[Run]:
+    """Return the chosen runs of a recipe, and before them those of its runs that they begin with."""
+    needed = {run.init for run in chosen} - {None}
+    first = [run for run in runs if run not in chosen and run_dir_name(run) in needed]
+    return [*first, *chosen]
 
 
 def select(

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from ..core.errors import BsamValueError
 
-EPOCHS = {"transfer": 30, "pose": None}  # of the runs that the authors made themselves; None: they do not say
+# of the runs that the authors made themselves; None: they do not say
+EPOCHS = {"transfer": 30, "pose": None, "quantization": None}
 DEFAULT_EPOCHS = 200  # of those in the other tables
 DECIMALS = {"pose": 3}  # that are printed
 DEFAULT_DECIMALS = 2  # in the other tables
@@ -108,6 +109,10 @@ POSE: Mapping[str, tuple[float, ...]] = {  # SimCC on MPII, by these measures; w
     "sam": (96.965, 95.703, 89.637, 84.222, 88.402, 85.513, 81.862, 89.388),
     "bsam": (96.794, 95.584, 89.995, 85.317, 89.008, 85.392, 81.082, 89.552),
 }
+QUANTIZATION: Mapping[str, Mapping[str, MeanStd]] = {  # CIFAR-10; "" is full precision, and the others have 4 bits
+    "resnet18": {"": (88.72, None), "sgd": (88.86, 0.18), "sam": (89.75, 0.21), "bsam": (89.84, 0.11)},
+    "mobilenet_v1": {"": (85.81, None), "sgd": (84.04, 0.13), "sam": (84.72, 0.11), "bsam": (84.76, 0.1)},
+}
 
 FROM_FRIENDLY = "taken by the paper from Li et al., CVPR 2024"
 NOTES: Mapping[str, str] = {
@@ -149,12 +154,18 @@ def _tables() -> dict[str, dict[tuple[Any, ...], Published]]:
         for method, means in POSE.items()
         for measure, mean in zip(POSE_MEASURES, means, strict=True)
     }
+    quantization = {
+        (model, "cifar10", method or "sgd", 4 if method else None): Published(*cell)
+        for model, rows in QUANTIZATION.items()
+        for method, cell in rows.items()
+    }
     return {
         "classification": classification,
         "rho_min_study": study,
         "label_noise": noise,
         "transfer": transfer,
         "pose": pose,
+        "quantization": quantization,
     }
 
 
@@ -165,6 +176,7 @@ TABLE_KEYS: Mapping[str, tuple[str, ...]] = {
     "label_noise": ("data", "method", "label_noise"),
     "transfer": ("model", "data", "method"),
     "pose": ("data", "method", "measure"),
+    "quantization": ("model", "data", "method", "weight_bits"),
 }
 
 
@@ -172,7 +184,7 @@ def published(table: str, **keys: Any) -> Published | None:
     """Return the number in the paper's table; None where it has none.
 
     Args:
-        table: ``classification``, ``rho_min_study``, ``label_noise``, ``transfer`` or ``pose``.
+        table: ``classification``, ``rho_min_study``, ``label_noise``, ``transfer``, ``pose`` or ``quantization``.
         keys: the keys of the table, see :data:`TABLE_KEYS`.
 
     Example:

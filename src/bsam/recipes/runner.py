@@ -18,7 +18,7 @@ from ..tasks import TASKS
 from ..training.config import Run
 from ..training.lock import RunLocked
 from ..training.loop import Diverged, fit
-from ..training.run_dir import RunDir, run_dir_name
+from ..training.run_dir import NETWORK, RunDir, run_dir_name
 from ..training.run_state import RunState
 from .eta import EtaEstimator
 from .experiments import Recipe, Tuning
@@ -154,12 +154,17 @@ def finish_run(
     tell: Callable[[str], None],
     options: Mapping[str, Any],
 ) -> bool:
-    """Run what is left of a run, if anything; False if it is locked by another process."""
+    """Run what is left of a run, if anything; False if it is locked by another process, or begins with a run that is
+    not finished.
+    """
     state = state_of(run, out, verify=True)
     if _has_ended_undamaged(state):
         return True
     if state.damaged is not None:
         tell(f"{state.damaged}. Continuing the run.")
+    if run.init is not None and not (out / run.init / NETWORK).exists():
+        tell(f"{state.path.name} is skipped for now: it begins with {run.init}, which is not finished")
+        return False
     on_start(state)
     if run.compile:
         # graphs of earlier runs count against torch's limit of 8 for a function, and are not the fastest for this one

@@ -55,7 +55,9 @@ class Scale:
         """
         own = {**arguments(variant, data), **more.pop("arguments", {})}
         model = self.stand_ins.get(network, network)
-        return Run(variant.method, own, model=model, data=data, **{**NETWORKS[network], **self.settings, **more})
+        return Run(
+            variant.method, own, model=model, data=data, **{**NETWORKS.get(network, {}), **self.settings, **more}
+        )
 
     def largest(self) -> str:
         """Return the data set of the figures: CIFAR-100 where there is one."""
@@ -64,7 +66,12 @@ class Scale:
 
 FAST = {"precision": "bf16", "compile": True}  # the paper does not say its precision
 CIFAR = ("cifar10", "cifar100")
-SMALL = {"resnet18": "resnet8", "wide_resnet28_10": "wide_resnet10_1", "pyramidnet110": "pyramidnet8"}
+SMALL = {
+    "resnet18": "resnet8",
+    "wide_resnet28_10": "wide_resnet10_1",
+    "pyramidnet110": "pyramidnet8",
+    "mobilenet_v1": "mobilenet_v1_small",
+}
 
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {

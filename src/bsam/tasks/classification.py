@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..data.streaming import stream
 from ..models import build, model_entry
+from ..quantization import calibrate, quantize
 from .inputs import Inputs, inputs_of, load_data
 from .pretrained import PretrainedTask, freeze_backbone
 from .settings import TaskSettings, refuse_settings
@@ -27,6 +28,7 @@ from .task import Measure, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
 LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
+CALIBRATION_SAMPLES = 256  # that the scales of a quantized network's inputs begin with
 MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
 
 
@@ -90,8 +92,20 @@ class Classification(PretrainedTask):
         self.begin_epoch(0)
 
     def network(self) -> nn.Module:
-        """Return the run's network, for images of this size."""
+        """Return the run's network, for images of this size; quantized, if the run says so."""
         return build_network(self.run, self.inputs, self.classes).train().to(self.device)
+
+    def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
+        """Load the weights that training begins with. A quantized network takes those of the float one, and the scales
+        of its inputs from some training images.
+        """
+        if self.run.weight_bits is None:
+            return super().initialise(network, init)
+        latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
+        told = super().initialise(latent, init)
+        network.load_state_dict(quantized(latent, self.run).state_dict())
+        calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
+        return told
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw crops, flips and holes."""
@@ -185,6 +199,12 @@ class Classification(PretrainedTask):
 
 def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
     """Return a run's network with random weights, in eval mode; raise if it does not take the inputs."""
+    network = build_float_network(run, inputs, classes)
+    return network if run.weight_bits is None else quantized(network, run)
+
+
+def build_float_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
+    """Return :func:`build_network` before quantization."""
     shape = inputs.channels, inputs.size, inputs.size
     network = build(run.model, classes, inputs.channels, run.seed).eval()
     try:
@@ -196,6 +216,25 @@ def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
     if run.freeze_backbone:
         freeze_backbone(network)
     return network
+
+
+def quantized(network: nn.Module, run: TaskSettings) -> nn.Module:
+    """Return the quantized copy of a network that a run trains.
+
+    Example:
+        >>> run = TaskSettings(weight_bits=4)
+        >>> [type(layer).__name__ for layer in quantized(build("digits_net"), run)][::3]
+        ['QuantConv2d', 'QuantConv2d', 'Flatten']
+    """
+    assert run.weight_bits is not None
+    return quantize(
+        network,
+        run.weight_bits,
+        run.activation_bits or run.weight_bits,
+        scheme=run.quantizer,
+        first_last_bits=run.first_last_bits,
+        fold_batch_norm=run.fold_batch_norm,
+    )
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:

@@ -23,7 +23,7 @@ def check_pose_settings(run: TaskSettings) -> None:
         raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
     if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
         raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
-    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0})
+    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
 
 
 def check_input_side(run: TaskSettings, side: int) -> None:

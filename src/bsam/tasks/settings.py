@@ -18,6 +18,8 @@ from ..data.pose_augment import POSE_AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "test"]
+Quantizer = Literal["lsq", "minmax"]
+QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 MAX_BINS = 16  # for each pixel: the layers that they come from grow with it
 MAX_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
 
@@ -65,6 +67,10 @@ def to_json_value(value: Any) -> Any:
     return [to_json_value(one) for one in value] if type(value) in (list, tuple) else value
 
 
+def _check_bits(name: str, value: object) -> None:
+    check_count(name, value, 2, 8)
+
+
 def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
     """Refuse settings that have no meaning for a task, unless they have these values."""
     for name, value in allowed.items():
@@ -88,6 +94,12 @@ class TaskSettings:
         "where the initial weights come from, except those of the last layers (the classification layer, or the head "
         "that finds joints), which are random: a file (safetensors or a state dict), looked for in the data folder "
         "too; or `pretrained`, which timm downloads; or nothing, and all are random",
+        check_name,
+    )
+    init: str | None = setting(
+        None,
+        "the folder of a finished run of the same network, whose weights training begins with, those of the last "
+        "layers included",
         check_name,
     )
     freeze_backbone: bool = setting(
@@ -141,6 +153,24 @@ class TaskSettings:
     flip_test: bool = setting(
         False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
     )
+    weight_bits: int | None = setting(
+        None, "quantization-aware training with weights of so many bits, 2 to 8; without it none", _check_bits
+    )
+    activation_bits: int | None = setting(
+        None, "of quantization: bits of the inputs of layers, 2 to 8; without it as many as of the weights", _check_bits
+    )
+    first_last_bits: int = setting(
+        8, "of quantization: bits of weights and inputs of the first and the last layer", _check_bits
+    )
+    quantizer: Quantizer = setting(
+        "lsq", "of quantization: scales are learned, or follow the smallest and the largest values", one_of(Quantizer)
+    )
+    fold_batch_norm: bool = setting(
+        False, "of quantization: batch norm becomes a part of the convolution before it first", check_flag
+    )
+    perturb_scales: bool = setting(
+        False, "of quantization: whether a sharpness-aware step perturbs learned scales too", check_flag
+    )
     seed: int = setting(
         0,
         "seed of the initial weights, the order of the samples, their augmentation and the flipped labels",
@@ -153,3 +183,15 @@ class TaskSettings:
             object.__setattr__(self, item.name, value)
             if "check" in item.metadata and (value is not None or item.default is not None):
                 item.metadata["check"](item.name, value)
+        if self.init is not None and self.weights is not None:
+            raise BsamValueError("init and weights both say what training begins with: leave one of them out")
+        self._check_quantization()
+
+    def _check_quantization(self) -> None:
+        changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(TaskSettings, name)]
+        if self.weight_bits is None and changed:
+            raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
+        if self.weight_bits is not None and self.freeze_backbone:
+            raise BsamValueError("freeze_backbone does not go with quantization, which trains all layers: leave it out")
+        if self.perturb_scales and self.quantizer != "lsq":
+            raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")

@@ -69,8 +69,13 @@ class Task(ABC):
     def network(self) -> nn.Module:
         """Return a new network on the device, whose weights are a function of the run's seed."""
 
-    def initialise(self, network: nn.Module) -> Sequence[str]:
-        """Load the weights that training begins with, if they are not random. Return sentences for the user."""
+    def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
+        """Load the weights that training begins with, if they are not random. Return sentences for the user.
+
+        Args:
+            network: what :meth:`network` returned.
+            init: the file with the trained network of the run that the run's ``init`` names.
+        """
         return ()
 
     def set_train_mode(self, network: nn.Module) -> None:

@@ -30,6 +30,7 @@ POSE = {  # those of SimCC's authors for MPII, but for the schedule and fewer ep
     "epochs": 140,
     "label_smoothing": 0.0,
 }
+QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not say its own
 BASE = "base"  # the method that is the base optimizer alone
 BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
@@ -145,6 +146,8 @@ class Run(TaskSettings):
                 f"freeze_backbone trains the classification layer alone, where layer_decay has no effect; got "
                 f"{self.layer_decay}: leave one of them out"
             )
+        if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
+            raise BsamValueError("head_lr and layer_decay do not go with quantization: leave them out")
         if self.warmup > self.epochs:
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
 

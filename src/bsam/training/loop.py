@@ -15,6 +15,7 @@ from ..flatness.spectrum import top_eigenvalues
 from ..tasks import Task, task_class
 from .config import Run
 from .distributed import distributed_context
+from .initial_run import initial_network
 from .result import LossSurface, Result, result_of
 from .run_writer import RunWriter
 from .steps import side_stream
@@ -73,8 +74,10 @@ def fit(
         RunWriter(folder, run, context, tell) as out,
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
+        is_new = not out.has_checkpoint()
+        init = initial_network(run, folder) if is_new else None
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
-        trainer = Trainer(run, work, context, tell, is_new=not out.has_checkpoint())
+        trainer = Trainer(run, work, context, tell, is_new, init)
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))

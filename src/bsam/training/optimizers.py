@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from .. import quantization
 from ..core.checks import check_count
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.optimizer import SharpnessAware
@@ -110,9 +111,11 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
 
 
 def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameters that are trained: one group, or one for each learning rate.
+    """Return the parameters that are trained: one group, or one for each learning rate; of a quantized network a group
+    of weights and one of learned scales, which do not decay.
 
-    Each then has ``lr_scale``, by which the learning rate of the run is multiplied; schedules of timm know it, too.
+    Groups with learning rates of their own have ``lr_scale``, by which the learning rate of the run is multiplied;
+    schedules of timm know it, too.
 
     Example:
         >>> from bsam.models import build
@@ -120,6 +123,8 @@ def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
         >>> [(len(group["params"]), group["lr_scale"]) for group in groups]
         [(6, 1.0), (2, 10.0)]
     """
+    if run.weight_bits is not None:
+        return quantization.parameter_groups(network, perturb_scales=run.perturb_scales, weight_decay=0.0)
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     if run.head_lr is None and run.layer_decay == 1:
         return [{"params": [p for _, p in trained]}]

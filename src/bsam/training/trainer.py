@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class Trainer:
         context: the processes that share the work.
         tell: called with a sentence for the user.
         is_new: whether training starts now; a checkpoint, which is loaded later, has all weights.
+        init: the file with the network that training begins with.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Trainer:
         context: DistributedContext,
         tell: Callable[[str], None] = lambda sentence: None,
         is_new: bool = True,
+        init: Path | None = None,
     ) -> None:
         if run.batch % context.size:
             raise BsamValueError(
@@ -63,7 +66,7 @@ class Trainer:
         check_method(run, task, context.size)
         self.run, self.task, self.context = run, task, context
         self.network = task.network()
-        for sentence in task.initialise(self.network) if is_new else ():
+        for sentence in task.initialise(self.network, init) if is_new else ():
             if context.is_main:
                 tell(sentence)
         capturable = run.method == BASE or METHODS[run.method].capturable

@@ -1,0 +1,49 @@
+"""Quantization-aware training: float networks, then the same networks with few bits."""
+
+from __future__ import annotations
+
+from ..data import dataset_entry
+from ..models import model_entry
+from ..training.config import QUANTIZED, Run
+from ..training.run_dir import run_dir_name
+from .experiments import BASELINES, TableCell
+from .scales import Scale, scale_of
+from .variants import variant_of, variants
+
+NETWORKS = ("resnet18", "mobilenet_v1")
+BITS = 4  # of weights and activations
+EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # with quantization; without, those of the scale
+FULL_PRECISION = "Full precision"  # the row of the float network
+
+
+def quantization(scale: Scale | str) -> list[Run]:
+    """Return float networks, trained by SGD, and after each the runs that quantize it and train it further."""
+    scale = scale_of(scale)
+    data, runs = scale.data[0], []
+    own = {**QUANTIZED, "epochs": EPOCHS[scale.name], "weight_bits": BITS, "curvature": True}
+    for network in NETWORKS:
+        base = scale.run(variants()["sgd"], network, data, curvature=True)
+        init = run_dir_name(base)
+        runs += [base, *(scale.run(variants()[name], network, data, init=init, **own) for name in BASELINES)]
+    return runs
+
+
+def by_precision(run: Run) -> TableCell:
+    """A section for each data set, a row for the float network and one for each method, a column for each network.
+
+    Example:
+        >>> [by_precision(run).row for run in quantization("short")[:2]], by_precision(quantization("short")[0]).section
+        (['Full precision', 'SGD'], 'CIFAR-10, W4A4')
+    """
+    row = FULL_PRECISION if run.weight_bits is None else variant_of(run).title
+    return TableCell(f"{dataset_entry(run.data).title}, W{BITS}A{BITS}", row, model_entry(run.model).title)
+
+
+def quantization_notes(run: Run) -> list[str]:
+    """Return the lines below the table."""
+    return [
+        f"{FULL_PRECISION}: the float network, trained by SGD. The rows below begin with it: weights and inputs of "
+        f"layers with {BITS} bits, those of the first and the last layer with 8, learned scales (LSQ).",
+        "λmax: the largest eigenvalue of the Hessian of the training loss; of a quantized network the straight-through "
+        "one, at its quantized weights.",
+    ]

@@ -1,0 +1,45 @@
+"""``bsam train --init`` and ``--weight-bits``."""
+
+import json
+
+import pytest
+
+from bsam import cli
+from bsam.training.run_dir import RunDir
+
+SMALL = ("--device", "cpu", "--batch", "64", "--epochs", "1", "--limit-train", "64", "--limit-test", "20")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A finished run of ResNet-8 on digits, which is not the default network of digits."""
+    out = tmp_path_factory.mktemp("runs") / "float"
+    assert cli.main(["train", *SMALL, "--method", "sgd", "--model", "resnet8", "--out", str(out)]) == 0
+    return out
+
+
+def test_network_data_and_settings_follow_from_the_run_to_begin_with(base, tmp_path, capsys):
+    command = ["train", *SMALL, "--method", "bsam", "--init", str(base), "--weight-bits", "4"]
+    assert cli.main([*command, "--out", str(tmp_path / "w4")]) == 0
+    run = RunDir(tmp_path / "w4").run()
+    assert (run.model, run.data, run.weight_bits, run.activation_bits) == ("resnet8", "digits", 4, None)
+    assert (run.lr, run.weight_decay, run.label_smoothing) == (0.01, 1e-4, 0.1)
+    assert f"Training begins with the network of {base}." in capsys.readouterr().out
+    assert json.loads((tmp_path / "w4/weights.json").read_text())["head_left_out"] == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "digits_net"], "trained resnet8, and this run trains digits_net: give --model resnet8"),
+        (["--weight-bits", "12"], "weight_bits must be a whole number between 2 and 8, got 12"),
+        (["--init", "nowhere"], "nowhere is not a run directory of bsam train"),
+        (["--data", "cifar100"], "learned 10 classes (digits), and cifar100 has 100: begin with a run on data with as"),
+    ],
+)
+def test_errors_leave_nothing_behind(base, tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", *SMALL, "--method", "sgd", "--init", str(base), "--out", "out", *flags]
+    assert cli.main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

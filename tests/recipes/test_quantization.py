@@ -1,0 +1,107 @@
+"""The quantization table: its runs, what they begin with, and the paper's numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from bsam.recipes import RECIPES
+from bsam.recipes.experiments import select, with_initial_runs
+from bsam.recipes.quantization import by_precision, quantization
+from bsam.recipes.runner import Callbacks, run_all
+from bsam.recipes.variants import variant_of
+from bsam.training.config import Run
+from bsam.training.run_dir import RunDir, run_dir_name
+
+PRINTED = {  # test accuracy in %, as the paper has it: full precision, then 4 bits with each method
+    "resnet18": ((88.72, None), (88.86, 0.18), (89.75, 0.21), (89.84, 0.11)),
+    "mobilenet_v1": ((85.81, None), (84.04, 0.13), (84.72, 0.11), (84.76, 0.10)),
+}
+COLUMNS = ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
+RECIPE = RECIPES["quantization"]
+
+
+@pytest.mark.parametrize("scale", ["short", "paper"])
+def test_the_runs_of_a_scale(scale):
+    runs = quantization(scale)
+    assert [(run.model, run.weight_bits) for run in runs] == [
+        (network, bits) for network in PRINTED for bits in (None, 4, 4, 4, 4, 4)
+    ]
+    epochs = {"short": (24, 12), "paper": (200, 60)}[scale]
+    for first in (0, 6):
+        base, own = runs[first], runs[first + 1 : first + 6]
+        assert (base.method, base.lr, base.weight_decay, base.epochs, base.init) == (
+            "base",
+            0.05,
+            1e-3,
+            epochs[0],
+            None,
+        )
+        assert [variant_of(run).name for run in own] == list(COLUMNS)
+        for run in own:
+            assert (run.init, run.epochs, run.lr, run.weight_decay) == (run_dir_name(base), epochs[1], 0.01, 1e-4)
+            assert (run.activation_bits, run.first_last_bits, run.quantizer, run.perturb_scales) == (
+                None,
+                8,
+                "lsq",
+                False,
+            )
+            assert (run.data, run.precision, run.compile, run.batch, run.curvature) == (
+                "cifar10",
+                "bf16",
+                True,
+                128,
+                True,
+            )
+
+
+def test_every_published_number():
+    for run in quantization("paper"):
+        full, *own = PRINTED[run.model]
+        number = full if run.weight_bits is None else dict(zip(("base", "sam", "bsam"), own, strict=True))[run.method]
+        found = RECIPE.published(run)
+        assert (found.mean, found.std) == number
+    assert RECIPE.published(replace(quantization("paper")[1], weight_bits=2)) is None
+    assert RECIPE.published(quantization("smoke")[0]) is None
+
+
+def test_a_run_begins_with_the_float_network_of_its_own_seed():
+    runs = RECIPE.runs("short", seeds=3)
+    by_name = {run_dir_name(run): run for run in runs}
+    assert len(by_name) == len(runs) == 36
+    for run in runs:
+        if run.weight_bits is not None:
+            base = by_name[run.init]
+            assert (base.seed, base.model, base.weight_bits) == (run.seed, run.model, None)
+    assert [run.seed for run in RECIPE.runs("short", seeds=1, first_seed=7)] == [7] * 12
+
+
+def test_chosen_runs_bring_what_they_begin_with():
+    runs = RECIPE.runs("short", seeds=2)
+    chosen = select(runs, ["bsam-2"], ["mobilenet_v1"])
+    assert [(run.weight_bits, run.seed) for run in chosen] == [(4, 0), (4, 1)]
+    whole = with_initial_runs(chosen, runs)
+    assert [(run.model, run.weight_bits, run.seed) for run in whole] == [
+        ("mobilenet_v1", bits, seed) for bits in (None, 4) for seed in (0, 1)
+    ]
+    assert with_initial_runs(whole, runs) == whole
+    assert with_initial_runs(runs, runs) == runs
+
+
+def test_the_float_network_has_a_row_of_its_own():
+    cells = [by_precision(run) for run in quantization("paper")[:3]]
+    assert [cell.row for cell in cells] == ["Full precision", "SGD", "SAM"]
+    assert {(cell.section, cell.column) for cell in cells} == {("CIFAR-10, W4A4", "ResNet-18")}
+
+
+def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
+    settings = {"epochs": 1, "limit_train": 64, "limit_test": 20, "batch": 64}
+    base = Run("sgd", **settings)
+    run, told = Run("sgd", init=run_dir_name(base), weight_bits=4, **settings), []
+    assert [str(state) for state in run_all([run], tmp_path, Callbacks(tell=told.append))] == ["missing"]
+    waiting = f"{run_dir_name(run)} is skipped for now: it begins with {run_dir_name(base)}, which is not finished"
+    assert told == [waiting, waiting]
+    told.clear()
+    states = run_all([run, base], tmp_path, Callbacks(tell=told.append))  # in the wrong order: it is tried again
+    assert [str(state) for state in states] == ["done", "done"]
+    assert told == [waiting, f"Training begins with the network of {run_dir_name(base)}."]
+    assert RunDir(tmp_path / run_dir_name(run)).note("weights")["loaded"] == 14
