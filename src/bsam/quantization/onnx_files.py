@@ -139,9 +139,8 @@ class _OnnxLayer(nn.Module):
         own = max(zero_point, 0)  # with it, codes are qmin - zero_point + own to qmax - zero_point + own
         if max(own, qmax - zero_point + own) > largest:
             raise BsamValueError(f"the zero point {zero_point} of the input of {name} does not fit the type UINT8")
-        needs_clip = qmax != largest or not is_code
         limits = [float(layer.input_scale * (q - zero_point)) for q in (qmin, qmax)]
-        self.limits = limits if needs_clip else None
+        self.limits = None if qmax == largest else limits
         for field in ("weight", "weight_scale", "bias"):
             self.register_buffer(field, getattr(layer, field))
         self.register_buffer("input_scale", layer.input_scale.reshape(()))

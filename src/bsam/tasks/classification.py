@@ -82,6 +82,7 @@ class Classification(PretrainedTask):
         self._host = torch.device("cpu") if data.digest is not None else device  # files stay mapped to host memory
         self._train, self._labels = train.labelled(noisy).to(self._host), noisy.to(device)
         self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(self._host)
+        self.eval_samples = len(self._eval_split)
         seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
         self._memorised = Examples(self._train.x[seen], self._train.y[seen])
         chosen = augmentation(run.augment or dataset_entry(run.data).augmentation, data)
@@ -158,6 +159,11 @@ class Classification(PretrainedTask):
         """Return training images with the labels used in training (including flipped ones), balanced if limited."""
         chosen = self._train if limit is None else self._train.some(min(limit, self.samples))
         return list(self._inputs_of(chosen))
+
+    def eval_examples(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the images and labels that the network is evaluated on, in batches, balanced if limited."""
+        split = self._eval_split
+        return self._inputs_of(split if limit is None else split.some(min(limit, len(split))))
 
     def _inputs_of(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         """Return inputs of the network and labels, in batches, on the device."""

@@ -1,0 +1,143 @@
+"""Files of the quantized network of a run, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..core.checks import check_count
+from ..core.errors import BsamValueError
+from ..core.extras import require_package
+from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
+from ..tasks.classification import Classification, build_float_network
+from .environment import pick_device
+from .files import check_writable, usable
+from .run_dir import RunDir
+
+PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # beside those of training
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two networks classify the same images.
+
+    Args:
+        images: how many.
+        accuracies: the share that each classifies correctly.
+        equal: the share that they classify alike.
+    """
+
+    images: int
+    accuracies: tuple[float, float]
+    equal: float
+
+
+@dataclass(frozen=True)
+class ExportedNetwork:
+    """A file that :func:`export_run` wrote.
+
+    Args:
+        path: of the file.
+        size: in bytes.
+        float_size: bytes of the weights of the float network, in float32.
+        comparison: of the fake-quantized network and the network of the file, on images that the run is evaluated on.
+        split: the set of these images.
+    """
+
+    path: Path
+    size: int
+    float_size: int
+    comparison: Comparison
+    split: str
+
+
+def export_run(
+    folder: str | Path,
+    out: str | Path,
+    images: int | None = None,
+    device: str = "auto",
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportedNetwork:
+    """Write the quantized network of a run to a file, and compare the network of the file with that of the run.
+
+    Args:
+        folder: the directory of a finished run with ``weight_bits``.
+        out: the file, of which the suffix says the format: ``.onnx`` (:func:`~bsam.quantization.export_onnx`) or
+            ``.safetensors`` (:func:`~bsam.quantization.save_quantized`). It is overwritten; after an error it is as it
+            was.
+        images: how many of the images that the run is evaluated on to compare them on; None: all.
+        device: where the network of the run computes; that of an ONNX file does on the CPU.
+        data_dir, cache_dir: where the data is, if it is read from files, and decoded images are kept.
+        progress: called with the number of images that are done, and of all.
+    """
+    out = Path(out)
+    suffix = out.suffix.lower()
+    if suffix not in PACKAGES:
+        raise BsamValueError(f"the file must end in {' or '.join(PACKAGES)}, got {out}")
+    for package in PACKAGES[suffix]:
+        require_package(package, "onnx")
+    if images is not None:
+        check_count("images", images)
+    if not out.parent.is_dir() or out.is_dir():
+        raise BsamValueError(f"{out} is a folder" if out.is_dir() else f"there is no folder {out.parent}: create it")
+    with usable(out.parent, "the file"):
+        check_writable(out.parent)
+    run_dir = RunDir(folder)
+    run = run_dir.finished_run()
+    if run.weight_bits is None:
+        raise BsamValueError(f"the run in {folder} trained no quantized network: give one of bsam train --weight-bits")
+    task = Classification(run, pick_device(device), data_dir, cache_dir=cache_dir)
+    network = run_dir.load_into(task.network()).eval()
+    float_network = build_float_network(run, task.inputs, task.classes)
+    draft = out.with_name(f"{out.name}.draft")
+    try:
+        if suffix == ".onnx":
+            size = export_onnx(network, draft, torch.zeros(1, task.inputs.channels, task.inputs.size, task.inputs.size))
+            written: nn.Module = OnnxNetwork(draft)
+        else:
+            size = save_quantized(convert(network), draft)
+            written = load_quantized(draft, float_network).to(task.device)
+        total = task.eval_samples if images is None else min(images, task.eval_samples)
+        shown = progress if progress is not None else lambda done, total: None
+        comparison = compare(network, written, task.eval_examples(total), lambda done: shown(done, total))
+        draft.replace(out)
+    finally:
+        draft.unlink(missing_ok=True)
+    float_size = sum(4 * tensor.numel() for tensor in float_network.state_dict().values() if tensor.is_floating_point())
+    return ExportedNetwork(out, size, float_size, comparison, run.eval_split)
+
+
+@torch.no_grad()
+def compare(
+    first: nn.Module,
+    second: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Comparison:
+    """Compare the classes that two networks find.
+
+    Args:
+        first, second: the networks, in eval mode.
+        batches: of images and their true classes.
+        progress: called with the number of images that are done.
+
+    Example:
+        >>> batches = [(torch.eye(4), torch.tensor([0, 1, 2, 0]))]
+        >>> compare(nn.Identity(), nn.Softmin(1), batches)
+        Comparison(images=4, accuracies=(0.75, 0.25), equal=0.0)
+    """
+    images, right, equal = 0, [0, 0], 0
+    for x, y in batches:
+        found = [network(x).argmax(1) for network in (first, second)]
+        images += len(y)
+        right = [count + int((classes == y).sum()) for count, classes in zip(right, found, strict=True)]
+        equal += int((found[0] == found[1]).sum())
+        progress(images)
+    return Comparison(images, (right[0] / images, right[1] / images), equal / images)
