@@ -168,7 +168,7 @@ def freeze_scales(model: nn.Module) -> None:
     r"""Hold the learned scales of a quantized network fixed, as measurements of its curvature require.
 
     The loss is piecewise constant in the latent weights :math:`w`, and its Hessian is 0 wherever it exists. What
-    :mod:`bsam.flatness` computes as the Hessian is the derivative of the straight-through gradient,
+    :class:`bsam.flatness.HessianOperator` takes as the Hessian is the derivative of the straight-through gradient,
 
     .. math::
         H = M\, \nabla^2 L(\hat w)\, M,
