@@ -26,9 +26,9 @@ def first_commands(text: str) -> str:
 
 
 def run_commands(commands: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """Run lines of ``bsam ...``, patterns of files as a shell expands them; returns what each command printed."""
+    """Run lines of ``bsam ...``, patterns of files as a shell expands them; returns what each command printed last."""
     printed = {}
-    for line in commands.splitlines():
+    for line in commands.replace("\\\n", "").splitlines():
         words = [name for word in shlex.split(line)[1:] for name in (sorted(glob.glob(word)) or [word])]
         assert main(words) == 0, capsys.readouterr().err
         printed[words[0]] = capsys.readouterr().out

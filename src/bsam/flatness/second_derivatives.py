@@ -77,7 +77,8 @@ def check_graph(loss: Tensor, twice: bool, forbidden: Collection[Tensor] = ()) -
     """Raise if the graph holds what torch would silently leave out of a derivative.
 
     These are reentrant checkpoints, parameters of a model that was copied (``forbidden``) and, if ``twice``, functions
-    marked with ``@once_differentiable``.
+    marked with ``@once_differentiable``. Functions may name tensors of their own in ``not_twice``, by index, that they
+    are not to be differentiated by twice.
     """
     seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in forbidden}
     while nodes:
@@ -96,6 +97,9 @@ def check_graph(loss: Tensor, twice: bool, forbidden: Collection[Tensor] = ()) -
                 f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
                 "write its backward in operations that torch can differentiate, and remove the mark"
             )
+        for index, what in getattr(function, "not_twice", {}).items() if twice else ():
+            if node.next_functions[index][0] is not None:
+                raise BsamRuntimeError(f"among the trainable parameters are {what}")
         if others and id(getattr(node, "variable", None)) in others:
             raise BsamRuntimeError(
                 "dtype= computes on a copy of the model, and loss_fn takes weights from the model itself (a penalty?): "

@@ -10,5 +10,6 @@ from .onnx_files import OnnxNetwork as OnnxNetwork
 from .onnx_files import export_onnx as export_onnx
 from .onnx_files import run_onnx as run_onnx
 from .quantize import calibrate as calibrate
+from .quantize import freeze_scales as freeze_scales
 from .quantize import parameter_groups as parameter_groups
 from .quantize import quantize as quantize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -96,14 +96,20 @@ def fake_quantize(
 # torch._fake_quantize_learnable_per_tensor_affine reads scale and zero point on the host and clamps the zero point to
 # the codes.
 class _FakeQuantize(torch.autograd.Function):
+    not_twice: ClassVar = {  # bsam.flatness reads it: no second derivative by these inputs
+        1: "learned scales, by which the straight-through gradient has no symmetric derivative: hold them fixed, by "
+        "bsam.quantization.freeze_scales(model); of a network in training, on a copy"
+    }
+
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: int, qmax: int, grad_scale: float
-    ) -> Tensor:
-        ctx.save_for_backward(x, scale, zero_point)
-        ctx.qmin, ctx.qmax, ctx.grad_scale = qmin, qmax, grad_scale
+    def forward(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: int, qmax: int, grad_scale: float) -> Tensor:
         q = quantize_codes(x, scale, zero_point, qmin, qmax)
         return (q if zero_point is None else q.sub_(zero_point)).mul_(scale).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, scale, zero_point, ctx.qmin, ctx.qmax, ctx.grad_scale = inputs
+        ctx.save_for_backward(x, scale, zero_point)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -156,12 +156,47 @@ def parameter_groups(model: nn.Module, *, perturb_scales: bool = False, **settin
         >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
         [(4, 0.001), (4, 0.0)]
     """
-    if not any(isinstance(module, QuantLayer) for module in model.modules()):
-        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
-    learned = (LearnedWeightQuantizer, LearnedInputQuantizer)
-    scales = {module.scale for module in model.modules() if isinstance(module, learned)}
+    scales = _learned_scales(model)
     groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if p not in scales]}]
     if scales:
         own = [p for p in model.parameters() if p in scales]
         groups.append({"params": own, PERTURB: perturb_scales, **settings})
     return groups
+
+
+def freeze_scales(model: nn.Module) -> None:
+    r"""Hold the learned scales of a quantized network fixed, as measurements of its curvature require.
+
+    The loss is piecewise constant in the latent weights :math:`w`, and its Hessian is 0 wherever it exists. What
+    :mod:`bsam.flatness` computes as the Hessian is the derivative of the straight-through gradient,
+
+    .. math::
+        H = M\, \nabla^2 L(\hat w)\, M,
+
+    with the quantized weights :math:`\hat w`, and a diagonal matrix :math:`M` that is 0 for latent weights whose codes
+    are clipped and else 1. In :math:`L` the quantized inputs of layers move as the inputs do, or not at all where they
+    are clipped. That is the curvature that training sees, and it is symmetric. By learned scales the gradient is an
+    estimate that is no derivative of anything, and its own derivative is not symmetric: with trainable scales a Hessian
+    is refused. Sharpness and landscapes need no derivative of the gradient. They are of the quantized loss itself, at
+    latent weights that were moved; trainable scales are moved too.
+
+    Args:
+        model: what :func:`quantize` returned. With ``scheme="minmax"`` there is nothing to freeze.
+
+    Example:
+        >>> from bsam.flatness import HessianOperator
+        >>> model, x, y = quantize(nn.Sequential(nn.Linear(4, 2))), torch.rand(8, 4), torch.rand(8, 2)
+        >>> calibrate(model, x)
+        >>> freeze_scales(model)
+        >>> HessianOperator(model, nn.functional.mse_loss, [(x, y)]).shape
+        (10, 10)
+    """
+    for scale in _learned_scales(model):
+        scale.requires_grad_(False)
+
+
+def _learned_scales(model: nn.Module) -> set[nn.Parameter]:
+    if not any(isinstance(module, QuantLayer) for module in model.modules()):
+        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+    learned = (LearnedWeightQuantizer, LearnedInputQuantizer)
+    return {module.scale for module in model.modules() if isinstance(module, learned)}

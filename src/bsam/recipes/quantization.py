@@ -13,6 +13,7 @@ from .variants import variant_of, variants
 NETWORKS = ("resnet18", "mobilenet_v1")
 BITS = 4  # of weights and activations
 EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # with quantization; without, those of the scale
+SMOKE = {"limit_train": 32, "batch": 32}  # Hessian products take most of the time
 FULL_PRECISION = "Full precision"  # the row of the float network
 
 
@@ -20,9 +21,10 @@ def quantization(scale: Scale | str) -> list[Run]:
     """Return float networks, trained by SGD, and after each the runs that quantize it and train it further."""
     scale = scale_of(scale)
     data, runs = scale.data[0], []
-    own = {**QUANTIZED, "epochs": EPOCHS[scale.name], "weight_bits": BITS, "curvature": True}
+    common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
+    own = {**QUANTIZED, **common, "epochs": EPOCHS[scale.name], "weight_bits": BITS}
     for network in NETWORKS:
-        base = scale.run(variants()["sgd"], network, data, curvature=True)
+        base = scale.run(variants()["sgd"], network, data, **common)
         init = run_dir_name(base)
         runs += [base, *(scale.run(variants()[name], network, data, init=init, **own) for name in BASELINES)]
     return runs

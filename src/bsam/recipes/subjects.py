@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from ..core.checks import check_count
 from ..core.errors import BsamTypeError, BsamValueError
 from ..flatness.dataset_loss import Batches, LossFunction
+from ..quantization import freeze_scales
 from ..tasks import TASKS
 from ..training.run_dir import NETWORK, RunDir, run_dir_name
 from .variants import variant_of
@@ -134,11 +135,14 @@ def _check_run(path: Path) -> None:
 
 def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and its first training samples, not
-    augmented, with the labels used in training.
+    augmented, with the labels used in training. Of a quantized network the scales are fixed.
     """
     run = RunDir(folder).run()
     task = TASKS[run.task](run, device, **places)
-    return RunDir(folder).load_into(task.network()), task.loss, task.examples(images)
+    network = RunDir(folder).load_into(task.network())
+    if run.weight_bits is not None:
+        freeze_scales(network)
+    return network, task.loss, task.examples(images)
 
 
 def find_loader(name: str) -> Callable[[Path], Any]:

@@ -112,7 +112,7 @@ def _top_eigenvalue(trainer: Trainer) -> float | None:
         return None
     examples = trainer.task.examples(CURVATURE_SAMPLES)
     try:
-        found = top_eigenvalues(HessianOperator(trainer.network, trainer.task.loss, examples), k=1, tol=1e-3)
+        found = top_eigenvalues(HessianOperator(trainer.measured_network(), trainer.task.loss, examples), k=1, tol=1e-3)
     except BsamError:  # a product was not finite: a run that diverged is a result, too
         return math.nan
     return float(found.values[0]) if found.converged else math.nan
@@ -122,5 +122,5 @@ def _loss_surface(trainer: Trainer) -> LossSurface | None:
     if trainer.run.relief is None:
         return None
     examples = trainer.task.examples(CURVATURE_SAMPLES)
-    found = landscape(trainer.network, trainer.task.loss, examples, points=trainer.run.relief)
+    found = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.relief)
     return LossSurface(tuple(found.axes[0].tolist()), tuple(map(tuple, found.loss.tolist())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from ..core.optimizer import SharpnessAware
 from ..flatness.probe import Probe
 from ..flatness.sharpness import Sharpness, sharpness
 from ..methods import METHODS
+from ..quantization import freeze_scales
 from ..tasks.task import Task
 from .config import BASE, Run
 from .distributed import DistributedContext
@@ -155,9 +157,17 @@ class Trainer:
         losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
         return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
 
+    def measured_network(self) -> nn.Module:
+        """Return the network whose flatness is measured: of a quantized one a copy, in which scales are fixed."""
+        if self.run.weight_bits is None:
+            return self.network
+        network = copy.deepcopy(self.network)
+        freeze_scales(network)
+        return network
+
     def sharpness(self, radius: float) -> Sharpness:
         """Return the sharpness of the whole training set at a radius, uphill and downhill."""
-        return sharpness(self.network, self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
+        return sharpness(self.measured_network(), self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
 
     def take_readings(self) -> list[dict[str, Any]]:
         """Return the probe's readings since the last call, and clear them."""

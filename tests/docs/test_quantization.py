@@ -1,0 +1,54 @@
+"""The guide "From a trained network to a 4-bit file": its commands and its code run on digits, in small."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from bsam.training.run_dir import RunDir
+from docs_guides import first_commands, in_small, run_commands
+
+TEXT = (Path(__file__).parents[2] / "docs/guides/quantization.md").read_text(encoding="utf-8")
+LOOP, RUN = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+ON_DIGITS = "--limit-train 320 --batch 32 --device cpu"
+SMALL = {  # what differs from the commands of the guide
+    "--data cifar10 --data-dir data --epochs 24 --precision bf16 --compile": f"--data digits --epochs 3 {ON_DIGITS}",
+    "--data-dir data --epochs 12 --precision bf16 --compile": f"--epochs 2 {ON_DIGITS}",
+    "export runs/w4 --data-dir data": "export runs/w4 --device cpu",
+    "--data-dir data --images 256 --k 5 --points 11": "--images 12 --k 1 --points 3 --trace-samples 6 "
+    "--density-steps 3 --density-probes 1 --tol 0.1 --device cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_first_commands_of_the_guide(capsys):
+    printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys)
+    assert list(printed) == ["train", "export", "flatness"]
+    run, last = RunDir("runs/w4").run(), RunDir("runs/w4").last_metrics()
+    assert (run.model, run.data, run.weight_bits) == ("digits_net", "digits", 4)
+    assert last["test_accuracy"] > 0.6  # chance: 0.1
+    assert f"{last['test_accuracy']:.2%}" in printed["export"]
+    onnx.checker.check_model("runs/w4.onnx")
+    models = json.loads(Path("runs/flatness/flatness.json").read_text())["models"]
+    assert [model["run"]["weight_bits"] for model in models] == [None, 4]
+    assert all(np.isfinite(model["trace"]["value"]) for model in models)
+
+
+def test_the_code_of_the_guide():
+    names: dict[str, object] = {}
+    exec(LOOP, names)
+    ours = names["logits"]
+    assert names["size"] == Path("network.onnx").stat().st_size
+    exec(RUN, names)
+    assert torch.equal(ours, torch.from_numpy(names["logits"]))
+    assert (ours.argmax(1) == names["integers"](names["x"]).argmax(1)).float().mean() > 0.95
