@@ -71,6 +71,24 @@ def test_a_safetensors_file_on_some_images(run, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch, capsys):
+    class Zero(torch.nn.Module):
+        def __init__(self, path):
+            super().__init__()
+            assert path.read_text() == "file"
+
+        def forward(self, x):
+            return torch.eye(10)[torch.zeros(len(x), dtype=torch.long)]
+
+    monkeypatch.setattr("bsam.training.export.export_onnx", lambda model, path, x: path.write_text("file"))
+    monkeypatch.setattr("bsam.training.export.OnnxNetwork", Zero)
+    assert export(run, "--out", tmp_path / "net.onnx") == 0
+    _, network, file, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
+    assert float(file) == 10
+    assert float(equal) < 50
+    assert float(network) > 11
+
+
 def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "float").mkdir()
