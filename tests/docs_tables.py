@@ -79,4 +79,9 @@ def image_files() -> list[str]:
     return lines
 
 
-TABLES = (step_times, method_costs, epochs, products, eigenvalues, image_files)
+def quantized() -> list[str]:
+    found = stored("quantization_cuda")["results"]
+    return [row(r["model"], r["n"], *(spread(r["over_float"][name]) for name in ("SGD", "BSAM"))) for r in found]
+
+
+TABLES = (step_times, method_costs, epochs, products, eigenvalues, image_files, quantized)

@@ -101,7 +101,6 @@ RECIPES: dict[str, Recipe] = {
             quantization,
             by_precision,
             table="quantization",
-            figures=("training_curves",),
             details=("top_eigenvalue",),
             notes=quantization_notes,
         ),

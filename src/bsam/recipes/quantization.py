@@ -42,10 +42,17 @@ def by_precision(run: Run) -> TableCell:
 
 
 def quantization_notes(run: Run) -> list[str]:
-    """Return the lines below the table."""
+    """Return the lines below the table of which a float run is this one.
+
+    Example:
+        >>> quantization_notes(quantization("short")[0])[0]  # doctest: +ELLIPSIS
+        'Full precision: the float network, trained by SGD. The rows below begin with it and have 12 epochs more: ...'
+    """
+    more = {scale_of(name).settings.get("epochs", Run.epochs): epochs for name, epochs in EPOCHS.items()}[run.epochs]
     return [
-        f"{FULL_PRECISION}: the float network, trained by SGD. The rows below begin with it: weights and inputs of "
-        f"layers with {BITS} bits, those of the first and the last layer with 8, learned scales (LSQ).",
+        f"{FULL_PRECISION}: the float network, trained by SGD. The rows below begin with it and have {more} epochs "
+        f"more: weights and inputs of layers with {BITS} bits, those of the first and the last layer with 8, learned "
+        "scales (LSQ).",
         "λmax: the largest eigenvalue of the Hessian of the training loss; of a quantized network the straight-through "
         "one, at its quantized weights.",
     ]
