@@ -13,6 +13,8 @@ import pytest
 
 from bsam.models.timm_import import _import_torchvision
 
+collect_ignore = ["hugging_face.py"]  # or every worker would import it at collection, for doctests
+
 
 @pytest.fixture(scope="session")
 def hf() -> ModuleType:
