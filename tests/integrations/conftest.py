@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import re
+import runpy
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from bsam.models.timm_import import _import_torchvision
 
+ROOT = Path(__file__).parents[2]
 collect_ignore = ["hugging_face.py"]  # or every worker would import it at collection, for doctests
 
 
@@ -23,6 +28,34 @@ def hf() -> ModuleType:
         warnings.simplefilter("ignore")  # what a framework warns of at its import is no concern of ours
         _import_torchvision()
         return importlib.import_module("integrations.hugging_face")
+
+
+@pytest.fixture
+def example(hf, capsys, monkeypatch) -> Callable[[str], tuple[dict[str, Any], Any, str]]:
+    """A function that runs ``main`` of an example on the CPU and returns its names, its result and what it printed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(name: str) -> tuple[dict[str, Any], Any, str]:
+        names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+        return names, names["main"](), capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def guide(hf, tmp_path, monkeypatch) -> Callable[[str], dict[str, Any]]:
+    """A function that runs the code of a guide in an empty folder and returns its names."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+    def run(name: str) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "docs"}
+        text = (ROOT / "docs/guides" / f"{name}.md").read_text(encoding="utf-8")
+        for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+            exec(compile(code, f"{name}.md", "exec"), names)
+        return names
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -168,11 +168,13 @@ def ddp_trainer(rank: int, **own: Any) -> dict[str, Any]:
     return {"weights": weights(model), "plain": weights(twin), "logged": logged(run), "losses": losses}
 
 
-def ddp_accelerate(rank: int, accumulate: int) -> dict[str, Any]:
+def ddp_accelerate(rank: int, accumulate: int, m_sharpness: bool = False) -> dict[str, Any]:
     model, twin = network(), network()
-    losses = accelerated(Accelerator(cpu=True, gradient_accumulation_steps=accumulate), model, sam(model), 0.3, 12)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    prepared = accelerator.prepare(model) if m_sharpness else model
+    losses = accelerated(accelerator, prepared, sam(prepared, m_sharpness=m_sharpness), 0.3, 12)
     mine, wrapped = batches(2, data(12))[rank::2], nn.parallel.DistributedDataParallel(twin)
-    optimizer = sam(wrapped)
+    optimizer = sam(wrapped, m_sharpness=m_sharpness)
     for i, batch in enumerate(mine):
         last = (i + 1) % accumulate == 0 or i + 1 == len(mine)
         with contextlib.nullcontext() if last else wrapped.no_sync():
@@ -187,6 +189,7 @@ def ddp_accelerate(rank: int, accumulate: int) -> dict[str, Any]:
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "accelerate": partial(ddp_accelerate, accumulate=1),
     "accelerate-accumulate": partial(ddp_accelerate, accumulate=2),  # three micro-batches: the last is a step alone
+    "accelerate-m-sharpness": partial(ddp_accelerate, accumulate=1, m_sharpness=True),
     "trainer": ddp_trainer,
     "trainer-accumulate": partial(ddp_trainer, gradient_accumulation_steps=2),
 }

@@ -113,7 +113,7 @@ def test_closures_that_yield_and_that_choose(hf):
 def test_what_cannot_be_exact_is_refused(hf, monkeypatch):
     accelerator, model = hf.Accelerator(cpu=True), hf.network()
     plain = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(TypeError, match="must be a sharpness-aware optimizer.*got SGD"):
+    with pytest.raises(TypeError, match=r"must be a sharpness-aware optimizer.*got SGD"):
         backward(accelerator, plain, lambda: None)
     with pytest.raises(TypeError, match="needs a closure that computes the loss, got float"):
         backward(accelerator, hf.sam(model), 1.0)
@@ -131,7 +131,7 @@ def test_what_cannot_be_exact_is_refused(hf, monkeypatch):
     check_accelerator(SimpleNamespace(**usual))
 
 
-@pytest.mark.parametrize("case", ["accelerate", "accelerate-accumulate"])
+@pytest.mark.parametrize("case", ["accelerate", "accelerate-accumulate", "accelerate-m-sharpness"])
 def test_two_processes(hf, hf_ranks, case):
     """As plain DDP training in the same processes, where some micro-batches are under no_sync."""
     ranks = [rank[case] for rank in hf_ranks]
@@ -139,3 +139,16 @@ def test_two_processes(hf, hf_ranks, case):
         torch.testing.assert_close(rank["weights"], rank["plain"], rtol=0, atol=1e-9)
         torch.testing.assert_close(rank["weights"], ranks[0]["weights"], rtol=0, atol=0)
     assert ranks[0]["logged"] != ranks[1]["logged"]
+
+
+def test_the_example(example):
+    _, (losses, optimizer), out = example("accelerate_loop")
+    assert len(losses) == 5 * 38
+    assert optimizer.optimizer.t == 5 * 10
+    assert sum(losses[-38:]) / 38 < 0.12 < losses[0] / 5
+    assert len(out.splitlines()) == 5
+
+
+def test_the_guide(guide):
+    names = guide("accelerate")
+    assert names["optimizer"].optimizer.t == 3

@@ -54,3 +54,11 @@ def test_lora_is_exact(hf, method, tmp_path):
         torch.testing.assert_close(found.lora_B["default"].weight, wrapper.B, rtol=0, atol=1e-6)
     for name, p in model.named_parameters():  # the others were not even perturbed and restored with rounding
         assert p.requires_grad != torch.equal(p, before[name]), name
+
+
+def test_the_example(example):
+    _, (losses, frozen), out = example("peft_lora")
+    assert losses[-1] < 0.5 * losses[0]
+    assert len(frozen) == 20
+    assert all(frozen)
+    assert out.endswith("the others are as they were: True\n")
