@@ -6,8 +6,6 @@ import copy
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +19,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import is_fake
+from torch.fx.experimental import proxy_tensor
 from torch.nn import functional as F
+
+from processes import Script
 
 torch.set_num_threads(1)
 # While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
+# And where real tensors are traced, it notes the shape of each value, which nothing here reads: a fifth.
+set_meta = proxy_tensor.set_meta
+proxy_tensor.set_meta = lambda proxy, value: (
+    proxy if isinstance(value, Tensor) and not is_fake(value) else set_meta(proxy, value)
+)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
@@ -123,18 +130,16 @@ def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
 
 
 def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
-    """Return the exit codes of two processes and their error streams."""
+    """Return the exit codes of two processes and their output."""
     folder.mkdir()
-    command = [sys.executable, "-X", "faulthandler", "-W", "error::UserWarning", str(script)]
-    commands = [[*command, str(rank), str(folder)] for rank in range(2)]
-    processes = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in commands]
+    files = [folder / f"{rank}.txt" for rank in range(2)]
+    processes = [Script(script, rank, folder, output=file) for rank, file in enumerate(files)]
     try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
+        codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
-    return [process.returncode for process in processes], errors
+    return codes, [file.read_text() for file in files]
 
 
 @pytest.hookimpl(wrapper=True)
