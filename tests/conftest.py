@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+gc.disable()  # until all tests are collected
 os.environ["OMP_NUM_THREADS"] = "1"  # here and in the processes that tests start: pytest-xdist fills the cores
 
 import pytest
@@ -192,3 +193,4 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over modules and tests, which stay: a collection is then fast."""
     gc.collect()
     gc.freeze()
+    gc.enable()
