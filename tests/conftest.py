@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-gc.disable()  # until all tests are collected
 os.environ["OMP_NUM_THREADS"] = "1"  # here and in the processes that tests start: pytest-xdist fills the cores
 
 import pytest
@@ -26,6 +25,7 @@ from torch.nn import functional as F
 
 from processes import Script
 
+gc.disable()  # until all tests are collected
 torch.set_num_threads(1)
 # While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
