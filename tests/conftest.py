@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import is_fake
-from torch.fx.experimental import proxy_tensor
 from torch.nn import functional as F
 
 from processes import Script
@@ -29,11 +28,6 @@ gc.disable()  # until all tests are collected
 torch.set_num_threads(1)
 # While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
-# And where real tensors are traced, it notes the shape of each value, which nothing here reads: a fifth.
-set_meta = proxy_tensor.set_meta
-proxy_tensor.set_meta = lambda proxy, value: (
-    proxy if isinstance(value, Tensor) and not is_fake(value) else set_meta(proxy, value)
-)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
@@ -173,7 +167,7 @@ def make_base(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Opt
     return BASES[request.param]
 
 
-LONG = (
+FIRST = (  # files with the longest tests, or that fork processes
     "test_site.py",
     "test_distributed.py",
     "test_ranks.py",
@@ -181,12 +175,24 @@ LONG = (
     "test_workers.py",
     "test_resume.py",
     "test_environment.py",
+    "test_runner.py",
+    "test_scripts.py",
+    "test_losses.py",
+    "test_conftest.py",
+    "test_flatness.py",
+    "test_main.py",
+    "test_train.py",
+    "test_run.py",
+    "test_image_cache.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files with the longest tests first, so that no process of pytest-xdist waits for another at the end."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Run some files first, and so in one process of pytest-xdist.
+
+    No process then waits for another at the end, and one of them starts the process that others are forked from.
+    """
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_collection_finish() -> None:
@@ -194,3 +200,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    trace_without_shapes()
+
+
+def trace_without_shapes() -> None:
+    """Keep torch from noting the shape of each value where it traces real tensors, which takes a fifth of the time.
+
+    Nothing here reads these shapes.
+    """
+    if tracing := sys.modules.get("torch.fx.experimental.proxy_tensor"):  # importing it takes a second
+        note = tracing.set_meta
+        tracing.set_meta = lambda proxy, value: (
+            proxy if isinstance(value, Tensor) and not fake_tensor.is_fake(value) else note(proxy, value)
+        )
