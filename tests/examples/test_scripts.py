@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
-import sys
+import socket
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import bsam
 from bsam.data.digits import digits
 from bsam.flatness import Probe
+from processes import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
@@ -256,17 +255,22 @@ def test_probe_training(example):
         assert torch.equal(a, b)
 
 
-def test_ddp(example):
-    """Two processes that torchrun starts end where one process on whole batches does."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
-    script = str(EXAMPLES / "ddp.py")
-    two = subprocess.run([*command, script], env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert two.returncode == 0, two.stderr
+def test_ddp(example, tmp_path):
+    """Two processes in the environment that torchrun gives them end where one process on whole batches does."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    same = {"TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    environments = [{"CUDA_VISIBLE_DEVICES": "", "RANK": rank, "LOCAL_RANK": rank, **same} for rank in "01"]
+    files = [tmp_path / "0", tmp_path / "1"]
+    ranks = [Script(EXAMPLES / "ddp.py", output=file, env=env) for file, env in zip(files, environments, strict=True)]
+    codes = [rank.wait(timeout=100) for rank in ranks]
+    two, nothing = (file.read_text() for file in files)
+    assert (codes, nothing) == ([0, 0], ""), two + nothing
     _, _, one = example("ddp")
     note, one = one.splitlines()
     assert note.startswith("One process. For two: torchrun")
-    numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", line)] for line in (one, two.stdout)]
+    numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", line)] for line in (one, two)]
     assert [n[0] for n in numbers] == [1, 2]
     assert numbers[1][1:3] == pytest.approx(numbers[0][1:3], rel=1e-4)
     assert numbers[0][1] < 0.3
