@@ -76,6 +76,7 @@ def test_a_command_continues_without_the_run_that_it_began_with(base, tmp_path, 
 def test_a_recipe_trains_what_its_chosen_runs_begin_with(tmp_path, capsys):
     command = ["run", "quantization", "--models", "mobilenet_v1_small", "--only", "bsam", "--out", str(tmp_path / "q")]
     assert cli.main([*command, "--dry-run"]) == 0
-    plan = capsys.readouterr().out
+    plan = " ".join(capsys.readouterr().out.split())
+    assert ": 2 runs " in plan
     assert "SGD, seed 0" in plan
-    assert "BSAM (Algorithm 1), 4 bits, seed 0" in plan
+    assert "BSAM" in plan

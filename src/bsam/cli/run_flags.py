@@ -62,10 +62,10 @@ def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags.
 
     Task and network are those of the data set, or the network is the one that the weights are of, unless others are
-    named; with ``init``, network, data and image size are those of the run that it names. A network of timm has the weights that
-    timm downloads, unless others are named. The settings that are not given are :data:`bsam.training.config.POSE` for
-    pose, :data:`bsam.training.config.QUANTIZED` with quantization, and else :data:`bsam.training.config.FINE_TUNING`
-    with pretrained weights.
+    named; with ``init``, network, data and image size are those of the run that it names. A network of timm has the
+    weights that timm downloads, unless others are named. The settings that are not given are
+    :data:`bsam.training.config.POSE` for pose, :data:`bsam.training.config.QUANTIZED` with quantization, and else
+    :data:`bsam.training.config.FINE_TUNING` with pretrained weights.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
     if given.get("data", "").startswith(FOLDER):

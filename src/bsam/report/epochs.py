@@ -64,8 +64,8 @@ def plan(trainer: Trainer) -> str:
     steps = "steps in one CUDA graph each" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     return (
-        f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of {data}"
-        f"{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
+        f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
+        f"{data}{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 
