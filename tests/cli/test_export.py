@@ -102,6 +102,15 @@ def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch,
     assert float(network) > 11
 
 
+def test_folders_of_the_data_reach_the_task(run, tmp_path, monkeypatch, refused):
+    def task(run, device, data_dir, *, cache_dir):
+        raise cli.BsamError(f"{device.type} {data_dir} {cache_dir}")
+
+    monkeypatch.setattr("bsam.training.export.Classification", task)
+    flags = ("--out", tmp_path / "net.onnx", "--data-dir", "here", "--cache-dir", "there")
+    assert "cpu here there" in refused("export", run, *flags, "--device", "cpu")
+
+
 def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "float").mkdir()
