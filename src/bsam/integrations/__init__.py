@@ -1,0 +1,1 @@
+"""Sharpness-aware training inside other frameworks; each module imports its own."""

@@ -1,0 +1,122 @@
+"""Sharpness-aware training with the Trainer of Transformers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BsamRuntimeError, BsamValueError
+from ..core.extras import require_package
+from ..core.method_info import Need
+from ..core.optimizer import SharpnessAware
+from ..methods import METHODS
+from .accelerate import check_accelerator, unwrapped
+
+require_package("transformers", "integrations")
+require_package("accelerate", "integrations")
+
+from transformers import Trainer  # noqa: E402
+
+
+class SharpnessAwareTrainer(Trainer):
+    """A ``transformers.Trainer`` that trains with a sharpness-aware method.
+
+    The method wraps the optimizer that the Trainer creates, or that it is given as ``optimizers``. Clipping, gradient
+    accumulation, mixed precision, label smoothing, gradient checkpointing, checkpoints and DDP are the Trainer's own:
+    every pass of a step is one call of its ``training_step``, so that ``compute_loss`` may be overridden as usual.
+
+    The loss that is logged is that of the first pass. In later ones :attr:`extra_pass` is True and :meth:`log` does
+    nothing; code of yours that counts or stores something in ``compute_loss`` can ask for it. For a subclass of Trainer
+    put this class first: ``class MyTrainer(SharpnessAwareTrainer, Seq2SeqTrainer)``.
+
+    Args:
+        method: the name of a method, as ``"bsam"`` or ``"sam"``, or a class that derives from
+            :class:`bsam.SharpnessAware`; ``"bsam"`` if not given. None if ``optimizers`` has such an optimizer already.
+        method_kwargs: the arguments of the method, such as ``{"rho": 0.05}``. AE-SAM's ``total_steps`` is known.
+        args, kwargs: those of ``Trainer``.
+
+    Example::
+
+        trainer = SharpnessAwareTrainer(
+            model, TrainingArguments("out", max_grad_norm=1.0), train_dataset=data, method="sam",
+            method_kwargs={"rho": 0.05},
+        )
+        trainer.train()
+    """
+
+    extra_pass: bool = False
+
+    def __init__(
+        self,
+        *args: Any,
+        method: str | type[SharpnessAware] | None = None,
+        method_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.method_kwargs = dict(method_kwargs or {})
+        self.method = _method_class("bsam" if method is None else method, self.method_kwargs)
+        super().__init__(*args, **kwargs)
+        check_accelerator(self.accelerator)
+        optim = str(getattr(self.args.optim, "value", self.args.optim))
+        if "lomo" in optim or "layerwise" in optim:
+            raise BsamValueError(f"optim={optim!r} steps inside of backward, which runs several times: use another one")
+        if self.is_distributed_loading_by_transformers:
+            raise BsamRuntimeError("a model that was sharded at loading (DistributedConfig) cannot be trained: use DDP")
+        if isinstance(self.optimizer, SharpnessAware) and (method is not None or method_kwargs):
+            raise BsamValueError(
+                "optimizers has a sharpness-aware optimizer already: pass its base optimizer, or no method"
+            )
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the Trainer's optimizer, with the method around it."""
+        optimizer = super().create_optimizer(model)
+        if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):  # given, or of an earlier train()
+            return optimizer
+        known = self.method_kwargs
+        if Need.TOTAL_STEPS in self.method.needs:
+            known = {"total_steps": self.state.max_steps, **known}
+        self.optimizer = self.method(optimizer, self.model if model is None else model, **known)
+        return self.optimizer
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run the passes of the method on one micro-batch; return the loss of the first."""
+        one_pass = functools.partial(super().training_step, model, inputs, num_items_in_batch)
+
+        def closure() -> Tensor:
+            loss = one_pass()
+            self.extra_pass = True
+            return loss
+
+        try:
+            return unwrapped(self.optimizer).backward(closure, scaler=self.accelerator.scaler)
+        finally:
+            self.extra_pass = False
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log as the Trainer does, except in extra passes."""
+        if not self.extra_pass:
+            super().log(*args, **kwargs)
+
+
+def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any]) -> type[SharpnessAware]:
+    cls: Any = METHODS[method].cls if isinstance(method, str) and method in METHODS else method
+    optimizers = [name for name, known in METHODS.items() if not known.is_loss]
+    if not (isinstance(cls, type) and issubclass(cls, SharpnessAware)):
+        raise BsamValueError(
+            f"method must be a class that derives from bsam.SharpnessAware, or one of {', '.join(optimizers)}, got "
+            f"{method!r}"
+        )
+    if Need.PER_SAMPLE_LOSSES in cls.needs:
+        raise BsamValueError(f"{cls.title} needs the losses of single samples, and the Trainer's is a mean")
+    if kwargs.get("m_sharpness"):
+        raise BsamValueError(
+            "m_sharpness=True needs the DistributedDataParallel wrapper, which the Trainer builds after the optimizer: "
+            "leave it out, or write the loop with Accelerate"
+        )
+    return cls

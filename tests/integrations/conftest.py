@@ -1,0 +1,73 @@
+"""The frameworks, imported once for all tests of a worker, and their global state, reset after each test."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from bsam.models.timm_import import _import_torchvision
+
+ROOT = Path(__file__).parents[2]
+collect_ignore = ["hugging_face.py"]  # or every worker would import it at collection, for doctests
+
+
+@pytest.fixture(scope="session")
+def hf() -> ModuleType:
+    """The module ``hugging_face`` beside this file, which imports Transformers and Accelerate."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a framework warns of at its import is no concern of ours
+        _import_torchvision()
+        return importlib.import_module("integrations.hugging_face")
+
+
+@pytest.fixture
+def example(hf, capsys, monkeypatch) -> Callable[[str], tuple[dict[str, Any], Any, str]]:
+    """A function that runs ``main`` of an example on the CPU and returns its names, its result and what it printed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(name: str) -> tuple[dict[str, Any], Any, str]:
+        names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+        return names, names["main"](), capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def guide(hf, tmp_path, monkeypatch) -> Callable[[str], dict[str, Any]]:
+    """A function that runs the code of a guide in an empty folder and returns its names."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+    def run(name: str) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "docs"}
+        text = (ROOT / "docs/guides" / f"{name}.md").read_text(encoding="utf-8")
+        for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+            exec(compile(code, f"{name}.md", "exec"), names)
+        return names
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _reset_accelerate() -> Iterator[None]:
+    yield
+    if "accelerate.state" in sys.modules:
+        state = sys.modules["accelerate.state"]
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+@pytest.fixture(scope="session")
+def hf_ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What two processes saved; this file's neighbour says what they train."""
+    return two_ranks_of(Path(__file__).with_name("hugging_face.py"), tmp_path_factory.mktemp("ranks"))

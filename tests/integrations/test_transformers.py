@@ -1,0 +1,258 @@
+"""SharpnessAwareTrainer against plain bsam training, one row of what the Trainer does after the other."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import bsam
+
+CLOSE = {"rtol": 0, "atol": 1e-6}
+ROWS = {  # arguments of the Trainer, and of the plain loop
+    "plain": ({}, {}),
+    "clip": ({"max_grad_norm": 0.3}, {"max_norm": 0.3}),
+    "accumulation with a remainder": (
+        {"gradient_accumulation_steps": 3, "num_train_epochs": 2},
+        {"accumulate": 3, "epochs": 2},
+    ),
+    "label smoothing": ({"label_smoothing_factor": 0.3}, {"smoothing": 0.3}),
+    "gradient checkpointing": ({"gradient_checkpointing": True}, {}),
+    "all": (
+        {"max_grad_norm": 0.3, "gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1},
+        {"max_norm": 0.3, "accumulate": 2, "smoothing": 0.1},
+    ),
+}
+
+
+def difference(a: nn.Module, b: nn.Module) -> float:
+    return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_is_exact(hf, row, tmp_path):
+    """BSAM mixes three gradients: clipping one of them would not be clipping the direction, as it would be for SAM."""
+    radii = {"rho_max": 0.2, "rho_min": 0.1}
+    own, plain = ROWS[row]
+    model, twin, calls = hf.network(), hf.network(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    run = hf.trainer(model, hf.arguments(tmp_path, **own), method="bsam", method_kwargs=radii)
+    run.train()
+    plain = dict(plain)
+    loss_of = partial(hf.lm_loss, smoothing=plain.pop("smoothing", 0.0))
+    optimizer = bsam.BSAM(torch.optim.SGD(twin.parameters(), lr=hf.LR), twin, **radii)
+    losses = hf.train_plainly(twin, optimizer, hf.batches(2), loss_of, **plain)
+    assert difference(model, twin) < 1e-6
+    assert difference(model, hf.network()) > 0.02
+    assert hf.logged(run) == pytest.approx(losses, abs=1e-6)  # of the first pass
+    assert len(calls) == 3 * 7 * plain.get("epochs", 1)  # three passes for each of seven micro-batches, no other
+
+
+def test_bf16(hf, tmp_path):
+    def loss_of(model, batch, items):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(**batch, num_items_in_batch=items).loss
+
+    model, twin = hf.network(dtype=torch.float32), hf.network(dtype=torch.float32)
+    run = hf.trainer(model, hf.arguments(tmp_path, bf16=True))
+    run.train()
+    losses = hf.train_plainly(twin, hf.sam(twin), hf.batches(2), loss_of)
+    assert difference(model, twin) < 1e-7
+    assert hf.logged(run) == pytest.approx(losses, abs=1e-6)
+    single = hf.network(dtype=torch.float32)
+    hf.train_plainly(single, hf.sam(single), hf.batches(2))
+    assert difference(single, twin) > 1e-4  # float32 would be something else
+
+
+def test_a_loss_without_num_items_is_divided(hf, tmp_path):
+    """A model that takes the mean over its micro-batch: 3, 3 and 1 micro-batches in a step."""
+
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = hf.network()
+
+        def forward(self, input_ids, labels):
+            return {"loss": hf.mean_loss(self.inner, {"input_ids": input_ids, "labels": labels})}
+
+    model, twin, batches = Mean(), hf.network(), hf.batches(2)
+    run = hf.trainer(model, hf.arguments(tmp_path, gradient_accumulation_steps=3))
+    run.train()
+
+    def loss_of(model, batch, _):
+        return hf.mean_loss(model, batch) / (1 if batch is batches[6] else 3)
+
+    losses = hf.train_plainly(twin, hf.sam(twin), batches, loss_of, accumulate=3)
+    assert difference(model.inner, twin) < 1e-9
+    assert hf.logged(run) == pytest.approx(losses, abs=1e-6)
+
+
+METHODS = {
+    "sam": (bsam.SAM, {"rho": 0.2}, 2 * 7),
+    "looksam": (bsam.LookSAM, {"rho": 0.2, "k": 3}, 7 + 3),
+    "msam": (bsam.MSAM, {"rho": 0.2}, 7),
+    "aesam": (bsam.AESAM, {"rho": 0.2, "total_steps": 7}, None),
+    "rst": (bsam.RST, {"rho": 0.2}, None),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_and_a_base_of_the_user(hf, name, tmp_path):
+    cls, settings, passes = METHODS[name]
+    model, twin, calls = hf.network(), hf.network(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    bases = [torch.optim.SGD(m.parameters(), lr=hf.LR, momentum=0.5) for m in (model, twin)]
+    given = {k: v for k, v in settings.items() if k != "total_steps"}  # the Trainer knows it
+    own = {"optimizers": (bases[0], None), "method": name, "method_kwargs": given}
+    run = hf.trainer(model, hf.arguments(tmp_path), **own)
+    run.train()
+    losses = hf.train_plainly(twin, cls(bases[1], twin, **settings), hf.batches(2))
+    assert difference(model, twin) < 1e-6
+    assert hf.logged(run) == pytest.approx(losses, abs=1e-6)
+    assert passes is None or len(calls) == passes
+
+
+def test_adamw_of_the_trainer_and_a_method_of_the_user(hf, tmp_path):
+    class Mine(bsam.SAM):
+        pass
+
+    model, twin = hf.network(), hf.network()
+    hf.trainer(model, hf.arguments(tmp_path, optim="adamw_torch", weight_decay=0.1), method=Mine).train()
+    decays = {False: [], True: []}
+    for name, p in twin.named_parameters():
+        decays["bias" not in name and "norm" not in name].append(p)
+    base = torch.optim.AdamW(
+        [{"params": decays[True], "weight_decay": 0.1}, {"params": decays[False], "weight_decay": 0.0}], lr=hf.LR
+    )
+    hf.train_plainly(twin, bsam.SAM(base, twin, rho=hf.RHO), hf.batches(2))
+    assert difference(model, twin) < 1e-6
+
+
+def test_passes_share_their_dropout(hf, tmp_path):
+    from transformers import TrainerCallback
+
+    class Seed(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            torch.manual_seed(5)
+
+    def loss_of(model, batch, items):
+        torch.manual_seed(5)
+        return hf.lm_loss(model.train(), batch, items)
+
+    model, twin = hf.network(0.3), hf.network(0.3)
+    hf.trainer(model, hf.arguments(tmp_path), callbacks=[Seed()]).train()
+    hf.train_plainly(twin, hf.sam(twin), hf.batches(2), loss_of)
+    assert difference(model, twin) < 1e-6
+
+
+def test_resume_goes_on_bit_for_bit(hf, tmp_path):
+    """LookSAM takes a direction of step 3 again in steps 4 and 5; shuffled data, dropout, Adam."""
+    own = {"method": "looksam", "method_kwargs": {"rho": 0.2, "k": 3}}
+    settings = {"optim": "adamw_torch", "train_sampling_strategy": "random", "num_train_epochs": 2}
+    args = hf.arguments(tmp_path, **settings, save_strategy="steps", save_steps=4, learning_rate=0.02)
+    whole, resumed = (hf.trainer(hf.network(0.2), args, **own) for _ in range(2))
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert resumed.optimizer.optimizer.t == whole.optimizer.optimizer.t == 14
+    assert difference(whole.model, resumed.model) == 0
+    assert hf.logged(whole) == hf.logged(resumed)
+
+
+def test_a_scaler_that_skips_a_step(hf, tmp_path, monkeypatch):
+    """Accelerate allows float16 on GPUs only: its scaler on the CPU, with clipping. The first step overflows."""
+    model, twin = hf.network(dtype=torch.float32), hf.network(dtype=torch.float32)
+    run = hf.trainer(model, hf.arguments(tmp_path, max_grad_norm=0.3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100)
+    monkeypatch.setattr(run.accelerator, "scaler", scaler)
+    monkeypatch.setattr(run.accelerator, "unscale_gradients", lambda: scaler.unscale_(run.optimizer.optimizer))
+    run.train()
+    hf.train_plainly(twin, hf.sam(twin), hf.batches(2)[1:], max_norm=0.3, total=7)
+    assert run.optimizer.optimizer.t == 6
+    assert difference(model, twin) < 1e-6
+
+
+def test_extra_passes_are_silent(hf, tmp_path):
+    flags = []
+
+    class Mine(hf.SharpnessAwareTrainer):
+        def compute_loss(self, *args, **kwargs):
+            self.log({"words": 1.0})
+            flags.append(self.extra_pass)
+            return super().compute_loss(*args, **kwargs)
+
+    run = hf.trainer(hf.network(), hf.arguments(tmp_path, max_steps=2), Mine)
+    run.train()
+    assert flags == [False, True, False, True]
+    assert sum("words" in entry for entry in run.state.log_history) == 2
+    assert run.extra_pass is False
+
+
+def test_training_twice_and_an_optimizer_of_the_user(hf, tmp_path):
+    model, twin = hf.network(), hf.network()
+    optimizer = hf.sam(model)
+    run = hf.trainer(model, hf.arguments(tmp_path), method=None, method_kwargs=None, optimizers=(optimizer, None))
+    run.train()
+    run.train()
+    plain = hf.sam(twin)
+    for _ in range(2):
+        hf.train_plainly(twin, plain, hf.batches(2))
+    assert run.optimizer.optimizer is optimizer
+    assert difference(model, twin) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"method": "sgd"}, "or one of sam, asam, .*, got 'sgd'"),
+        ({"method": "saf"}, "got 'saf'"),
+        ({"method": "ksam"}, "K-SAM needs the losses of single samples"),
+        ({"method_kwargs": {"m_sharpness": True}}, "m_sharpness=True needs the DistributedDataParallel wrapper"),
+    ],
+)
+def test_methods_that_cannot_be_exact_are_refused(hf, own, message, tmp_path):
+    with pytest.raises(bsam.BsamError, match=message):
+        hf.trainer(hf.network(), hf.arguments(tmp_path), **own)
+
+
+def test_trainers_that_cannot_be_exact_are_refused(hf, tmp_path, monkeypatch):
+    model = hf.network()
+    with pytest.raises(bsam.BsamError, match="optim='adalomo' steps inside of backward"):
+        hf.trainer(model, hf.arguments(tmp_path, optim="adalomo"))
+    with pytest.raises(bsam.BsamError, match="optimizers has a sharpness-aware optimizer already"):
+        hf.trainer(model, hf.arguments(tmp_path), optimizers=(hf.sam(model), None))
+    run = hf.trainer(model, hf.arguments(tmp_path), method="gam", method_kwargs={"form": "paper"})
+    with pytest.raises(bsam.BsamError, match="differentiated twice"):
+        run.train()
+    monkeypatch.setattr(type(model), "is_distributed_loading_by_transformers", True)
+    with pytest.raises(bsam.BsamError, match="sharded at loading"):
+        hf.trainer(model, hf.arguments(tmp_path))
+
+
+@pytest.mark.parametrize("case", ["trainer", "trainer-accumulate"])
+def test_two_processes(hf, hf_ranks, case):
+    """As plain DDP training in the same processes; without accumulation as one process on whole batches."""
+    ranks = [rank[case] for rank in hf_ranks]
+    for rank in ranks:
+        torch.testing.assert_close(rank["weights"], rank["plain"], **CLOSE)
+        torch.testing.assert_close(rank["weights"], ranks[0]["weights"], rtol=0, atol=0)
+    means = [sum(both) / 2 for both in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    assert ranks[0]["logged"] == pytest.approx(means, abs=1e-6)
+    if case == "trainer":
+        twin = hf.network()
+        hf.train_plainly(twin, hf.sam(twin), hf.batches(4, hf.data(12)), max_norm=0.3)
+        torch.testing.assert_close(ranks[0]["weights"], hf.weights(twin), **CLOSE)
+
+
+def test_the_example(example):
+    _, (run, loss), out = example("transformers_trainer")
+    assert run.optimizer.optimizer.t == 3 * 10
+    assert loss < 1.2 < 0.5 * run.state.log_history[0]["loss"]
+    assert out.endswith(f"loss of the test sentences {loss:.3f}\n")
+
+
+def test_the_guide(guide):
+    names = guide("transformers")
+    assert names["trainer"].optimizer.optimizer.t == 2
+    assert names["result"].global_step == 2
