@@ -1,0 +1,1 @@
+"""Training loops of other frameworks; each module needs its framework, the extra ``integrations``."""
