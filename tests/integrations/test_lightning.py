@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from functools import partial
@@ -16,77 +15,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import bsam
 from bsam.integrations.lightning import SharpnessAwareMixin
-from helpers import alike, assert_close, distance
+from helpers import alike, distance
+from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*`dataloader_iter`"),
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated"),
 ]
-EPOCHS = 2
-BSAM = partial(bsam.BSAM, rho_max=0.2, rho_min=0.15)
-
-
-def network(dtype=torch.float64, dropout=0.3):
-    """With batch norm and dropout: statistics move once a step, and all passes of a step share their draws."""
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 3)).to(
-        dtype
-    )
-
-
-class Batches:
-    """Five batches. A DataLoader draws random numbers, and of a list Lightning takes the entries for loaders."""
-
-    def __init__(self, dtype=torch.float64):
-        generator = torch.Generator().manual_seed(5)
-        x, y = torch.randn(40, 6, generator=generator).to(dtype), torch.randint(0, 3, (40,), generator=generator)
-        self.all = list(zip(x.split(8), y.split(8), strict=True))
-
-    def __iter__(self):
-        return iter(self.all)
-
-    def __len__(self):
-        return len(self.all)
-
-
-def sgd(params):
-    return torch.optim.SGD(params, lr=0.2, momentum=0.9, weight_decay=1e-3)
-
-
-def plain(net, data, *, method=BSAM, epochs=EPOCHS, accumulate=1, skip=(), clip=None, scheduler=None, scaler=None,
-          autocast=contextlib.nullcontext, before_epoch=None):  # fmt: skip
-    """The loop: what a user of the library alone would write. Returns the losses of all batches and the optimizer."""
-    optimizer, losses = method(sgd(net.parameters()), net), []
-    scheduler = scheduler and scheduler(optimizer)
-    torch.manual_seed(0)
-    for epoch in range(epochs):
-        if before_epoch is not None:
-            before_epoch(epoch, optimizer)
-        for i, (x, y) in enumerate(data):
-
-            def loss():
-                with autocast():
-                    return F.cross_entropy(net(x), y) / accumulate
-
-            if i % accumulate == 0:
-                optimizer.zero_grad()
-                prepared = False
-            if i not in skip:
-                losses.append(optimizer.backward(loss, scaler).item() * accumulate)
-                prepared = True
-            if not prepared or ((i + 1) % accumulate and i + 1 < len(data)):
-                continue
-            if scaler is not None:
-                scaler.unscale_(optimizer)
-            if clip is not None:
-                clip(net.parameters())
-            optimizer.step() if scaler is None else scaler.step(optimizer)
-            if scaler is not None:
-                scaler.update()
-            if scheduler is not None:
-                scheduler.step()
-    return losses, optimizer
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +71,6 @@ def pl(lightning):
     return SimpleNamespace(L=lightning, Net=Net, fit=fit)
 
 
-def compare(ours, net, atol=1e-12):
-    """Weights and running statistics; and weights have moved further than any tolerance."""
-    expected = list(net.state_dict().values())
-    assert_close(list(ours.state_dict().values()), expected, atol=atol)
-    start = network(next(net.parameters()).dtype)
-    assert distance([p.detach() for p in start.parameters()], [p.detach() for p in net.parameters()]) > 0.05
-
-
 @pytest.mark.parametrize(
     ("method", "passes"),
     [(BSAM, 3), (partial(bsam.SAM, rho=0.2), 2), (partial(bsam.GAM, form="paper"), 4),
@@ -175,7 +103,7 @@ def test_clipping(pl, algorithm):
 
 
 @pytest.mark.parametrize("skip", [(), (0, 4), (1,), (2, 3)])
-def test_accumulation_with_a_remainder_and_skipped_Batches(pl, skip):
+def test_accumulation_with_a_remainder_and_skipped_batches(pl, skip):
     """Five batches by twos; without the batches 2 and 3, or 4, there is nothing to step with."""
     net, data = network(), Batches()
     module = pl.Net(copy.deepcopy(net), skip=skip)
@@ -208,12 +136,14 @@ def test_what_is_logged_is_of_the_first_pass(pl):
             self.metrics = torchmetrics.MetricCollection(
                 [MulticlassAccuracy(3), MulticlassRecall(3), MulticlassAUROC(3)]
             )
+            self.updated = self.metrics.clone()  # by `update` two of them share their states
             self.mean, self.once = torchmetrics.MeanMetric(), 0
 
         def training_step(self, batch, batch_idx):
             logits = self.net(batch[0])
             loss = F.cross_entropy(logits, batch[1])
             self.mean.update(loss.detach())
+            self.updated.update(logits, batch[1])
             self.log_dict(self.metrics(logits, batch[1]), on_step=True, on_epoch=False)
             self.log_dict({"loss": loss, "twice": 2 * loss}, on_step=False, on_epoch=True)
             self.log("mean", self.mean, on_step=False, on_epoch=True)
@@ -224,8 +154,9 @@ def test_what_is_logged_is_of_the_first_pass(pl):
             self.seen.append((outputs["logits"], batch[1]))
 
         def on_train_epoch_end(self):
-            self.last = self.metrics.compute()
+            self.last = [metrics.compute() for metrics in (self.metrics, self.updated)]
             self.metrics.reset()
+            self.updated.reset()
 
     net, data = network(), Batches()
     module = Measured(copy.deepcopy(net))
@@ -241,9 +172,9 @@ def test_what_is_logged_is_of_the_first_pass(pl):
     expected = torchmetrics.MetricCollection([MulticlassAccuracy(3), MulticlassRecall(3), MulticlassAUROC(3)])
     for logits, y in module.seen[5:]:
         expected.update(logits, y)
-    assert {k: v.item() for k, v in module.last.items()} == pytest.approx(
-        {k: v.item() for k, v in expected.compute().items()}, abs=1e-7
-    )
+    wanted = {name: value.item() for name, value in expected.compute().items()}
+    for found in module.last:
+        assert {name: value.item() for name, value in found.items()} == pytest.approx(wanted, abs=1e-7)
     assert module.once == 10
 
 

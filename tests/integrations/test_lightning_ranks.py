@@ -7,6 +7,7 @@ import torch
 
 import lightning_ranks
 from helpers import assert_close, distance, same
+from lightning_training import Batches
 from processes import Process
 
 
@@ -19,7 +20,7 @@ def ranks(tmp_path_factory):
 
 
 def one_process():
-    return lightning_ranks.plain("bsam", lightning_ranks.network(), lightning_ranks.Batches())
+    return lightning_ranks.plain("bsam", lightning_ranks.network(), Batches())
 
 
 @pytest.mark.parametrize("case", ["bsam", "unused", "manual", "fabric"])

@@ -63,6 +63,7 @@ class SharpnessAwareMixin(_Base):
                 return bsam.BSAM(torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9), self)
     """
 
+    #: Whether ``training_step`` runs for a later pass of a step.
     extra_pass: bool = False
     _first_pass: _FirstPass | None = None
 
@@ -87,7 +88,8 @@ class SharpnessAwareMixin(_Base):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the direction to ``p.grad``; ``loss`` is that of the first pass."""
-        optimizer = self.trainer.optimizers[0] if self.automatic_optimization else None
+        by_trainer = self._fabric is None and self.automatic_optimization
+        optimizer = self.trainer.optimizers[0] if by_trainer else None
         if not isinstance(optimizer, SharpnessAware):
             super().backward(loss, *args, **kwargs)
             return
@@ -135,8 +137,7 @@ class SharpnessAwareMixin(_Base):
     def _extra_pass(self) -> Iterator[None]:
         torchmetrics = sys.modules.get("torchmetrics")  # where it is not imported, there are no metrics
         metrics = [] if torchmetrics is None else [m for m in self.modules() if isinstance(m, torchmetrics.Metric)]
-        copies: dict[int, Any] = {}  # metrics of a collection may share their states
-        before = [{name: _copied(value, copies) for name, value in vars(metric).items()} for metric in metrics]
+        before = [{name: _copied(value) for name, value in vars(metric).items()} for metric in metrics]
         self.extra_pass = True
         try:
             yield
@@ -230,8 +231,6 @@ def _set(states: list[tuple[torch.Generator, Tensor]]) -> None:
         generator.set_state(state)
 
 
-def _copied(value: Any, copies: dict[int, Any]) -> Any:
-    """Copy what a metric updates in place, a tensor or a list of them; once, where several metrics have it."""
-    if isinstance(value, Tensor):
-        return copies.setdefault(id(value), value.clone())
-    return copies.setdefault(id(value), list(value)) if isinstance(value, list) else value
+def _copied(value: Any) -> Any:
+    """Copy what a metric updates in place: a tensor, or a list of tensors."""
+    return value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value
