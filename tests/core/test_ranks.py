@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from bsam.core.ranks import Ranks
 from bsam.flatness import Probe
 from helpers import assert_close, distance
 
@@ -343,3 +345,13 @@ def test_a_discriminator_with_a_wrapper_of_its_own_keeps_its_gradients(ranks):
 
 def test_filters_of_warnings_are_as_they_were(ranks):
     assert not any("global hooks" in message for rank in ranks for message in rank["filters"]["messages"])
+
+
+def test_a_wrapper_that_a_framework_names_is_used_while_it_exists():
+    ranks = Ranks(None, m_sharpness=False)
+    wrapper = torch.nn.Linear(1, 1)
+    ranks.use(wrapper)
+    assert ranks.ddp is wrapper
+    del wrapper
+    gc.collect()
+    assert ranks.ddp is None
