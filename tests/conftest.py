@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.nn import functional as F
 
+from processes import Script
+
+gc.disable()  # until all tests are collected
 torch.set_num_threads(1)
 # While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
@@ -123,18 +125,16 @@ def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
 
 
 def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
-    """Return the exit codes of two processes and their error streams."""
+    """Return the exit codes of two processes and their output."""
     folder.mkdir()
-    command = [sys.executable, "-X", "faulthandler", "-W", "error::UserWarning", str(script)]
-    commands = [[*command, str(rank), str(folder)] for rank in range(2)]
-    processes = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in commands]
+    files = [folder / f"{rank}.txt" for rank in range(2)]
+    processes = [Script(script, rank, folder, output=file) for rank, file in enumerate(files)]
     try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
+        codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
-    return [process.returncode for process in processes], errors
+    return codes, [file.read_text() for file in files]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -167,7 +167,7 @@ def make_base(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Opt
     return BASES[request.param]
 
 
-LONG = (
+FIRST = (  # files with the longest tests, or that fork processes
     "test_site.py",
     "test_distributed.py",
     "test_ranks.py",
@@ -175,15 +175,41 @@ LONG = (
     "test_workers.py",
     "test_resume.py",
     "test_environment.py",
+    "test_runner.py",
+    "test_scripts.py",
+    "test_losses.py",
+    "test_conftest.py",
+    "test_flatness.py",
+    "test_main.py",
+    "test_train.py",
+    "test_run.py",
+    "test_image_cache.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files with the longest tests first, so that no process of pytest-xdist waits for another at the end."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Run some files first, and so in one process of pytest-xdist.
+
+    No process then waits for another at the end, and one of them starts the process that others are forked from.
+    """
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over modules and tests, which stay: a collection is then fast."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    trace_without_shapes()
+
+
+def trace_without_shapes() -> None:
+    """Keep torch from noting the shape of each value where it traces real tensors, which takes a fifth of the time.
+
+    Nothing here reads these shapes.
+    """
+    if tracing := sys.modules.get("torch.fx.experimental.proxy_tensor"):  # importing it takes a second
+        note = tracing.set_meta
+        tracing.set_meta = lambda proxy, value: (
+            proxy if isinstance(value, Tensor) and not fake_tensor.is_fake(value) else note(proxy, value)
+        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import multiprocessing
 import os
 import runpy
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from multiprocessing.connection import Connection
@@ -49,6 +52,18 @@ class Process:
         return self.returncode
 
 
+class Script(Process):
+    """``python script.py`` or ``python -m module`` with these arguments, in a session of its own.
+
+    A UserWarning is an error. Both streams go into the file ``output``.
+    """
+
+    def __init__(
+        self, script: Path | str, *arguments: object, output: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(_run_script, script, list(map(str, arguments)), output, dict(env or {}))
+
+
 class Command(Process):
     """``python -m bsam`` with these arguments, in a session of its own."""
 
@@ -76,6 +91,23 @@ class Command(Process):
             self.wait()
 
 
+def _run_script(script: Path | str, arguments: list[str], output: Path, environment: dict[str, str]) -> None:
+    os.setsid()
+    with output.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    faulthandler.enable()
+    gc.freeze()  # what was imported stays
+    warnings.simplefilter("error", UserWarning)
+    os.environ |= environment
+    sys.argv = [str(script), *arguments]
+    if isinstance(script, Path):
+        runpy.run_path(str(script), run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+
+
 def _run_command(
     arguments: list[str], streams: list[Connection], cwd: Path | None, environment: dict[str, str]
 ) -> None:
@@ -88,4 +120,6 @@ def _run_command(
     if cwd is not None:
         os.chdir(cwd)
     sys.argv = ["bsam", *arguments]
+    get_context = multiprocessing.get_context  # its workers are forked as well; test_workers.py starts one that is not
+    multiprocessing.get_context = lambda method=None: get_context("fork")  # type: ignore[assignment]
     runpy.run_module("bsam", run_name="__main__", alter_sys=True)

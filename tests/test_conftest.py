@@ -59,10 +59,13 @@ def test_one_death_of_heap_corruption_is_in_the_summary_with_its_stacks(tmp_path
     script(tmp_path, "if first and rank == 1:\n    heap()")
     (tmp_path / "test_ranks.py").write_text(
         "from pathlib import Path\n"
+        "import processes\n"
+        "processes.CONTEXT.set_forkserver_preload(['pytest', 'processes'])\n"  # torch is not needed
         "def test_ranks(two_ranks_of, tmp_path):\n"
         "    assert two_ranks_of(Path(__file__).with_name('script.py'), tmp_path) == [{'a': 1}] * 2\n"
     )
     options = ["-n", "1", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    options += ["-o", f"pythonpath={Path(__file__).parent}"]
     command = [sys.executable, "-m", "pytest", *options, "test_ranks.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert found.returncode == 0, found.stdout

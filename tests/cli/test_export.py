@@ -68,7 +68,20 @@ def test_a_safetensors_file_on_some_images(run, tmp_path, capsys):
     images, network, file, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
     assert (images, network, equal) == ("50", file, "100.00")
     assert load_quantized(path, build("resnet8", 10, 1)).linear.weight.dtype == torch.int8
+    assert path.stat().st_mode & 0o777 == (run / "model.safetensors").stat().st_mode & 0o777
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_safetensors_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch, capsys):
+    def changed(path, model):
+        network = load_quantized(path, model)
+        network.linear.weight.neg_()
+        return network
+
+    monkeypatch.setattr("bsam.training.export.load_quantized", changed)
+    assert export(run, "--out", tmp_path / "net.safetensors", "--images", 50) == 0
+    _, _, _, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
+    assert float(equal) < 50
 
 
 def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch, capsys):
@@ -89,6 +102,15 @@ def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch,
     assert float(network) > 11
 
 
+def test_folders_of_the_data_reach_the_task(run, tmp_path, monkeypatch, refused):
+    def task(run, device, data_dir, *, cache_dir):
+        raise cli.BsamError(f"{device.type} {data_dir} {cache_dir}")
+
+    monkeypatch.setattr("bsam.training.export.Classification", task)
+    flags = ("--out", tmp_path / "net.onnx", "--data-dir", "here", "--cache-dir", "there")
+    assert "cpu here there" in refused("export", run, *flags, "--device", "cpu")
+
+
 def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "float").mkdir()
@@ -98,9 +120,11 @@ def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
             (tmp_path / "float" / file.name).write_bytes(file.read_bytes())
     (tmp_path / "float/config.json").write_text(json.dumps({**settings, "weight_bits": None}))
     (tmp_path / "net.onnx").write_text("old")
+    (tmp_path / "folder.onnx").mkdir()
     for folder, flags, message in (
         (run, ("--out", "net.pt"), "the file must end in .onnx or .safetensors, got net.pt"),
         (run, ("--out", "nowhere/net.onnx"), "there is no folder nowhere: create it"),
+        (run, ("--out", "folder.onnx"), "folder.onnx is a folder"),
         (run, ("--out", "net.onnx", "--images", 0), "images must be a whole number of at least 1, got 0"),
         (tmp_path, ("--out", "net.onnx"), "is not a run directory of bsam train"),
         ("float", ("--out", "net.onnx"), "the run in float trained no quantized network: give one of bsam train --w"),
@@ -120,4 +144,4 @@ def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
         "export", run, "--out", "net.onnx"
     )
     assert (tmp_path / "net.onnx").read_text() == "old"
-    assert {path.name for path in tmp_path.iterdir()} == {"float", "net.onnx"}
+    assert {path.name for path in tmp_path.iterdir()} == {"float", "net.onnx", "folder.onnx"}

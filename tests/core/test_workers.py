@@ -11,7 +11,7 @@ SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "epochs": 1}
 def test_runs_in_workers_equal_those_of_this_process_and_an_error_arrives_here(tmp_path):
     runs = [Run("sgd", seed=1, radius=0.05, **SAME), Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, seed=2, **SAME)]
     wild = Run("sgd", seed=3, **{**SAME, "lr": 1e30})
-    with Workers(2) as pool:
+    with Workers(1) as pool:  # each imports torch, which takes seconds; cli/test_demo.py has two
         there = run_all([*runs, wild], tmp_path / "workers", workers=pool, device="cpu")
         with pytest.raises(bsam.BsamError, match="rho must be a finite number"):
             run_all([Run("sam", {"rho": -1.0}, **SAME)], tmp_path / "workers", workers=pool, device="cpu")

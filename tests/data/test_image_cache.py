@@ -5,8 +5,6 @@ import fcntl
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -25,6 +23,7 @@ from bsam.data import image_blocks, image_cache
 from bsam.data.examples import Dataset
 from bsam.data.image_decoding import Resize, decode, decode_bytes
 from bsam.data.image_files import read_folder
+from processes import Script
 
 BLOCK, SIZE = 3, 8
 COUNTS = {"train": 5, "val": 1, "test": 2}  # images of each of the two classes: 16, in 6 blocks
@@ -225,8 +224,9 @@ def test_a_call_after_a_killed_one_decodes_the_other_blocks_only(folder, decoded
     whole, _ = load(folder, cache_dir=tmp_path / "whole")
     done = decoded[:6]  # two blocks
     decoded.clear()
-    killed = subprocess.run([sys.executable, "-c", KILLED, folder], check=False, timeout=100)
-    assert killed.returncode == -signal.SIGKILL
+    (tmp_path / "killed.py").write_text(KILLED)
+    killed = Script(tmp_path / "killed.py", folder, output=tmp_path / "log")
+    assert killed.wait() == -signal.SIGKILL
     data, _ = load(folder)
     assert sorted(decoded + done) == sorted({*decoded, *done})
     assert len(decoded) == TOTAL - 6

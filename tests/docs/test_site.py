@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 import bsam.flatness
 import bsam.training
 from bsam.methods import METHODS, Method
+from processes import Script
 
 ROOT = Path(__file__).parents[2]
 EXTERNAL = ("http:", "https:", "//", "mailto:")
@@ -116,9 +115,9 @@ def missing_parts(page: Page, method: Method) -> list[str]:
 
 def test_the_site_is_complete(tmp_path: Path) -> None:
     site = tmp_path / "html"
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(ROOT / "docs"), str(site)]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    log = tmp_path / "log"
+    built = Script("sphinx", "-q", "-W", "--keep-going", "-n", ROOT / "docs", site, output=log)
+    assert built.wait(timeout=200) == 0, log.read_text()
     pages = pages_of(site)
     assert dead_links(site, pages) == []
     assert foreign_loads(site, pages) == []

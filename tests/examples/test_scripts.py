@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import re
 import runpy
-import subprocess
-import sys
+import socket
+import warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import bsam
 from bsam.data.digits import digits
 from bsam.flatness import Probe
+from bsam.models.timm_import import _import_torchvision
+from processes import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
@@ -43,7 +45,7 @@ def test_every_example_is_tested_and_listed_and_short():
     tested = {name for test in tests for name in re.findall(r'example\("(\w+)"', test.read_text(encoding="utf-8"))}
     listed = re.findall(r"\| \[(\w+)\.py\]\(\1\.py\) \|", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(tested) == [path.stem for path in FILES]
-    assert len(FILES) == 14
+    assert len(FILES) == 16
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) < 60, path
@@ -257,18 +259,77 @@ def test_probe_training(example):
         assert torch.equal(a, b)
 
 
-def test_ddp(example):
-    """Two processes that torchrun starts end where one process on whole batches does."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
-    script = str(EXAMPLES / "ddp.py")
-    two = subprocess.run([*command, script], env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert two.returncode == 0, two.stderr
+def test_ddp(example, tmp_path):
+    """Two processes in the environment that torchrun gives them end where one process on whole batches does."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    same = {"TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    environments = [{"CUDA_VISIBLE_DEVICES": "", "RANK": rank, "LOCAL_RANK": rank, **same} for rank in "01"]
+    files = [tmp_path / "0", tmp_path / "1"]
+    ranks = [Script(EXAMPLES / "ddp.py", output=file, env=env) for file, env in zip(files, environments, strict=True)]
+    codes = [rank.wait(timeout=100) for rank in ranks]
+    two, nothing = (file.read_text() for file in files)
+    assert (codes, nothing) == ([0, 0], ""), two + nothing
     _, _, one = example("ddp")
     note, one = one.splitlines()
     assert note.startswith("One process. For two: torchrun")
-    numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", line)] for line in (one, two.stdout)]
+    numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", line)] for line in (one, two)]
     assert [n[0] for n in numbers] == [1, 2]
     assert numbers[1][1:3] == pytest.approx(numbers[0][1:3], rel=1e-4)
     assert numbers[0][1] < 0.3
     assert numbers[0][3] == numbers[1][3] == 0
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    """Lightning, which imports torchvision: that fails beside a torch for CPUs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _import_torchvision()
+        import lightning.pytorch
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return lightning
+
+
+def by_hand(model):
+    """Five epochs of BSAM with micro-batches of 32, clipped."""
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    optimizer = bsam.BSAM(base, model, rho_max=0.05, rho_min=0.05)
+    losses = []
+    for i, (x, y) in enumerate(5 * digits().train.batches(32)):
+        losses.append(2 * optimizer.backward(lambda: F.cross_entropy(model(x), y) / 2).item())
+        if i % 2 == 1:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def digits_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated")
+def test_lightning_module(example, lightning):
+    _, (module, loss, accuracy), out = example("lightning_module")
+    model = digits_network()
+    losses = by_hand(model)
+    for a, b in zip(module.net.state_dict().values(), model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    assert loss == pytest.approx(np.mean(losses[-20:]), abs=1e-6)
+    assert out == f"50 steps, 100 batches: loss {loss:.4f}, test accuracy {accuracy:.3f}\n"
+    assert accuracy > 0.92
+
+
+def test_fabric_loop(example, lightning):
+    _, (net, accuracy), out = example("fabric_loop")
+    model = digits_network()
+    losses = by_hand(model)
+    for a, b in zip(net.state_dict().values(), model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    assert f"epoch 5: loss of the last batch {losses[-1]:.4f}\n50 steps, test accuracy {accuracy:.3f}" in out
+    assert accuracy > 0.92

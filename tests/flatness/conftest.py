@@ -162,7 +162,15 @@ def shared(value, name):
 
 
 nets = shared(
-    {"made": made, "mlp": mlp, "batch norm": with_batch_norm, "exact": exact_hessian, "reference": reference}, "nets"
+    {
+        "made": made,
+        "mlp": mlp,
+        "batch norm": with_batch_norm,
+        "exact": exact_hessian,
+        "reference": reference,
+        "with dense products": with_dense_products,
+    },
+    "nets",
 )
 spectra = shared(with_spectrum, "with_spectrum")
 unchanged_model = shared(unchanged, "unchanged")

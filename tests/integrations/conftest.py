@@ -1,4 +1,4 @@
-"""The frameworks, imported once for all tests of a worker, and their global state, reset after each test."""
+"""The frameworks, each imported by the first test that needs it: their imports take seconds."""
 
 from __future__ import annotations
 
@@ -71,3 +71,17 @@ def _reset_accelerate() -> Iterator[None]:
 def hf_ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What two processes saved; this file's neighbour says what they train."""
     return two_ranks_of(Path(__file__).with_name("hugging_face.py"), tmp_path_factory.mktemp("ranks"))
+
+
+def import_framework(name: str) -> ModuleType:
+    """Import a framework that imports torchvision, which beside a torch for CPUs needs help."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _import_torchvision()
+        return importlib.import_module(name)
+
+
+@pytest.fixture(scope="session")
+def lightning() -> ModuleType:
+    import_framework("lightning.pytorch")
+    return import_framework("lightning")

@@ -174,10 +174,10 @@ def test_what_cannot_be_exported_leaves_the_file_as_it_was(tmp_path, monkeypatch
         with pytest.raises(BsamValueError, match=r"cannot follow the forward pass of \w+ \(a branch on data\)$"):
             export_onnx(calibrated(), path, x)
     monkeypatch.setattr("bsam.quantization.onnx_files._traced", lambda model, x: b"new")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BsamValueError, match=r"there is no folder .*nowhere: create it"):
         export_onnx(calibrated(), tmp_path / "nowhere" / "net.onnx", x)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(BsamValueError, match=r"folder is a folder"):
         export_onnx(calibrated(), tmp_path / "folder", x)
     assert path.read_text() == "old"
     assert {file.name for file in tmp_path.iterdir()} == {"net.onnx", "folder"}

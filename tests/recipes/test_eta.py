@@ -17,6 +17,7 @@ def test_the_estimate():
     assert eta.left(measured(sgd, 9.0, 1.0)) == 9 + 7 * 1.0  # again after a new start
     assert eta.left(measured(sam)) == 2 * (9 + 9 * 1.0)
     assert eta.left(measured(replace(sam, model="resnet18"))) is None
+    assert eta.left(measured(replace(sam, weight_bits=4))) is None
     eta.add(sam, 3.0, first=False)
     assert eta.left(measured(sam)) == 18 + 9 * 3.0
     assert eta.left(replace(measured(sam), diverged="nan")) == 0

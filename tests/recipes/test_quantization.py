@@ -105,3 +105,11 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     assert [str(state) for state in states] == ["done", "done"]
     assert told == [waiting, f"Training begins with the network of {run_dir_name(base)}."]
     assert RunDir(tmp_path / run_dir_name(run)).note("weights")["loaded"] == 14
+    (tmp_path / run_dir_name(base) / "model.safetensors").unlink()
+    (tmp_path / run_dir_name(base) / "diverged.json").write_text('{"reason": "NaN"}')
+    (tmp_path / run_dir_name(run) / "model.safetensors").unlink()
+    assert [str(state) for state in run_all([run], tmp_path)] == ["done"]  # its checkpoint has all that it needs
+    other = replace(run, seed=1)
+    told.clear()
+    run_all([other], tmp_path, Callbacks(tell=told.append))
+    assert told[0].endswith(f"it begins with {run_dir_name(base)}, which diverged")

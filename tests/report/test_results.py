@@ -98,3 +98,5 @@ def test_where_the_numbers_come_from():
     assert weights.startswith("ResNet-50: initial weights from a.safetensors (SHA-256 unknown), ")
     assert machines == "Run on cpu, torch 2, bsam 1, 2026-11-12 to 2026-11-14."
     assert origin_info([{**other, "machines": []}]) == []
+    begun = {**run, "settings": {**settings, "init": "another"}}  # with all layers of another run
+    assert origin_info([begun, other]) == [pet, machines]

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ import bsam
 from bsam.training.distributed import distributed_context
 from bsam.training.loop import fit
 from bsam.training.run_dir import RunDir
+from processes import Script
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
@@ -33,11 +32,8 @@ def ranks(tmp_path_factory):
     what both ranks noted.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(bsam.__file__).parents[1])}
     log = folder / "log"
-    with log.open("w") as file:
-        command = [sys.executable, str(SCRIPT), str(folder)]
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+    process = Script(SCRIPT, folder, output=log)
     try:
         assert process.wait(timeout=200) == 0, log.read_text()
     finally:

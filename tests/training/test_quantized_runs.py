@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from bsam.core.errors import BsamError
+from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.quantization import QuantConv2d, QuantLinear, calibrate, parameter_groups, quantize
 from bsam.recipes.subjects import load_run
 from bsam.tasks.classification import Classification
+from bsam.training import loop
 from bsam.training.config import Run
 from bsam.training.initial_run import initial_network
 from bsam.training.loop import fit
 from bsam.training.run_dir import NETWORK, RunDir
+from helpers import draw_images
 
 CPU = torch.device("cpu")
 SMALL = {"limit_train": 128, "limit_test": 60, "batch": 64, "epochs": 1, "lr": 0.1, "label_smoothing": 0.0}
@@ -34,7 +37,7 @@ def runs(tmp_path_factory):
     """A folder with a finished run of a float network, ``float``, and a quantized one that begins with it, ``w4``."""
     out = tmp_path_factory.mktemp("runs")
     fit(Run("sgd", **SMALL), out / "float", tell=quiet)
-    fit(Run("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", tell=quiet)
+    fit(Run("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", init=out / "float", tell=quiet)
     return out
 
 
@@ -64,15 +67,17 @@ def test_a_run_begins_with_all_weights_of_another(runs, tmp_path):
     assert len(note["sha256"]) == 64
 
 
-def test_a_run_is_found_beside_the_one_that_begins_with_it(runs, tmp_path, monkeypatch):
+def test_where_the_run_to_begin_with_is_found(runs, tmp_path, monkeypatch):
     run = Run("sgd", init="float", **SMALL)
-    assert initial_network(run, runs / "another") == runs / "float" / NETWORK
     monkeypatch.chdir(runs)
     assert initial_network(run).resolve() == runs / "float" / NETWORK
     assert initial_network(replace(run, init=None)) is None
+    monkeypatch.setenv("HOME", str(runs))
+    assert initial_network(replace(run, init="~/float")) == runs / "float" / NETWORK
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BsamError, match=r"there is no folder float or .*float: init names a run of bsam train"):
-        initial_network(run, tmp_path / "another")
+    assert initial_network(run, runs / "float") == runs / "float" / NETWORK
+    with pytest.raises(BsamError, match=r"there is no folder float: --init names the directory of a run"):
+        initial_network(run)
 
 
 def test_what_a_run_cannot_begin_with(runs, tmp_path):
@@ -166,9 +171,44 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_run_that
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        fit(run, tmp_path / "w4", each_epoch=stop, tell=quiet)
+        fit(run, tmp_path / "w4", init=tmp_path / "float", each_epoch=stop, tell=quiet)
     shutil.rmtree(tmp_path / "float")
     fit(run, tmp_path / "w4", tell=quiet)
     ours, expected = RunDir(tmp_path / "w4").weights(), RunDir(runs / "w4").weights()
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+def test_flatness_in_training_is_that_of_the_weights_with_scales_fixed(runs, tmp_path, monkeypatch):
+    """And scales go on being trained after it was measured."""
+    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 40)
+    settings = {**W4, "epochs": 2, "radius": 0.05, "curvature": True, "relief": 3}
+    result = fit(Run("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", tell=quiet)
+    network, loss_fn, _ = load_run(tmp_path / "w4", 40, CPU)
+    data = Classification(RunDir(tmp_path / "w4").run(), CPU)
+    top = top_eigenvalues(HessianOperator(network, loss_fn, data.examples(40)), k=1, tol=1e-3)
+    assert result.top_eigenvalue == pytest.approx(top.values[0], rel=1e-2)
+    expected = sharpness(network, loss_fn, data.examples(), rho_max=0.05, rho_min=0.05)
+    assert result.last.sharpness.max_sharpness == pytest.approx(expected.max_sharpness, rel=1e-4)
+    surface = landscape(network, loss_fn, data.examples(40), points=3)
+    assert result.relief.loss[0] == pytest.approx(surface.loss[0].tolist(), rel=1e-4)
+    plain = fit(Run("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}), tmp_path / "plain", tell=quiet)
+    measured, unmeasured = RunDir(tmp_path / "w4").weights(), RunDir(tmp_path / "plain").weights()
+    assert all(torch.equal(measured[name], t) for name, t in unmeasured.items())
+    assert plain.top_eigenvalue is None
+
+
+def test_classes_of_image_files_must_be_those_of_the_run_to_begin_with(tmp_path):
+    for name in ("one", "two"):
+        draw_images(tmp_path / name, {"train": 4, "test": 2})
+    folder = next((tmp_path / "two/train").iterdir())
+    for split in ("train", "test"):
+        (tmp_path / "two" / split / folder.name).rename(tmp_path / "two" / split / "another")
+    small = {"model": "resnet8", "image_size": 16, "batch": 6, "epochs": 1, "label_smoothing": 0.0}
+    fit(Run("sgd", data=f"folder:{tmp_path / 'one'}", **small), tmp_path / "float", tell=quiet)
+    told = []
+    run = Run("sgd", data=f"folder:{tmp_path / 'one'}", init=str(tmp_path / "float"), **small)
+    fit(run, tmp_path / "again", tell=told.append)
+    assert told == [f"Training begins with the network of {tmp_path / 'float'}."]  # and not that weights are random
+    with pytest.raises(BsamError, match=r"learned other classes \(.*\) than this data has \(another, .*\): begin"):
+        fit(replace(run, data=f"folder:{tmp_path / 'two'}"), tell=quiet)

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
 from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, FileDigest, RunDir
-from processes import Process
+from processes import Process, Script
 
 SAME = {"lr": 0.1, "batch": 32, "label_smoothing": 0.1, "epochs": 3, "seed": 4}
 SAME |= {"limit_train": 128, "limit_test": 40}
@@ -133,10 +134,6 @@ def test_a_checkpoint_of_another_machine_does_not_say_how_steps_are_computed(tmp
     assert runs.same(runs.end(tmp_path / "a"), runs.end(tmp_path / "b"))
 
 
-def forked(run, folder, data_dir):
-    return Process(fit, run, folder, data_dir=data_dir, device="cpu")
-
-
 def test_a_killed_process_goes_on_bit_for_bit(tmp_path, monkeypatch, runs):
     """SIGKILL at two random moments of a process: the bar of benchmarks/kill_and_resume.py, in small."""
     script = Path(bsam.__file__).parents[2] / "benchmarks" / "kill_and_resume.py"
@@ -145,8 +142,15 @@ def test_a_killed_process_goes_on_bit_for_bit(tmp_path, monkeypatch, runs):
     monkeypatch.setitem(sys.modules, "kill_and_resume", module)  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     Process(int).wait()  # starts the process that imports torch: the first one is timed
-    starts = iter([forked, forked, forked, module.start])  # the last one as the benchmark starts it: in seconds
-    monkeypatch.setattr(module, "start", lambda *arguments: next(starts)(*arguments))
+
+    def forked(command, env):
+        """The command that the benchmark starts, in a process that is forked: importing torch takes seconds."""
+        program, option, code, *arguments = command
+        assert (program, option) == (sys.executable, "-c")
+        (tmp_path / "child.py").write_text(code)
+        return Script(tmp_path / "child.py", *arguments, output=tmp_path / "log", env=env)
+
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=forked))
     run = Run("bsam", model="resnet8", epochs=3, batch=64, augment="crop-flip", limit_train=192, limit_test=100)
     outcome = module.kill_and_resume(run, None, tmp_path, kills=2, seed=1)
     assert (outcome.equal, outcome.kills) == (True, 2)

@@ -13,10 +13,7 @@ import socket
 import sys
 from typing import ClassVar
 
-import sklearn.datasets  # noqa: F401 (what every process needs, before they are forked)
 import torch
-import torch._dynamo
-import torch.utils.tensorboard
 from torch import Tensor, nn
 
 from bsam import BsamError, data

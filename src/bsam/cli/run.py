@@ -148,4 +148,4 @@ def _train(arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Se
             run(trials, "tuning")
         states = run(with_tuned_settings(recipe, chosen, out), "runs")
     if not all(state.ended for state in states):
-        console.print("Another process is still running some of the runs.")
+        console.print("Some runs are not finished: another process is running them, or what they begin with.")

@@ -17,7 +17,7 @@ from ..models.weight_files import model_of_file
 from ..models.weights import PRETRAINED
 from ..tasks.inputs import find_weights
 from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
-from ..training.run_dir import RunDir
+from ..training.run_dir import CONFIG, RunDir
 
 RANDOM = "random"  # as --weights: no pretrained ones
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -62,17 +62,16 @@ def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags.
 
     Task and network are those of the data set, or the network is the one that the weights are of, unless others are
-    named; with ``init``, network and data are those of the run that it names. A network of timm has the weights that
-    timm downloads, unless others are named. The settings that are not given are :data:`bsam.training.config.POSE` for
-    pose, :data:`bsam.training.config.QUANTIZED` with quantization, and else :data:`bsam.training.config.FINE_TUNING`
-    with pretrained weights.
+    named; with ``init``, network, data and image size are those of the run that it names. A network of timm has the
+    weights that timm downloads, unless others are named. The settings that are not given are
+    :data:`bsam.training.config.POSE` for pose, :data:`bsam.training.config.QUANTIZED` with quantization, and else
+    :data:`bsam.training.config.FINE_TUNING` with pretrained weights.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # without a slash at its end
     if given.get("init") is not None:
-        other = RunDir(Path(given["init"]).expanduser()).finished_run()
-        given = {"model": other.model, "data": other.data, **given}
+        given = {**_inherited(Path(given["init"]).expanduser(), getattr(arguments, "out", None)), **given}
     given.setdefault("task", dataset_entry(given.get("data", Run.data)).task)
     if "model" not in given:
         given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
@@ -86,6 +85,17 @@ def run_of(arguments: argparse.Namespace) -> Run:
     if given["task"] == "pose":
         defaults = POSE
     return Run(**{**defaults, **given, "arguments": method_arguments(arguments.set)})
+
+
+def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
+    """Return the settings that follow from the run to begin with; of a run that continues, from its own directory."""
+    if out is not None and (out / CONFIG).exists():
+        other = RunDir(out).run()
+    elif init.is_dir():
+        other = RunDir(init).finished_run()
+    else:
+        return {}  # :func:`~bsam.training.initial_run.initial_network` says that it is missing
+    return {name: getattr(other, name) for name in ("model", "data", "image_size")}
 
 
 def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:

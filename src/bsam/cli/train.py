@@ -60,7 +60,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 say(f"{state.damaged}. Continuing the run.")
             if not state.epochs:
                 check_weights(run, arguments.data_dir)
-                initial_network(run, folder)
+                initial_network(run)
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     download_to(run.data, arguments.data_dir)

@@ -48,6 +48,10 @@ class Ranks:
             return self._ddp_from_model
         return self._ddp_from_closure()
 
+    def use(self, wrapper: nn.Module) -> None:
+        """Use this DDP wrapper, through which a framework calls the model, also outside the closure."""
+        self._ddp_from_closure = weakref.ref(wrapper)
+
     def begin(self, sharded: bool, params: Sequence[Tensor]) -> None:
         """Begin a backward: find out whether it runs inside a DDP wrapper, or may call one that is not known yet."""
         several = several_ranks() and not sharded

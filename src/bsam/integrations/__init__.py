@@ -1,1 +1,1 @@
-"""Sharpness-aware training inside other frameworks; each module imports its own."""
+"""Training loops of other frameworks; each module needs its framework, the extra ``integrations``."""

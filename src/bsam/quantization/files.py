@@ -43,6 +43,24 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     return ((flat ^ 8).view(torch.int8) - 8).view(shape)
 
 
+def check_place(path: Path) -> None:
+    """Raise if a file cannot be written there: its folder is missing, or it is one."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise BsamValueError(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}: create it")
+
+
+def write_file(path: Path, content: bytes) -> int:
+    """Write a file whole or not at all. Return its size in bytes."""
+    check_place(path)
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(content)
+
+
 def save_quantized(model: nn.Module, path: Path | str) -> int:
     """Write a network with integer weights to a safetensors file. Return the file's size in bytes.
 
@@ -51,10 +69,10 @@ def save_quantized(model: nn.Module, path: Path | str) -> int:
 
     Args:
         model: what :func:`~bsam.quantization.convert` returned.
-        path: of the file, which is overwritten.
+        path: of the file, which is overwritten; after an error it is as it was.
     """
     require_package("safetensors", "train")
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     layers = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, IntLayer)}
     if not layers:
@@ -65,8 +83,8 @@ def save_quantized(model: nn.Module, path: Path | str) -> int:
             tensors[_join(name, "weight")] = pack(layer.weight)
     described = {name: [layer.weight_bits, layer.activation_bits] for name, layer in layers.items()}
     removed = [name for name, m in model.named_modules() if type(m) is nn.Identity]
-    save_file(tensors, path, {FORMAT: "1", "layers": json.dumps(described), "identities": json.dumps(removed)})
-    return Path(path).stat().st_size
+    metadata = {FORMAT: "1", "layers": json.dumps(described), "identities": json.dumps(removed)}
+    return write_file(Path(path), save(tensors, metadata))
 
 
 def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:

@@ -83,6 +83,11 @@ class InputQuantizer(TracksStatistics):
                     "the scale of a quantized layer's input is not initialized: run a batch in training mode first, or "
                     "call bsam.quantization.calibrate"
                 )
+            if not bool(x.isfinite().all()):
+                raise BsamRuntimeError(
+                    "the first input of a quantized layer is not finite, and its scale begins from it: look for NaN or "
+                    "inf in the batch, or in the weights before that layer"
+                )
             self.initialize(x)
         self._checked = True
 

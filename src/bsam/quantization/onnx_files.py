@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..core.extras import require_package
 from .convert import convert
 from .fake_quantize import code_range
+from .files import write_file
 from .int_modules import IntLayer
 from .modules import replace
 
@@ -52,14 +54,7 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
         if isinstance(module, IntLayer):
             new[module] = _OnnxLayer(module, name or "the model")
     content = _traced(replace(model, new), x)
-    path = Path(path)
-    draft = path.with_name(f"{path.name}.draft")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return len(content)
+    return write_file(Path(path), content)
 
 
 class OnnxNetwork(nn.Module):
@@ -115,7 +110,7 @@ def run_onnx(path: Path | str, x: Tensor, *, batch_size: int = 256) -> Tensor:
         batch_size: how many to compute at a time.
     """
     network = OnnxNetwork(path)
-    return torch.cat([network(batch) for batch in x.split(batch_size)])
+    return torch.cat([network(batch) for batch in x.split(check_count("batch_size", batch_size))])
 
 
 class _OnnxLayer(nn.Module):

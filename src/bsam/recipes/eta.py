@@ -59,4 +59,4 @@ class EtaEstimator:
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
-    return run.model, run.data, run.batch, run.limit_train, run.precision, run.compile, run.probe
+    return run.model, run.data, run.batch, run.limit_train, run.precision, run.compile, run.probe, run.weight_bits

@@ -18,7 +18,7 @@ from ..tasks import TASKS
 from ..training.config import Run
 from ..training.lock import RunLocked
 from ..training.loop import Diverged, fit
-from ..training.run_dir import NETWORK, RunDir, run_dir_name
+from ..training.run_dir import DIVERGED, NETWORK, RunDir, run_dir_name
 from ..training.run_state import RunState
 from .eta import EtaEstimator
 from .experiments import Recipe, Tuning
@@ -162,15 +162,17 @@ def finish_run(
         return True
     if state.damaged is not None:
         tell(f"{state.damaged}. Continuing the run.")
-    if run.init is not None and not (out / run.init / NETWORK).exists():
-        tell(f"{state.path.name} is skipped for now: it begins with {run.init}, which is not finished")
+    initial = None if run.init is None or state.epochs else out / run.init  # a run that continues needs it no more
+    if initial is not None and not (initial / NETWORK).exists():
+        how = "diverged" if (initial / DIVERGED).exists() else "is not finished"
+        tell(f"{state.path.name} is skipped for now: it begins with {run.init}, which {how}")
         return False
     on_start(state)
     if run.compile:
         # graphs of earlier runs count against torch's limit of 8 for a function, and are not the fastest for this one
         torch.compiler.reset()
     try:
-        fit(run, state.path, each_epoch=each_epoch, tell=tell, **options)
+        fit(run, state.path, init=initial, each_epoch=each_epoch, tell=tell, **options)
     except RunLocked:
         tell(f"{state.path.name} is skipped for now: another process is training it")
         return False

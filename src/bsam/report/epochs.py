@@ -60,11 +60,12 @@ def plan(trainer: Trainer) -> str:
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
+    bits = "" if run.weight_bits is None else f", W{run.weight_bits}A{run.activation_bits or run.weight_bits}"
     steps = "steps in one CUDA graph each" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     return (
-        f"{method_with_settings(run)}: {network} ({parameters:,} parameters) on {task.samples:,} samples of {data}"
-        f"{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
+        f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
+        f"{data}{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 

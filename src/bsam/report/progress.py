@@ -89,6 +89,8 @@ def name_of(run: Run) -> str:
     Example:
         >>> name_of(Run("bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2))
         'ResNet-18, CIFAR-10, BSAM (Algorithm 1), rho_min 0.1, 20% noise, seed 0'
+        >>> name_of(Run("sgd", model="resnet18", data="cifar10", weight_bits=4))
+        'ResNet-18, CIFAR-10, SGD, 4 bits, seed 0'
     """
     is_tuning = run.eval_split == "validation"
     shown = run.arguments if is_tuning else [name for name in ("rho_min", "rho_min_floor") if name in run.arguments]
@@ -96,6 +98,7 @@ def name_of(run: Run) -> str:
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
     titles = [model_entry(run.model).title, dataset_entry(run.data).title, variant_of(run).title]
+    own += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
     return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
 
 

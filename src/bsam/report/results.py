@@ -83,7 +83,7 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
         f"{data['split']}."
         for title, data in splits.items()
     ]
-    own = [run for run in runs if "weights" in run and run["settings"]["init"] is None]  # not those of other runs here
+    own = [run for run in runs if "weights" in run and run["settings"].get("init") is None]  # not from another run
     weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in own}
     lines += [
         f"{title}: initial weights from {one['source']} (SHA-256 {one['sha256'] or 'unknown'}), last layer random."

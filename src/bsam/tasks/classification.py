@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from .task import Measure, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
 LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
-CALIBRATION_SAMPLES = 256  # that the scales of a quantized network's inputs begin with
+CALIBRATION_SAMPLES = 256  # that the scales of a quantized network's inputs begin with; of large images a batch of them
 MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
 
 
@@ -100,6 +101,8 @@ class Classification(PretrainedTask):
         """Load the weights that training begins with. A quantized network takes those of the float one, and the scales
         of its inputs from some training images.
         """
+        if init is not None:
+            self._check_classes(init)
         if self.run.weight_bits is None:
             return super().initialise(network, init)
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
@@ -107,6 +110,17 @@ class Classification(PretrainedTask):
         network.load_state_dict(quantized(latent, self.run).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
         return told
+
+    def _check_classes(self, init: Path) -> None:
+        """Raise if the run to begin with learned other classes, as far as it says."""
+        file, ours = init.with_name("inputs.json"), self.inputs.class_names
+        theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
+        if theirs != ours:
+            names = [", ".join(classes) or "those of an array" for classes in (theirs, ours)]
+            raise BsamValueError(
+                f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): begin "
+                "with another run, or with --weights"
+            )
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw crops, flips and holes."""

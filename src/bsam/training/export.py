@@ -13,6 +13,7 @@ from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..core.extras import require_package
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
+from ..quantization.files import check_place
 from ..tasks.classification import Classification, build_float_network
 from .environment import pick_device
 from .files import check_writable, usable
@@ -85,8 +86,7 @@ def export_run(
         require_package(package, "onnx")
     if images is not None:
         check_count("images", images)
-    if not out.parent.is_dir() or out.is_dir():
-        raise BsamValueError(f"{out} is a folder" if out.is_dir() else f"there is no folder {out.parent}: create it")
+    check_place(out)
     with usable(out.parent, "the file"):
         check_writable(out.parent)
     run_dir = RunDir(folder)

@@ -10,22 +10,19 @@ from .config import Run
 from .run_dir import NETWORK, RunDir
 
 
-def initial_network(run: Run, folder: str | Path | None = None) -> Path | None:
+def initial_network(run: Run, place: Path | None = None) -> Path | None:
     """Return the file with the network that a run begins with; None if it names no other run. Raise if that is not
     finished, or of another network.
 
     Args:
         run: the settings.
-        folder: the directory of the run, beside which the other one may be, too.
+        place: the directory of the other run, if that is not the path in the settings.
     """
     if run.init is None:
         return None
-    places = [Path(run.init).expanduser(), *([] if folder is None else [Path(folder).parent / run.init])]
-    place = next((place for place in places if place.is_dir()), None)
-    if place is None:
-        raise BsamValueError(
-            f"there is no folder {' or '.join(map(str, dict.fromkeys(places)))}: init names a run of bsam train"
-        )
+    place = place or Path(run.init).expanduser()
+    if not place.is_dir():
+        raise BsamValueError(f"there is no folder {place}: --init names the directory of a run of bsam train")
     other = RunDir(place).finished_run()
     if other.model != run.model:
         raise BsamValueError(
@@ -33,7 +30,7 @@ def initial_network(run: Run, folder: str | Path | None = None) -> Path | None:
             "or another run to begin with"
         )
     theirs, ours = dataset_entry(other.data).classes, dataset_entry(run.data).classes
-    if theirs != ours:
+    if None not in (theirs, ours) and theirs != ours:
         raise BsamValueError(
             f"the run in {place} learned {theirs} classes ({other.data}), and {run.data} has {ours}: begin with a run "
             "on data with as many, or with --weights"

@@ -36,6 +36,7 @@ def fit(
     cache_dir: str | Path | None = None,
     device: str | None = None,
     task: type[Task] | None = None,
+    init: str | Path | None = None,
     at_start: Callable[[Trainer, int], None] | None = None,
     each_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
     tell: Callable[[str], None] = print,
@@ -57,6 +58,8 @@ def fit(
         cache_dir: where decoded image files are kept; None: in a folder ``.bsam-cache`` beside them.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
         task: what is learned; None takes the run's, from :data:`bsam.tasks.TASKS`.
+        init: the directory of the run that ``run.init`` names, if that is not its path. A run that continues needs it
+            no more.
         at_start: called with the trainer and the number of epochs done before, before the first epoch of this call.
         each_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         tell: called with a sentence for the user.
@@ -75,9 +78,9 @@ def fit(
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
         is_new = not out.has_checkpoint()
-        init = initial_network(run, folder) if is_new else None
+        network = initial_network(run, None if init is None else Path(init)) if is_new else None
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
-        trainer = Trainer(run, work, context, tell, is_new, init)
+        trainer = Trainer(run, work, context, tell, is_new, network)
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))

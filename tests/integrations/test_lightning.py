@@ -1,0 +1,411 @@
+"""Training with Lightning against the same training in a plain loop."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+
+import bsam
+from bsam.integrations.lightning import SharpnessAwareMixin
+from helpers import alike, distance
+from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*`dataloader_iter`"),
+    pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated"),
+]
+
+
+@pytest.fixture(scope="module")
+def pl(lightning):
+    """Lightning, a module of it with the mixin, and a function that fits it without output."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+    class Net(SharpnessAwareMixin, lightning.LightningModule):
+        def __init__(self, net, method=BSAM, *, skip=(), scheduler=None):
+            super().__init__()
+            self.net, self.method, self.skip, self.scheduler = net, method, skip, scheduler
+            self.passes, self.losses, self.seen = 0, [], []
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx in self.skip:
+                return None
+            self.passes += 1
+            x, y = batch
+            loss = F.cross_entropy(self.net(x), y)
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.losses += [outputs["loss"].item()] if outputs else []
+
+        def on_before_optimizer_step(self, optimizer):
+            self.seen.append((type(optimizer), sum(p.grad is not None for p in self.parameters())))
+
+        def configure_optimizers(self):
+            optimizer = self.method(sgd(self.parameters()), self)
+            if self.scheduler is None:
+                return optimizer
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": self.scheduler(optimizer), "interval": "step"},
+            }
+
+    def fit(module, data, *, epochs=EPOCHS, ckpt_path=None, **options):
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+        trainer = lightning.Trainer(accelerator="cpu", max_epochs=epochs, **{**quiet, **options})
+        torch.manual_seed(0)
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+        return trainer
+
+    return SimpleNamespace(L=lightning, Net=Net, fit=fit)
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [(BSAM, 3), (partial(bsam.SAM, rho=0.2), 2), (partial(bsam.GAM, form="paper"), 4),
+     (partial(BSAM, same_draws=False), 3), (partial(BSAM, start_from_min=True), 3), (partial(bsam.LookSAM, k=3), None)],
+)  # fmt: skip
+def test_weights_and_the_number_of_passes(pl, method, passes):
+    net, data = network(), Batches()
+    module = pl.Net(copy.deepcopy(net), method)
+    trainer = pl.fit(module, data)
+    losses, optimizer = plain(net, data, method=method)
+    compare(module.net, net)
+    assert module.losses == pytest.approx(losses, abs=1e-12)
+    assert trainer.global_step == optimizer.t == trainer.optimizers[0].t == 10
+    assert module.passes == (14 if passes is None else 10 * passes)  # LookSAM: a second pass in the steps 0, 3, 6, 9
+    assert module.seen == [(type(optimizer), 6)] * 10
+    assert module._first_pass is None  # no batch is kept
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_clipping(pl, algorithm):
+    net, data, bound = network(), Batches(), {"norm": 0.3, "value": 0.03}[algorithm]
+    module = pl.Net(copy.deepcopy(net))
+    pl.fit(module, data, gradient_clip_val=bound, gradient_clip_algorithm=algorithm)
+    clip = nn.utils.clip_grad_norm_ if algorithm == "norm" else nn.utils.clip_grad_value_
+    other = copy.deepcopy(net)
+    plain(net, data, clip=lambda params: clip(params, bound))
+    compare(module.net, net)
+    plain(other, data)
+    assert distance([p.detach() for p in net.parameters()], [p.detach() for p in other.parameters()]) > 0.01
+
+
+@pytest.mark.parametrize("skip", [(), (0, 4), (1,), (2, 3)])
+def test_accumulation_with_a_remainder_and_skipped_batches(pl, skip):
+    """Five batches by twos; without the batches 2 and 3, or 4, there is nothing to step with."""
+    net, data = network(), Batches()
+    module = pl.Net(copy.deepcopy(net), skip=skip)
+    pl.fit(module, data, accumulate_grad_batches=2, gradient_clip_val=0.3)
+    losses, optimizer = plain(
+        net, data, accumulate=2, skip=skip, clip=lambda params: nn.utils.clip_grad_norm_(params, 0.3)
+    )
+    compare(module.net, net)
+    assert module.passes == 3 * len(losses)
+    assert optimizer.t == module.trainer.optimizers[0].t == 2 * {(): 3, (0, 4): 2, (1,): 3, (2, 3): 2}[skip]
+
+
+def test_a_skipped_batch(pl):
+    net, data = network(), Batches()
+    module = pl.Net(copy.deepcopy(net), skip=(0, 3))
+    pl.fit(module, data)
+    _, optimizer = plain(net, data, skip=(0, 3))
+    compare(module.net, net)
+    assert optimizer.t == module.trainer.optimizers[0].t == 6
+
+
+def test_what_is_logged_is_of_the_first_pass(pl):
+    """Also metrics whose states a collection shares, and those that keep lists."""
+    import torchmetrics
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassRecall
+
+    class Measured(pl.Net):
+        def __init__(self, net):
+            super().__init__(net)
+            self.metrics = torchmetrics.MetricCollection(
+                [MulticlassAccuracy(3), MulticlassRecall(3), MulticlassAUROC(3)]
+            )
+            self.updated = self.metrics.clone()  # by `update` two of them share their states
+            self.mean, self.once = torchmetrics.MeanMetric(), 0
+
+        def training_step(self, batch, batch_idx):
+            logits = self.net(batch[0])
+            loss = F.cross_entropy(logits, batch[1])
+            self.mean.update(loss.detach())
+            self.updated.update(logits, batch[1])
+            self.log_dict(self.metrics(logits, batch[1]), on_step=True, on_epoch=False)
+            self.log_dict({"loss": loss, "twice": 2 * loss}, on_step=False, on_epoch=True)
+            self.log("mean", self.mean, on_step=False, on_epoch=True)
+            self.once += not self.extra_pass
+            return {"loss": loss, "logits": logits.detach()}
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.seen.append((outputs["logits"], batch[1]))
+
+        def on_train_epoch_end(self):
+            self.last = [metrics.compute() for metrics in (self.metrics, self.updated)]
+            self.metrics.reset()
+            self.updated.reset()
+
+    net, data = network(), Batches()
+    module = Measured(copy.deepcopy(net))
+    module.seen = []
+    module.on_before_optimizer_step = lambda optimizer: None
+    trainer = pl.fit(module, data)
+    losses, _ = plain(net, data)
+    compare(module.net, net)
+    mean = sum(losses[5:]) / 5
+    assert {name: trainer.callback_metrics[name].item() for name in ("loss", "twice", "mean")} == pytest.approx(
+        {"loss": mean, "twice": 2 * mean, "mean": mean}, abs=1e-6
+    )
+    expected = torchmetrics.MetricCollection([MulticlassAccuracy(3), MulticlassRecall(3), MulticlassAUROC(3)])
+    for logits, y in module.seen[5:]:
+        expected.update(logits, y)
+    wanted = {name: value.item() for name, value in expected.compute().items()}
+    for found in module.last:
+        assert {name: value.item() for name, value in found.items()} == pytest.approx(wanted, abs=1e-7)
+    assert module.once == 10
+
+
+@pytest.mark.parametrize("init_scale", [3000.0, 2.0**21])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_grad_scaler(pl, init_scale, accumulate):
+    """With the larger scale the first steps overflow float16 and are skipped."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    net, data = network(torch.float32), Batches(torch.float32)
+    ours, theirs = (torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=100) for _ in range(2))
+    module = pl.Net(copy.deepcopy(net))
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=ours)
+    trainer = pl.fit(
+        module, data, epochs=4, plugins=[plugin], gradient_clip_val=0.3, accumulate_grad_batches=accumulate
+    )
+    _, optimizer = plain(
+        net, data, epochs=4, scaler=theirs, accumulate=accumulate,
+        autocast=partial(torch.autocast, "cpu", dtype=torch.float16),
+        clip=lambda params: nn.utils.clip_grad_norm_(params, 0.3),
+    )  # fmt: skip
+    compare(module.net, net, atol=1e-7)
+    assert ours.get_scale() == theirs.get_scale()
+    taken = trainer.optimizers[0].t
+    assert taken == optimizer.t
+    assert (taken < trainer.global_step) == (init_scale == 2.0**21)
+    assert taken > 5
+
+
+def test_bfloat16(pl):
+    net, data = network(torch.float32), Batches(torch.float32)
+    module = pl.Net(copy.deepcopy(net))
+    pl.fit(module, data, precision="bf16-mixed")
+    plain(net, data, autocast=partial(torch.autocast, "cpu", dtype=torch.bfloat16))
+    compare(module.net, net, atol=1e-7)
+
+
+def test_schedulers_and_radii_that_follow_them(pl):
+    net, data = network(), Batches()
+    scheduler = partial(OneCycleLR, max_lr=0.3, total_steps=10)
+    method = partial(bsam.BSAM, rho_max=0.2, rho_min=0.2, rho_min_floor=0.01)
+    module = pl.Net(copy.deepcopy(net), method, scheduler=scheduler)
+    pl.fit(module, data)
+    plain(net, data, method=method, scheduler=scheduler)
+    compare(module.net, net)
+
+
+def test_resuming_from_a_checkpoint(pl, tmp_path):
+    """Bit for bit, with what LookSAM remembers and in the middle of its period."""
+    net, data = network(dropout=0.0), Batches()
+    options = {"scheduler": partial(CosineAnnealingLR, T_max=20)}
+    method = partial(bsam.LookSAM, k=4, rho=0.2)
+    whole, first, second = (pl.Net(copy.deepcopy(net), method, **options) for _ in range(3))
+    pl.fit(whole, data, epochs=4)
+    pl.fit(first, data, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    trainer = pl.fit(second, data, epochs=4, ckpt_path=tmp_path / "half.ckpt")
+    assert alike(dict(second.net.state_dict()), dict(whole.net.state_dict()))
+    assert trainer.global_step == trainer.optimizers[0].t == 20
+    assert (len(first.losses), len(second.losses)) == (10, 10)
+    losses, _ = plain(net, data, method=method, epochs=4, **options)
+    compare(whole.net, net)
+    assert first.losses + second.losses == pytest.approx(losses, abs=1e-12)
+
+
+def test_stochastic_weight_averaging(pl):
+    """Weights at the start of the epochs 1 to 3 are averaged; an epoch without steps updates the statistics."""
+
+    class Rated(pl.Net):
+        def on_before_optimizer_step(self, optimizer):
+            self.seen.append(optimizer.param_groups[0]["lr"])
+
+    net, data = network(), Batches()
+    module = Rated(copy.deepcopy(net))
+    swa = pl.L.pytorch.callbacks.StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=1)
+    pl.fit(module, data, epochs=4, callbacks=[swa])
+    rates, weights = module.seen[:20:5], []
+    assert module.seen[:20] == [rate for rate in rates for _ in range(5)]
+    assert rates[0] == 0.2
+    assert rates[-1] == 0.05
+
+    def before_epoch(epoch, optimizer):
+        optimizer.param_groups[0]["lr"] = rates[epoch]
+        weights.append([p.detach().clone() for p in net.parameters()])
+
+    plain(net, data, epochs=4, before_epoch=before_epoch)
+    with torch.no_grad():
+        for p, *values in zip(net.parameters(), *weights[1:], strict=True):
+            p.copy_(sum(values) / 3)
+        net[1].reset_running_stats()
+        net[1].momentum = None
+        for x, _ in data:
+            net(x)
+    compare(module.net, net)
+    assert module.passes == 3 * 20 + 5
+    assert module.trainer.optimizers[0].t == 20
+
+
+def test_manual_optimization(pl):
+    """The optimizer of Lightning counts the steps, and the scaler scales."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    class Manual(pl.Net):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer, scaler = self.optimizers(), getattr(self.trainer.precision_plugin, "scaler", None)
+
+            def closure():
+                loss = F.cross_entropy(self.net(batch[0]), batch[1])
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.zero_grad()
+            loss = optimizer.backward(closure, scaler)
+            if scaler is None:
+                self.clip_gradients(optimizer, gradient_clip_val=0.3)
+            optimizer.step()
+            return loss
+
+    def clip(params):
+        nn.utils.clip_grad_norm_(params, 0.3)
+
+    net, data = network(), Batches()
+    module = Manual(copy.deepcopy(net))
+    trainer = pl.fit(module, data)
+    losses, optimizer = plain(net, data, clip=clip)
+    compare(module.net, net)
+    assert trainer.global_step == optimizer.t == 10
+    assert module.losses == pytest.approx(losses, abs=1e-12)
+
+    net, data = network(torch.float32), Batches(torch.float32)
+    module = Manual(copy.deepcopy(net))
+    ours, theirs = (torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2))
+    trainer = pl.fit(module, data, plugins=[MixedPrecision("16-mixed", "cpu", scaler=ours)])
+    plain(net, data, scaler=theirs, autocast=partial(torch.autocast, "cpu", dtype=torch.float16))
+    compare(module.net, net, atol=1e-7)
+    assert trainer.global_step == 10
+
+
+def test_other_optimizers_and_inherited_steps(pl):
+    """With SGD the mixin changes nothing; a ``training_step`` that calls its parent's is run again as a whole."""
+
+    class Child(pl.Net):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return super().training_step((x + 0.1 * torch.randn_like(x), y), batch_idx)
+
+    class Noise(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x + 0.1 * torch.randn_like(x))
+
+    net, data = network(), Batches()
+    module = Child(copy.deepcopy(net))
+    pl.fit(module, data)
+    plain(Noise(net), data)
+    compare(module.net, net)
+
+    net = network()
+    module = pl.Net(copy.deepcopy(net), lambda base, model: base)
+    pl.fit(module, data)
+    base = sgd(net.parameters())
+    torch.manual_seed(0)
+    for x, y in [*data, *data]:
+        base.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        base.step()
+    compare(module.net, net)
+    assert module.passes == 10
+
+
+def test_what_is_refused(pl):
+    data = Batches()
+
+    def refused(error, message, kind=pl.Net, *args, **options):
+        module = kind(network(), *args)
+        before = copy.deepcopy(module.net.state_dict())
+        with pytest.raises(error, match=message):
+            pl.fit(module, data, **options)
+        assert alike({k: v for k, v in module.net.state_dict().items() if not k.startswith("1.")},
+                     {k: v for k, v in before.items() if not k.startswith("1.")})  # fmt: skip
+
+    def m_sharpness(base, model):
+        optimizer = BSAM(base, model)
+        optimizer.m_sharpness = True
+        return optimizer
+
+    refused(bsam.BsamError, "first pass of MSAM is not.*automatic_optimization = False", pl.Net, bsam.MSAM)
+    refused(bsam.BsamError, "first pass of ESAM is not", pl.Net, bsam.ESAM)
+    refused(bsam.BsamError, "m_sharpness=True", pl.Net, m_sharpness)
+
+    class Stepping(pl.Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(closure=optimizer_closure)
+
+    refused(bsam.BsamError, r"Stepping.optimizer_step calls optimizer.step: call super\(\)", Stepping)
+
+    class Two(pl.Net):
+        def configure_optimizers(self):
+            return [BSAM(sgd(layer.parameters()), layer) for layer in (self.net[0], self.net[4])]
+
+    refused(RuntimeError, "multiple optimizers is only supported with manual optimization", Two)
+
+    class Undecided(pl.Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return None if self.extra_pass else loss
+
+    refused(bsam.BsamError, "None in a later one", Undecided)
+
+    class Fetching(pl.Net):
+        def training_step(self, dataloader_iter):
+            batch, _, _ = next(dataloader_iter)
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    refused(bsam.BsamError, "takes dataloader_iter", Fetching)
+
+    refused(bsam.BsamError, "training_step was replaced", lambda net: replaced(pl.Net(net)))
+    with pytest.raises(bsam.BsamError, match=r"class Wrong\(SharpnessAwareMixin, LightningModule\)"):
+        type("Wrong", (pl.L.LightningModule, SharpnessAwareMixin), {})
+
+
+def replaced(module):
+    module.training_step = lambda batch, batch_idx: F.cross_entropy(module.net(batch[0]), batch[1])
+    return module
+
+
+def test_an_unknown_strategy_is_refused(pl, monkeypatch):
+    monkeypatch.setattr("bsam.integrations.lightning.STRATEGIES", {"DDPStrategy"})
+    with pytest.raises(bsam.BsamError, match="strategy SingleDeviceStrategy is not supported"):
+        pl.fit(pl.Net(network()), Batches())
