@@ -27,7 +27,8 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
     Args:
         accelerator: the accelerator that prepared the model and the optimizer.
         optimizer: what ``accelerator.prepare`` returned for a sharpness-aware optimizer.
-        closure: returns the loss of the micro-batch, as in :meth:`SharpnessAware.backward`; without ``backward`` in it.
+        closure: returns the loss of the micro-batch, as in :meth:`bsam.SharpnessAware.backward`; it does not call
+            ``backward`` itself.
 
     Returns:
         The loss at ``w``, detached and not divided.
