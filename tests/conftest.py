@@ -172,7 +172,7 @@ FIRST = (  # files with the longest tests, or that fork processes
     "test_distributed.py",
     "test_ranks.py",
     "test_demo.py",
-    "test_workers.py",
+    "test_executors.py",
     "test_resume.py",
     "test_environment.py",
     "test_runner.py",

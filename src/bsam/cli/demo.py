@@ -41,6 +41,7 @@ def add(commands: Any) -> None:
         "device": "cpu",
         "data_dir": None,
         "cache_dir": None,
+        "jobs": None,
         "download": False,
         "dry_run": False,
         "report": False,
