@@ -173,6 +173,7 @@ FIRST = (  # files with the longest tests, or that fork processes
     "test_ranks.py",
     "test_demo.py",
     "test_executors.py",
+    "test_ray_tasks.py",
     "test_resume.py",
     "test_environment.py",
     "test_runner.py",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import bsam
-from bsam.recipes import executors
+from bsam.recipes import executors, runner
 from bsam.recipes.executors import LocalProcesses, spread
 from bsam.recipes.mps import nvidia_mps
 from bsam.recipes.run_job import state_of
@@ -24,13 +24,14 @@ def same_end(one, other):
     assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
 
 
-def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path):
+def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, monkeypatch):
     """One run fails and one diverges, one begins with another one, and a process is killed after an epoch."""
     assert "bsam.cli" in PRELOAD
     good = [replace(RUN, seed=1, radius=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
     begun = replace(RUN, seed=4, init=run_dir_name(good[0]))
     wild, wrong = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
     runs, killed, progress = [begun, wrong, wild, *good], [], []
+    monkeypatch.setattr(runner, "LOOK", 0.05)
 
     def kill(found):
         progress.append(found)

@@ -79,8 +79,8 @@ def test_what_is_told_while_several_runs_are_run_at_the_same_time():
         callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)))
         callbacks.on_progress(Progress(5, 2, 2, 1, (45.0, 0)))
     line, bar = capture.get().splitlines()
-    assert line == f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting; left: about 90 s"
-    assert bar.startswith("2 of 5 done, 2 running, 1 failed, 0 waiting; left: about 45 s")
+    assert line == f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"
+    assert bar.startswith("2 running, 1 failed, 0 waiting, left: about 45 s")
     assert "2/5" in bar
 
 

@@ -42,6 +42,8 @@ def add(commands: Any) -> None:
         "data_dir": None,
         "cache_dir": None,
         "jobs": None,
+        "ray": None,
+        "gpus_per_run": None,
         "download": False,
         "dry_run": False,
         "report": False,

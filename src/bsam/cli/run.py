@@ -17,6 +17,7 @@ from ..recipes import RECIPES, recipe_of
 from ..recipes.executors import InProcess, LocalProcesses
 from ..recipes.experiments import MAX_SEEDS, Recipe, select, with_initial_runs
 from ..recipes.initial_weights import check_weights_given, with_weights
+from ..recipes.ray_tasks import RayTasks
 from ..recipes.runner import RunsFailed, run_all, states_of, tuning_runs, with_tuned_settings
 from ..recipes.scales import SCALES, Scale, scale_of
 from ..training.config import Run
@@ -68,6 +69,13 @@ def add(commands: Any) -> None:
     flag("--device", default="auto", help=device, metavar="NAME")
     jobs = "train N runs at a time on this machine, spread over its GPUs; more of them than GPUs share these"
     flag("--jobs", type=int, help=f"{jobs} (default: 1; of demo: 2)", metavar="N")
+    ray = (
+        "train the runs as tasks of Ray: on the cluster whose head node listens at HOST:PORT (auto: the one that runs "
+        "on this machine), or without an address on this machine alone. All nodes need bsam, --out and --data-dir"
+    )
+    flag("--ray", nargs="?", const="", help=ray, metavar="HOST:PORT")
+    share = "with --ray: how much of a GPU a run takes, 0.33 for three on one (default: 1 where there are GPUs)"
+    flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
     plan = "print the plan: every run, its state, how long it will take; train nothing"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table and figures of what is finished; train nothing")
@@ -146,9 +154,10 @@ def _train(
         download_all((run.data for run in chosen), arguments.data_dir)
     if how.threads is not None:
         torch.set_num_threads(how.threads)
+    data_dir = None if arguments.data_dir is None else arguments.data_dir.absolute()
     options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
     with terminable(), _executor(arguments, how, console.print) as executor:
-        executor.check(partial(check_data, {run.data for run in chosen}, arguments.data_dir))
+        executor.check(partial(check_data, {run.data for run in chosen}, data_dir), out)
 
         def run(runs: Sequence[Run], stage: str) -> list[RunState]:
             with run_bars(console, len(runs), stage, several=not isinstance(executor, InProcess)) as callbacks:
@@ -170,4 +179,10 @@ def _train(
 
 def _executor(arguments: argparse.Namespace, scale: Scale, tell: Callable[[str], None]) -> Any:
     jobs = scale.workers if arguments.jobs is None else arguments.jobs
+    if arguments.ray is not None:
+        if arguments.jobs is not None:
+            raise BsamValueError("--jobs is for processes of this machine, --ray for tasks of Ray: give one of them")
+        return RayTasks(arguments.ray, arguments.gpus_per_run, arguments.device)
+    if arguments.gpus_per_run is not None:
+        raise BsamValueError("--gpus-per-run is for --ray: --jobs above the number of GPUs lets runs share them")
     return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, tell)

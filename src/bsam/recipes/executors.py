@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -28,13 +29,17 @@ RETRIES = 3  # of a run whose process ended: killed by another program, or by th
 class Executor(Protocol):
     """Trains runs. Submitted ones may wait; whatever trains ends with the block of the executor."""
 
-    slots: int
+    @property
+    def slots(self) -> int:
+        """The number of runs that are trained at the same time."""
 
     def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
         """Train a run, some time. The two functions are called where training is in this process."""
 
-    def check(self, check: Callable[[], None]) -> None:
-        """Call a function on every machine that may train; it raises if something is missing there."""
+    def check(self, check: Callable[[], None], out: Path) -> None:
+        """Call a function on every machine that may train, which raises if something is missing there; and see that
+        these machines have the folder of the runs.
+        """
 
 
 class InProcess:
@@ -48,7 +53,7 @@ class InProcess:
         future.set_result(replace(job.train(each_epoch, tell), told=()))  # the user was told
         return future
 
-    def check(self, check: Callable[[], None]) -> None:
+    def check(self, check: Callable[[], None], out: Path) -> None:
         """Call a function here."""
         check()
 
@@ -135,7 +140,7 @@ class LocalProcesses:
         """Train a run in one of the processes, when one is free."""
         return self._calls.submit(self._train, job)
 
-    def check(self, check: Callable[[], None]) -> None:
+    def check(self, check: Callable[[], None], out: Path) -> None:
         """Call a function here."""
         check()
 

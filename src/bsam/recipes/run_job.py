@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -98,11 +99,11 @@ class RunJob:
                 each_epoch(done, metrics)
 
             device = self.options.get("device") or "auto"
-            ended, failed = False, None
+            ended, failed, begin = False, None, time.perf_counter()
             try:
                 note(f"process {os.getpid()} on {platform.node()}, device {device}: {state_of(run, self.out)}")
                 ended = self._finish(after, say)
-                note(str(state_of(run, self.out)))
+                note(f"{state_of(run, self.out)}, in {time.perf_counter() - begin:.3f} s")
             except BaseException as error:
                 note("".join(traceback.format_exception(error)))
                 if not isinstance(error, Exception) or is_of_stream(error):

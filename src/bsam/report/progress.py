@@ -43,8 +43,8 @@ class Bars:
 
 
 @contextlib.contextmanager
-def progress(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
-    """Show one bar per stage, all from the start."""
+def progress(console: Console, totals: Mapping[str, int], left: bool = True) -> Iterator[Bars]:
+    """Show one bar per stage, all from the start; with the time that is left by the speed of the bar, or without."""
     from rich import progress as rich
 
     columns = (
@@ -52,8 +52,7 @@ def progress(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
         rich.BarColumn(),
         rich.MofNCompleteColumn(),
         rich.TimeElapsedColumn(),
-        rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
+        *((rich.TextColumn("left"), rich.TimeRemainingColumn()) if left else ()),
     )
     with rich.Progress(*columns, console=console) as bars:
         yield Bars(bars, totals)
@@ -143,15 +142,14 @@ def totals(states: Sequence[RunState]) -> str:
 
 
 def counts(found: Progress) -> str:
-    """Return the progress of several runs in words.
+    """Return in words how many runs are running, failed and waiting, and the time that is left.
 
     Example:
         >>> counts(Progress(12, 5, 2, 1, (400.0, 0)))
-        '5 of 12 done, 2 running, 1 failed, 4 waiting; left: about 7 min'
+        '2 running, 1 failed, 4 waiting, left: about 7 min'
     """
     waiting = max(0, found.total - found.done - found.running - found.failed)
-    numbers = f"{found.done} of {found.total} done, {found.running} running, {found.failed} failed, {waiting} waiting"
-    return f"{numbers}; left: {time_left(found.left)}"
+    return f"{found.running} running, {found.failed} failed, {waiting} waiting, left: {time_left(found.left)}"
 
 
 @contextlib.contextmanager
@@ -165,7 +163,7 @@ def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = F
         several: whether runs are trained at the same time. Then there is no bar for epochs, but the numbers of runs
             that are done, running and failed, and a line for each run that ends.
     """
-    with progress(console, {stage: runs, **({} if several else {"epochs": 1})}) as bars:
+    with progress(console, {stage: runs, **({} if several else {"epochs": 1})}, left=not several) as bars:
 
         def on_start(state: RunState, found: Progress) -> None:
             if not several:
@@ -178,7 +176,8 @@ def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = F
             if state.diverged is not None:
                 console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
             elif several:
-                console.print(f"{name_of(state.run)}: done. {counts(found)}", style="dim", highlight=False)
+                done = f"{found.done} of {found.total} done, {counts(found)}"
+                console.print(f"{name_of(state.run)}: done. {done}", style="dim", highlight=False)
 
         def on_fail(state: RunState, message: str) -> None:
             console.print(f"{name_of(state.run)}: {message}. See {state.path / LOG}", style="red", highlight=False)
