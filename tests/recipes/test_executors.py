@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -84,8 +85,7 @@ def test_mps_is_used_where_gpus_are_shared(gpus, is_shared, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(executors._Slot, "start", lambda slot: None)
-    monkeypatch.setattr(executors._Slot, "kill", lambda slot: None)
+    monkeypatch.setattr(executors._Slot, "start", lambda slot: setattr(slot, "pool", contextlib.nullcontext()))
     told = []
     with LocalProcesses(2, tell=told.append):
         pass

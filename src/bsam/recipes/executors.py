@@ -79,7 +79,7 @@ class _Slot:
         self.pid = self.pool.submit(os.getpid)  # starts the process
 
     def kill(self) -> None:
-        self.pool.stop()
+        self.pool.stop()  # one that is still starting then trains nothing
         if self.pid.done() and self.pid.exception() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid.result(), signal.SIGKILL)
@@ -132,7 +132,10 @@ class LocalProcesses:
     ) -> None:
         self._stopped = True
         for slot in self._all:
-            slot.kill()
+            if exc_type is None:
+                slot.pool.__exit__(None, None, None)
+            else:
+                slot.kill()
         self._calls.shutdown(cancel_futures=True)
         self._stack.close()
 
