@@ -84,4 +84,12 @@ def quantized() -> list[str]:
     return [row(r["model"], r["n"], *(spread(r["over_float"][name]) for name in ("SGD", "BSAM"))) for r in found]
 
 
-TABLES = (step_times, method_costs, epochs, products, eigenvalues, image_files, quantized)
+def many_runs() -> list[str]:
+    found = stored("executors_cpu")
+    return [
+        row(name, found["runs"], len(r["rounds"]), *(f"{r[key]:.2f}" for key in ("start", "wall", "overhead")))
+        for name, r in found["executors"].items()
+    ]
+
+
+TABLES = (step_times, method_costs, epochs, products, eigenvalues, image_files, quantized, many_runs)

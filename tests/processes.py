@@ -17,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bsam.core.workers import PRELOAD
+
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"]
-)  # torch's optimizers import torch._dynamo
+PRELOAD.extend(["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])
+CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dynamo
 
 
 class Process:

@@ -136,6 +136,8 @@ def _joined(block: str) -> list[str]:
 def check_command(line: str) -> None:
     """Raise if a command would be refused for its name or its arguments."""
     words = shlex.split(line, comments=True)
+    if words[0] == "sbatch":
+        words = shlex.split(words[words.index("--wrap") + 1])
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
     if words[0] == "bsam":
@@ -153,7 +155,7 @@ def check_command(line: str) -> None:
         known = "".join(script.read_text(encoding="utf-8") for script in scripts)
         assert all(f'"{flag}"' in known for flag in words if flag.startswith("--"))
     else:
-        assert words[:2] in (["pip", "install"], ["pip", "download"], ["npm", "pack"])
+        assert words[:2] in (["pip", "install"], ["pip", "download"], ["npm", "pack"], ["ray", "start"])
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])

@@ -133,6 +133,7 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
         (["label-noise", "--data", "cifar10"], "no data set 'cifar10': choose from digits"),
         (["demo", "--scale", "smoke"], "scale must be one of demo; got 'smoke'"),
         (["label-noise", "--device", "tpu"], "device"),
+        (["label-noise", "--jobs", "0"], "jobs must be"),
         (["label-noise", "--scale", "short", "--device", "cpu"], "--data-dir"),
     ],
 )
@@ -187,6 +188,29 @@ def test_where_nothing_is_trained_nothing_has_to_be_said(mode, tmp_path, command
         assert process.stderr.read() == ""
     assert process.returncode == 141
     assert (tmp_path / "out" / "table.md").exists() == (mode == "--report")
+
+
+def test_runs_that_fail_or_diverge_are_named_after_the_table_of_the_others(tmp_path, capsys, monkeypatch):
+    runs = RECIPES["training-curves"].runs("smoke")[:3]
+    runs = [replace(run, model="digits_net", epochs=1) for run in runs]
+    runs[1:] = [replace(runs[1], arguments={"rho": -1.0}), replace(runs[2], lr=1e30)]
+    monkeypatch.setattr("bsam.recipes.experiments.Recipe.runs", lambda *_: runs)
+    assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 2
+    out, error = capsys.readouterr()
+    assert "Written: " in out
+    assert error.startswith(f"bsam: 2 of 3 runs failed: {run_dir_name(runs[1])}: rho must be")
+    assert f"; {run_dir_name(runs[2])}: the " in error
+    assert error.count("\n") == 1
+    states = [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]]
+    assert states == ["done", "missing", "diverged"]
+    assert (tmp_path / run_dir_name(runs[1]) / "log.txt").exists()
+
+
+def test_a_data_folder_that_is_not_there_is_named_before_anything_starts(tmp_path, refused):
+    command = ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", tmp_path / "out", "--data-dir"]
+    assert f"there is no folder {tmp_path / 'no'} on " in refused(*command, tmp_path / "no")
+    assert "does not hold the files of CIFAR-10" in refused(*command, tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_interrupted_the_same_command_goes_on(tmp_path, command):

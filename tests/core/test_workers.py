@@ -1,23 +1,20 @@
+import os
+
 import pytest
+import torch
 
 import bsam
 from bsam.core.workers import Workers
-from bsam.recipes.runner import run_all
-from bsam.training.config import Run
-
-SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "epochs": 1}
 
 
-def test_runs_in_workers_equal_those_of_this_process_and_an_error_arrives_here(tmp_path):
-    runs = [Run("sgd", seed=1, radius=0.05, **SAME), Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, seed=2, **SAME)]
-    wild = Run("sgd", seed=3, **{**SAME, "lr": 1e30})
-    with Workers(1) as pool:  # each imports torch, which takes seconds; cli/test_demo.py has two
-        there = run_all([*runs, wild], tmp_path / "workers", workers=pool, device="cpu")
-        with pytest.raises(bsam.BsamError, match="rho must be a finite number"):
-            run_all([Run("sam", {"rho": -1.0}, **SAME)], tmp_path / "workers", workers=pool, device="cpu")
-    here = run_all(runs, tmp_path / "here", device="cpu")
-    assert there[2].diverged is not None
-    for one, other in zip(there[:2], here, strict=True):
-        assert one.finished
-        assert {**one.epochs[-1], "seconds": 0} == {**other.epochs[-1], "seconds": 0}
-        assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+def refuse():
+    raise bsam.BsamError("not like this")
+
+
+def test_calls_in_another_process_with_its_threads_and_variables(monkeypatch):
+    with Workers(1, threads=2, environment={"BSAM_OF_THE_TEST": "there"}) as pool:
+        assert pool.submit(os.getpid).result() != os.getpid()
+        assert pool.submit(torch.get_num_threads).result() == 2
+        assert pool.submit(os.getenv, "BSAM_OF_THE_TEST").result() == "there"
+        with pytest.raises(bsam.BsamError, match="not like this"):
+            pool.submit(refuse).result()

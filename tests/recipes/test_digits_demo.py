@@ -4,7 +4,7 @@ import pytest
 
 import bsam
 from bsam.methods import METHODS
-from bsam.recipes import runner
+from bsam.recipes import run_job
 from bsam.recipes.digits_demo import DEFAULT, TUNED_SGD, by_method, candidates, demo_recipe
 from bsam.recipes.runner import run_all, tuning_runs, with_tuned_settings
 from bsam.recipes.variants import variant_of, variants
@@ -33,7 +33,7 @@ def second_is_best(run):
 def asked(fake_fit, monkeypatch):
     """The runs that were asked for, none of them trained."""
     fit = fake_fit(second_is_best)
-    monkeypatch.setattr(runner, "fit", fit)
+    monkeypatch.setattr(run_job, "fit", fit)
     return fit.asked
 
 
@@ -116,7 +116,7 @@ def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, fake
     run = recipe.runs()[0]
     trials = tuning_runs(recipe, [run])
     fit = fake_fit(lambda run: {trials[1]: 0.8, trials[2]: 0.8}.get(run, 0.5))  # 0.99 in all epochs before the last
-    monkeypatch.setattr(runner, "fit", fit)
+    monkeypatch.setattr(run_job, "fit", fit)
     assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # not before tuning
     run_all(trials[:-1], tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # nor in the middle of it
@@ -130,7 +130,7 @@ def test_a_candidate_that_diverged_is_not_chosen(tmp_path, fake_fit, monkeypatch
     trials = tuning_runs(recipe, [run])
     fit = fake_fit(lambda run: 0.1)
     fit.trouble[run_dir_name(trials[0])] = "diverged"
-    monkeypatch.setattr(runner, "fit", fit)
+    monkeypatch.setattr(run_job, "fit", fit)
     run_all(trials, tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path)[0].arguments == {"rho": 0.2}
 

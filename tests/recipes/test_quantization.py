@@ -101,9 +101,9 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     waiting = f"{run_dir_name(run)} is skipped for now: it begins with {run_dir_name(base)}, which is not finished"
     assert told == [waiting, waiting]
     told.clear()
-    states = run_all([run, base], tmp_path, Callbacks(tell=told.append))  # in the wrong order: it is tried again
+    states = run_all([run, base], tmp_path, Callbacks(tell=told.append))  # in the wrong order: it waits
     assert [str(state) for state in states] == ["done", "done"]
-    assert told == [waiting, f"Training begins with the network of {run_dir_name(base)}."]
+    assert told == [f"Training begins with the network of {run_dir_name(base)}."]
     assert RunDir(tmp_path / run_dir_name(run)).note("weights")["loaded"] == 14
     (tmp_path / run_dir_name(base) / "model.safetensors").unlink()
     (tmp_path / run_dir_name(base) / "diverged.json").write_text('{"reason": "NaN"}')

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 import bsam
-from bsam.recipes import runner
-from bsam.recipes.runner import Callbacks, run_all, state_of
+from bsam.recipes import run_job, runner
+from bsam.recipes.run_job import state_of
+from bsam.recipes.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
 from bsam.training.loop import fit
@@ -20,7 +21,7 @@ RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, 
 @pytest.fixture
 def fake(fake_fit, monkeypatch):
     fake = fake_fit()
-    monkeypatch.setattr(runner, "fit", fake)
+    monkeypatch.setattr(run_job, "fit", fake)
     return fake
 
 
@@ -46,11 +47,30 @@ def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
     assert len(fake.asked) == 4  # not tried again
 
 
-def test_any_other_refusal_ends_it(fake, tmp_path):
-    fake.trouble[run_dir_name(RUNS[1])] = bsam.BsamError("CIFAR-10 is read from files")
-    with pytest.raises(bsam.BsamError, match="read from files"):
-        run_all(RUNS, tmp_path)
-    assert words(state_of(run, tmp_path) for run in RUNS) == ["done", "missing", "missing", "missing"]
+def test_a_run_that_fails_stops_nobody_and_is_named_at_the_end(fake, tmp_path):
+    """Nor does it stop the ones that begin with it from being named; then the same call tries it again."""
+    runs, told = [*RUNS, replace(TINY, init=run_dir_name(RUNS[1]))], []
+    fake.trouble[run_dir_name(RUNS[1])] = RuntimeError("out of\nmemory")
+    fake.trouble[run_dir_name(RUNS[2])] = bsam.BsamError("the file is damaged")
+    callbacks = Callbacks(on_fail=lambda state, message: told.append((state.path.name, message)))
+    with pytest.raises(RunsFailed, match=r"^3 of 5 runs failed: ") as failure:
+        run_all(runs, tmp_path, callbacks)
+    first, second, third = map(run_dir_name, (*runs[1:3], runs[4]))
+    assert told == list(failure.value.failed.items())
+    assert failure.value.failed == {
+        first: "RuntimeError: out of\nmemory",
+        second: "the file is damaged",
+        third: f"it begins with {first}, which failed",
+    }
+    assert f"{first}: RuntimeError: out of memory; {second}: the file is damaged" in str(failure.value)
+    assert "Traceback" in (tmp_path / first / "log.txt").read_text()
+    assert words(state_of(run, tmp_path) for run in runs) == ["done", "missing", "missing", "done", "missing"]
+    assert words(run_all(runs, tmp_path)) == ["done"] * 5
+
+
+def test_the_same_error_of_several_runs_is_said_once():
+    error = RunsFailed({"a": "no folder", "b": "no memory", "c": "no folder"}, 9)
+    assert str(error) == "3 of 9 runs failed: a, c: no folder; b: no memory"
 
 
 def test_interrupted_it_keeps_everything(fake, tmp_path):
@@ -91,12 +111,12 @@ def test_options_reach_the_training_and_callbacks_are_called(fake_fit, monkeypat
         seen.append({name: options[name] for name in ("data_dir", "device")})
         fake_fit()(run, folder, options["each_epoch"])
 
-    monkeypatch.setattr(runner, "fit", note)
+    monkeypatch.setattr(run_job, "fit", note)
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))  # a second later at each look
     callbacks = Callbacks(
-        on_start=lambda state, ended, left: told.append((str(state), ended, left)),
+        on_start=lambda state, progress: told.append((str(state), progress.done, progress.left)),
         on_epoch=lambda done, total: told.append((done, total)),
-        on_end=lambda state, ended: told.append((str(state), ended)),
+        on_end=lambda state, progress: told.append((str(state), progress.done)),
     )
     run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert seen == [{"data_dir": "there", "device": "cpu"}] * 2
@@ -186,6 +206,6 @@ def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
 
 def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypatch):
     resets = []
-    monkeypatch.setattr(runner.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
+    monkeypatch.setattr(run_job.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
     run_all([TINY, replace(TINY, compile=True), replace(TINY, compile=True, seed=1)], tmp_path)
     assert resets == [1, 2]  # before each of the two

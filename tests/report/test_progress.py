@@ -10,6 +10,7 @@ from rich.console import Console
 import bsam
 from bsam.core.extras import require_package
 from bsam.recipes import RECIPES
+from bsam.recipes.runner import Progress
 from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
 from bsam.training.run_state import RunState
 
@@ -56,15 +57,31 @@ def test_what_is_told_while_runs_are_run():
     run = RECIPES["training-curves"].runs("smoke")[2]
     console = Console(width=120, no_color=True, force_terminal=False)
     with console.capture() as capture, run_bars(console, 5) as callbacks:
-        callbacks.on_start(RunState(run, Path("a")), 2, (90.0, 0))
+        callbacks.on_start(RunState(run, Path("a")), Progress(5, 1, 0, 1, (90.0, 0)))
         callbacks.on_epoch(1, 3)
-        callbacks.on_end(RunState(run, Path("a"), diverged="the training loss is nan in epoch 2"), 3)
+        diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
+        callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)))
+        callbacks.on_fail(RunState(run, Path("a")), "out of memory")
         callbacks.tell("Something else.")
     text = capture.get()
     assert f"{name_of(run)}. Left: about 90 s" in text
     assert "the training loss is nan in epoch 2" in text
+    assert f"{name_of(run)}: out of memory. See a/log.txt" in text
     assert "Something else." in text
     assert "3/5" in text
+
+
+def test_what_is_told_while_several_runs_are_run_at_the_same_time():
+    run = RECIPES["training-curves"].runs("smoke")[2]
+    console = Console(width=200, no_color=True, force_terminal=False)
+    with console.capture() as capture, run_bars(console, 5, several=True) as callbacks:
+        callbacks.on_start(RunState(run, Path("a")), Progress(5, 0, 2, 0, (0.0, 5)))
+        callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)))
+        callbacks.on_progress(Progress(5, 2, 2, 1, (45.0, 0)))
+    line, bar = capture.get().splitlines()
+    assert line == f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"
+    assert bar.startswith("2 running, 1 failed, 0 waiting, left: about 45 s")
+    assert "2/5" in bar
 
 
 def test_bars_reach_and_start_again():

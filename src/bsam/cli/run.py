@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..core.errors import BsamValueError
-from ..core.workers import Workers
+from ..data import check_data
 from ..recipes import RECIPES, recipe_of
+from ..recipes.executors import InProcess, LocalProcesses
 from ..recipes.experiments import MAX_SEEDS, Recipe, select, with_initial_runs
 from ..recipes.initial_weights import check_weights_given, with_weights
-from ..recipes.runner import run_all, states_of, tuning_runs, with_tuned_settings
-from ..recipes.scales import SCALES, scale_of
+from ..recipes.ray_tasks import RayTasks
+from ..recipes.runner import RunsFailed, run_all, states_of, tuning_runs, with_tuned_settings
+from ..recipes.scales import SCALES, Scale, scale_of
 from ..training.config import Run
 from ..training.run_state import RunState
 from .downloads import download_all
@@ -65,6 +67,15 @@ def add(commands: Any) -> None:
     flag("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
     device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
     flag("--device", default="auto", help=device, metavar="NAME")
+    jobs = "train N runs at a time on this machine, spread over its GPUs; more of them than GPUs share these"
+    flag("--jobs", type=int, help=f"{jobs} (default: 1; of demo: 2)", metavar="N")
+    ray = (
+        "train the runs as tasks of Ray: on the cluster whose head node listens at HOST:PORT (auto: the one that runs "
+        "on this machine), or without an address on this machine alone. All nodes need bsam, --out and --data-dir"
+    )
+    flag("--ray", nargs="?", const="", help=ray, metavar="HOST:PORT")
+    share = "with --ray: how much of a GPU a run takes, 0.33 for three on one (default: 1 where there are GPUs)"
+    flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
     plan = "print the plan: every run, its state, how long it will take; train nothing"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table and figures of what is finished; train nothing")
@@ -109,6 +120,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     if arguments.dry_run or arguments.report:
         del arguments.saved_items  # nothing is trained
     console = Console(markup=False)
+    failed: Mapping[str, str] = {}
     check_folder(out, recipe)
     states = states_of([*tuning_runs(recipe, chosen), *with_tuned_settings(recipe, chosen, out)], out)
     if arguments.dry_run:
@@ -117,7 +129,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
         return
     if not arguments.report:
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
-        _train(arguments, recipe, scale, chosen, console)
+        failed = _train(arguments, recipe, scale, chosen, console)
     finals = states_of(with_tuned_settings(recipe, runs, out), out)
     # written before it is shown: the reader of a pipe may be gone
     written = write_results(out, recipe, scale, finals, states_of(tuning_runs(recipe, runs), out))
@@ -127,9 +139,14 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
         console.print()
     console.print("\n".join(text_below(recipe, summaries, runs[0])), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+    if failed:
+        raise RunsFailed(failed, len(chosen))
 
 
-def _train(arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], console: Any) -> None:
+def _train(
+    arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], console: Any
+) -> Mapping[str, str]:
+    """Train; returns why runs failed or diverged, by the names of their directories."""
     from ..report.progress import run_bars
 
     out, how = arguments.out, scale_of(scale)
@@ -137,15 +154,35 @@ def _train(arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Se
         download_all((run.data for run in chosen), arguments.data_dir)
     if how.threads is not None:
         torch.set_num_threads(how.threads)
+    data_dir = None if arguments.data_dir is None else arguments.data_dir.absolute()
     options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
-    with terminable(), Workers(how.workers) if how.workers > 1 else contextlib.nullcontext(1) as workers:
+    with terminable(), _executor(arguments, how, console.print) as executor:
+        executor.check(partial(check_data, {run.data for run in chosen}, data_dir), out)
 
         def run(runs: Sequence[Run], stage: str) -> list[RunState]:
-            with run_bars(console, len(runs), stage, epochs=workers == 1) as callbacks:
-                return run_all(runs, out, callbacks, workers, **options)
+            with run_bars(console, len(runs), stage, several=not isinstance(executor, InProcess)) as callbacks:
+                return run_all(runs, out, callbacks, executor, **options)
 
         if trials := tuning_runs(recipe, chosen):
             run(trials, "tuning")
-        states = run(with_tuned_settings(recipe, chosen, out), "runs")
-    if not all(state.ended for state in states):
+        finals = with_tuned_settings(recipe, chosen, out)
+        failed: dict[str, str] = {}
+        try:
+            run(finals, "runs")
+        except RunsFailed as error:
+            failed = error.failed
+    states = states_of(finals, out)
+    if not all(state.ended or state.path.name in failed for state in states):
         console.print("Some runs are not finished: another process is running them, or what they begin with.")
+    return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
+
+
+def _executor(arguments: argparse.Namespace, scale: Scale, tell: Callable[[str], None]) -> Any:
+    jobs = scale.workers if arguments.jobs is None else arguments.jobs
+    if arguments.ray is not None:
+        if arguments.jobs is not None:
+            raise BsamValueError("--jobs is for processes of this machine, --ray for tasks of Ray: give one of them")
+        return RayTasks(arguments.ray, arguments.gpus_per_run, arguments.device)
+    if arguments.gpus_per_run is not None:
+        raise BsamValueError("--gpus-per-run is for --ray: --jobs above the number of GPUs lets runs share them")
+    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, tell)

@@ -1,4 +1,4 @@
-"""Processes that work on several tasks at the same time, with one thread each."""
+"""Processes that work on several tasks at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.synchronize import Event
 from types import TracebackType
@@ -18,6 +18,7 @@ import torch
 from .errors import BsamRuntimeError
 
 T = TypeVar("T")
+PRELOAD = ["bsam"]  # imported once, in the process from which the workers are forked
 _stop: Event | None = None  # set in a worker: once the parent no longer waits for the results
 
 
@@ -28,12 +29,17 @@ class Workers:
 
     Args:
         count: the number of processes.
+        threads: of torch, in each of them.
+        environment: variables that they have besides.
     """
 
-    def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in any state
+    def __init__(self, count: int, threads: int = 1, environment: Mapping[str, str] | None = None) -> None:
+        context = multiprocessing.get_context(
+            "forkserver"
+        )  # a fork of this one would have torch's threads in any state
+        context.set_forkserver_preload(PRELOAD)
         self._stop = context.Event()
-        self._pool = ProcessPoolExecutor(count, context, _prepare, (self._stop,))
+        self._pool = ProcessPoolExecutor(count, context, _prepare, (self._stop, threads, dict(environment or {})))
 
     def __enter__(self) -> Workers:
         return self
@@ -44,6 +50,11 @@ class Workers:
         if exc_type is not None:
             self._stop.set()
         self._pool.shutdown(cancel_futures=True)
+
+    def stop(self) -> None:
+        """Let the processes end at their next call of :func:`stop_if_asked`, and return at once."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function in one of the processes."""
@@ -79,10 +90,12 @@ def _ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _prepare(stop: Event) -> None:
+def _prepare(stop: Event, threads: int, environment: dict[str, str]) -> None:
     global _stop
     _stop = stop
-    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the process was started by another thread
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from platform import node
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from . import cifar, digits, fashion_mnist
@@ -96,6 +97,16 @@ class DatasetEntry:
             raise BsamValueError(f"{self.title} has no files of persons with joints: use one of {names}")
         return self.persons(self._own_folder(folder))
 
+    def check(self, folder: Path | None = None) -> None:
+        """Raise if the data set is read from files and these are not in the folder."""
+        if not self.needs_folder:
+            return
+        place = self._folder(folder)
+        if not place.is_dir():
+            raise BsamRuntimeError(f"{self.title} is read from files, and there is no folder {place} on {node()}")
+        if self.sources and not self.is_in(place):
+            raise BsamRuntimeError(f"{place} on {node()} does not hold the files of {self.title}: see --download")
+
     def _own_folder(self, folder: Path | None) -> Path:
         """Return the folder, or the one of its name in it: several data sets may share a data folder."""
         own = self._folder(folder)
@@ -171,6 +182,17 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
         return
     for source in entry.sources:
         fetch(source, Path(folder), progress)
+
+
+def check_data(names: Iterable[str], folder: Path | None) -> None:
+    """Raise if data sets are read from files and these are not in the folder; it is not checked whether they are whole.
+
+    Args:
+        names: of data sets.
+        folder: the one that should hold their files.
+    """
+    for entry in map(dataset_entry, sorted(names)):
+        entry.check(folder)
 
 
 def dataset_entry(name: str) -> DatasetEntry:

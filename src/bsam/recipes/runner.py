@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..core.workers import Workers, stop_if_asked
+from ..core.errors import BsamRuntimeError
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.lock import RunLocked
-from ..training.loop import Diverged, fit
-from ..training.run_dir import DIVERGED, NETWORK, RunDir, run_dir_name
+from ..training.run_dir import run_dir_name
 from ..training.run_state import RunState
 from .eta import EtaEstimator
+from .executors import Executor, InProcess
 from .experiments import Recipe, Tuning
+from .run_job import Outcome, RunJob, has_ended_undamaged, message_of, state_of
 
-
-def state_of(run: Run, out: Path, verify: bool = False) -> RunState:
-    """Return the state of a run, by its directory below ``out``; ``verify`` also checks the digest of its network."""
-    return RunDir(out / run_dir_name(run)).state(run, verify=verify)
+LOOK = 1.0  # seconds between two looks at the runs that other processes train
 
 
 def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
@@ -40,40 +33,88 @@ def score_of(state: RunState) -> float:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far runs are.
+
+    Args:
+        total: the number of runs.
+        done: those that are finished.
+        running: those that are trained now; of runs that wait in a queue of Ray, as many as it can train at a time.
+        failed: those that failed or diverged.
+        left: the seconds that are left, with as many runs at a time as now, and the number of runs of which that is
+            unknown.
+    """
+
+    total: int
+    done: int
+    running: int
+    failed: int
+    left: tuple[float, int]
+
+
+@dataclass(frozen=True)
 class Callbacks:
     """Functions that are called while runs are run; by default nothing is.
 
     Args:
-        on_start: called with the state of the run that starts, the number of runs that have ended, and the time that is
-            left, as :meth:`EtaEstimator.total` returns it. Not called where several processes train.
-        on_epoch: called with the epochs done and the epochs to do. Not called where several processes train.
-        on_end: called with the state of a run that has ended, and the number of runs that have.
+        on_start: called with the state of a run that is submitted, and the progress of all.
+        on_epoch: called with the epochs done and the epochs to do. Not called where other processes train.
+        on_end: called with the state of a run that has ended, and the progress of all.
+        on_fail: called with the state of a run that failed, and the message.
+        on_progress: called with the progress of all runs, every second where other processes train.
         tell: called with a sentence for the user.
     """
 
-    on_start: Callable[[RunState, int, tuple[float, int]], None] = field(default=lambda state, ended, left: None)
+    on_start: Callable[[RunState, Progress], None] = field(default=lambda state, progress: None)
     on_epoch: Callable[[int, int], None] = field(default=lambda done, total: None)
-    on_end: Callable[[RunState, int], None] = field(default=lambda state, ended: None)
+    on_end: Callable[[RunState, Progress], None] = field(default=lambda state, progress: None)
+    on_fail: Callable[[RunState, str], None] = field(default=lambda state, message: None)
+    on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     tell: Callable[[str], None] = field(default=lambda sentence: None)
 
 
+class RunsFailed(BsamRuntimeError):
+    """Some runs failed; the others were run.
+
+    Args:
+        failed: the message of each, by the name of its directory.
+        total: the number of runs.
+    """
+
+    def __init__(self, failed: Mapping[str, str], total: int) -> None:
+        names: dict[str, list[str]] = {}
+        for name, message in failed.items():
+            names.setdefault(" ".join(message.split()), []).append(name)
+        each = "; ".join(f"{', '.join(named)}: {message}" for message, named in names.items())
+        super().__init__(f"{len(failed)} of {total} runs failed: {each}")
+        self.failed = dict(failed)
+
+
 def run_all(
-    runs: Sequence[Run], out: str | Path, callbacks: Callbacks | None = None, workers: int | Workers = 1, **options: Any
+    runs: Sequence[Run],
+    out: str | Path,
+    callbacks: Callbacks | None = None,
+    executor: Executor | None = None,
+    **options: Any,
 ) -> list[RunState]:
     """Run what is missing below ``out``, in order, and continue what was interrupted.
 
     Several processes may work on one folder: a run that is locked by another process is skipped and tried again at the
-    end. A run that diverged is recorded as such, and the next one starts; remove its directory to run it again.
+    end. A run that begins with another one is started when that is finished. A run that diverged is recorded as such;
+    remove its directory to run it again. Neither that nor a run that fails stops the others.
 
     Args:
         runs: the runs.
         out: a folder, created if it does not exist.
         callbacks: what to call meanwhile.
-        workers: the number of processes that train at the same time, or a pool of them; 1 trains in this process.
+        executor: where to train; None trains in this process, one run after the other.
         options: of :func:`bsam.training.loop.fit`: ``data_dir``, ``device``.
 
     Returns:
         the state of each run now.
+
+    Raises:
+        RunsFailed: at the end, if a run failed.
 
     Example:
         >>> import tempfile
@@ -82,109 +123,105 @@ def run_all(
         ...     [str(state) for state in run_all([run], out)]
         ['done']
     """
-    job = _Job(runs, Path(out), callbacks or Callbacks(), options)
-    with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(Workers(workers)) if isinstance(workers, int) and workers > 1 else workers
-        run_each = partial(job.run_in, pool) if isinstance(pool, Workers) else job.run_here
-        if locked := run_each(runs):
-            run_each(locked)
+    job = _Runs(runs, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
+    if locked := job.run_each(list(job.states)):
+        job.run_each(locked)
+    if job.failed:
+        raise RunsFailed(job.failed, len(job.states))
     return states_of(runs, Path(out))
 
 
-class _Job:
-    """The runs of one call of :func:`run_all`, and their states."""
+class _Runs:
+    """The runs of one call of :func:`run_all`: which wait, which are submitted, and their states."""
 
-    def __init__(self, runs: Sequence[Run], out: Path, callbacks: Callbacks, options: Mapping[str, Any]) -> None:
-        self.out, self.callbacks, self.options = out, callbacks, options
+    def __init__(
+        self, runs: Sequence[Run], out: Path, callbacks: Callbacks, executor: Executor, options: Mapping[str, Any]
+    ) -> None:
+        self.out, self.callbacks, self.executor, self.options = out, callbacks, executor, options
         self.states = {run_dir_name(run): state_of(run, out) for run in runs}
+        self.failed: dict[str, str] = {}
+        self._eta = EtaEstimator(self.states.values())
+        self._measured = {name: len(state.epochs) for name, state in self.states.items()}  # epochs that it knows
+        self._submitted: dict[Future[Outcome], str] = {}
+        self._locked: list[str] = []
 
-    def run_here(self, runs: Sequence[Run]) -> list[Run]:
-        """Run what is missing in this process; returns the runs that are locked by another process."""
-        eta, locked = EtaEstimator(self.states.values()), []
-        for run in runs:
-            marks: list[float] = []
+    def run_each(self, names: list[str]) -> list[str]:
+        """Run what is missing; returns the runs that are locked by another process."""
+        self._locked = []
+        while names or self._submitted:
+            unfinished = {*names, *self._submitted.values()}
+            for name in [name for name in names if self.states[name].run.init not in unfinished]:
+                names.remove(name)
+                self._submit(name)
+                self._take_results(0)
+            self._take_results(LOOK)
+            for name in self._submitted.values():
+                self._update(name)
+            self.callbacks.on_progress(self._progress())
+        return self._locked
 
-            def on_start(state: RunState, marks: list[float] = marks) -> None:
-                self.callbacks.on_start(state, self._num_ended(), eta.total(self.states.values()))
-                marks.append(time.perf_counter())
+    def _submit(self, name: str) -> None:
+        run = self.states[name].run
+        state = self.states[name] = state_of(run, self.out, verify=True)
+        if has_ended_undamaged(state):
+            return
+        initial = None if run.init is None or state.epochs else self.states.get(run.init)
+        if initial is not None and (initial.path.name in self.failed or initial.diverged is not None):
+            self._fail(name, f"it begins with {run.init}, which {'diverged' if initial.diverged else 'failed'}")
+            return
+        self.callbacks.on_start(state, self._progress())
+        marks = [time.perf_counter()]
 
-            def each_epoch(done: int, _: object, run: Run = run, marks: list[float] = marks) -> None:
-                marks.append(time.perf_counter())
-                eta.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
-                self.callbacks.on_epoch(done, run.epochs)
+        def each_epoch(done: int, _: object) -> None:
+            marks.append(time.perf_counter())  # with the evaluation, which the metrics do not count
+            self._eta.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
+            self._measured[name] = done
+            self.callbacks.on_epoch(done, run.epochs)
 
-            if not finish_run(run, self.out, on_start, each_epoch, self.callbacks.tell, self.options):
-                locked.append(run)
-            elif marks:
-                self._end(run)
-        return locked
+        job = RunJob(run, self.out, self.options)
+        self._submitted[self.executor.submit(job, each_epoch, self.callbacks.tell)] = name
 
-    def run_in(self, pool: Workers, runs: Sequence[Run]) -> list[Run]:
-        """Run what is missing in the pool; returns the runs that are locked by another process."""
-        missing = [run for run in runs if not _has_ended_undamaged(state_of(run, self.out, verify=True))]
-        asked = {pool.submit(_finish_run_in_worker, run, self.out, self.options): run for run in missing}
-        locked = []
-        for future in as_completed(asked):
-            has_ended, sentences = future.result()
-            for sentence in sentences:
+    def _take_results(self, timeout: float) -> None:
+        done, _ = wait(self._submitted, timeout, FIRST_COMPLETED)
+        for future in done:
+            name = self._submitted.pop(future)
+            try:
+                outcome = future.result()
+            except Exception as error:  # of the executor
+                outcome = Outcome(False, failed=message_of(error))
+            for sentence in outcome.told:
                 self.callbacks.tell(sentence)
-            if has_ended:
-                self._end(asked[future])
+            if outcome.failed is not None:
+                self._fail(name, outcome.failed)
+            elif outcome.ended:
+                self._update(name)
+                self.callbacks.on_end(self.states[name], self._progress())
             else:
-                locked.append(asked[future])
-        return locked
+                self._locked.append(name)
 
-    def _end(self, run: Run) -> None:
-        self.states[run_dir_name(run)] = state = state_of(run, self.out)
-        self.callbacks.on_end(state, self._num_ended())
+    def _fail(self, name: str, message: str) -> None:
+        self.failed[name] = message
+        self.callbacks.on_fail(self.states[name], message)
 
-    def _num_ended(self) -> int:
-        return sum(state.ended for state in self.states.values())
+    def _update(self, name: str) -> None:
+        state = self.states[name] = state_of(self.states[name].run, self.out)
+        for number, metrics in enumerate(state.epochs):
+            if number >= self._measured[name]:
+                self._eta.add(state.run, metrics["seconds"], first=number == 0)
+        self._measured[name] = len(state.epochs)
 
-
-def _has_ended_undamaged(state: RunState) -> bool:
-    return state.ended and state.damaged is None
-
-
-def finish_run(
-    run: Run,
-    out: Path,
-    on_start: Callable[[RunState], None],
-    each_epoch: Callable[[int, Mapping[str, float]], None],
-    tell: Callable[[str], None],
-    options: Mapping[str, Any],
-) -> bool:
-    """Run what is left of a run, if anything; False if it is locked by another process, or begins with a run that is
-    not finished.
-    """
-    state = state_of(run, out, verify=True)
-    if _has_ended_undamaged(state):
-        return True
-    if state.damaged is not None:
-        tell(f"{state.damaged}. Continuing the run.")
-    initial = None if run.init is None or state.epochs else out / run.init  # a run that continues needs it no more
-    if initial is not None and not (initial / NETWORK).exists():
-        how = "diverged" if (initial / DIVERGED).exists() else "is not finished"
-        tell(f"{state.path.name} is skipped for now: it begins with {run.init}, which {how}")
-        return False
-    on_start(state)
-    if run.compile:
-        # graphs of earlier runs count against torch's limit of 8 for a function, and are not the fastest for this one
-        torch.compiler.reset()
-    try:
-        fit(run, state.path, init=initial, each_epoch=each_epoch, tell=tell, **options)
-    except RunLocked:
-        tell(f"{state.path.name} is skipped for now: another process is training it")
-        return False
-    except Diverged:
-        pass  # it is recorded in the directory
-    return True
-
-
-def _finish_run_in_worker(run: Run, out: Path, options: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    stop_if_asked()
-    sentences: list[str] = []
-    return finish_run(run, out, lambda state: None, stop_if_asked, sentences.append, options), sentences
+    def _progress(self) -> Progress:
+        states = self.states.values()
+        seconds, unknown = self._eta.total(state for name, state in self.states.items() if name not in self.failed)
+        not_ended = sum(not state.ended for state in states) - len(self.failed)
+        at_a_time = max(1, min(self.executor.slots, not_ended))
+        return Progress(
+            len(states),
+            sum(state.finished for state in states),
+            min(self.executor.slots, len(self._submitted)),
+            len(self.failed) + sum(state.diverged is not None for state in states),
+            (seconds / at_a_time, unknown),
+        )
 
 
 def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:

@@ -10,21 +10,22 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.eta import EtaEstimator
 from ..recipes.experiments import Recipe
-from ..recipes.runner import Callbacks
+from ..recipes.runner import Callbacks, Progress
 from ..recipes.variants import variant_of
 from ..training.config import Run
+from ..training.run_dir import LOG
 from ..training.run_state import RunState
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as RichProgress
     from rich.table import Table
 
 
 class Bars:
     """One bar per stage."""
 
-    def __init__(self, bars: Progress, totals: Mapping[str, int]) -> None:
+    def __init__(self, bars: RichProgress, totals: Mapping[str, int]) -> None:
         self._bars = bars
         self._tasks = {stage: bars.add_task(stage, total=total, start=False) for stage, total in totals.items()}
 
@@ -36,10 +37,14 @@ class Bars:
         self._bars.start_task(task)  # now: the stages before do not count
         self._bars.update(task, completed=done, total=total)
 
+    def describe(self, stage: str, words: str) -> None:
+        """Put other words in front of a bar."""
+        self._bars.update(self._tasks[stage], description=words)
+
 
 @contextlib.contextmanager
-def progress(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
-    """Show one bar per stage, all from the start."""
+def progress(console: Console, totals: Mapping[str, int], left: bool = True) -> Iterator[Bars]:
+    """Show one bar per stage, all from the start; with the time that is left by the speed of the bar, or without."""
     from rich import progress as rich
 
     columns = (
@@ -47,8 +52,7 @@ def progress(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
         rich.BarColumn(),
         rich.MofNCompleteColumn(),
         rich.TimeElapsedColumn(),
-        rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
+        *((rich.TextColumn("left"), rich.TimeRemainingColumn()) if left else ()),
     )
     with rich.Progress(*columns, console=console) as bars:
         yield Bars(bars, totals)
@@ -137,26 +141,51 @@ def totals(states: Sequence[RunState]) -> str:
     return f"{counts} Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
+def counts(found: Progress) -> str:
+    """Return in words how many runs are running, failed and waiting, and the time that is left.
+
+    Example:
+        >>> counts(Progress(12, 5, 2, 1, (400.0, 0)))
+        '2 running, 1 failed, 4 waiting, left: about 7 min'
+    """
+    waiting = max(0, found.total - found.done - found.running - found.failed)
+    return f"{found.running} running, {found.failed} failed, {waiting} waiting, left: {time_left(found.left)}"
+
+
 @contextlib.contextmanager
-def run_bars(console: Console, runs: int, stage: str = "runs", epochs: bool = True) -> Iterator[Callbacks]:
+def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = False) -> Iterator[Callbacks]:
     """Show a bar for the runs and one for the epochs of the current run, and a line for each run that starts.
 
     Args:
         console: where.
         runs: the number of runs.
         stage: the name of their bar.
-        epochs: whether there is a bar for epochs: not where several processes train.
+        several: whether runs are trained at the same time. Then there is no bar for epochs, but the numbers of runs
+            that are done, running and failed, and a line for each run that ends.
     """
-    with progress(console, {stage: runs, **({"epochs": 1} if epochs else {})}) as bars:
+    with progress(console, {stage: runs, **({} if several else {"epochs": 1})}, left=not several) as bars:
 
-        def on_start(state: RunState, ended: int, left: tuple[float, int]) -> None:
-            console.print(f"{name_of(state.run)}. Left: {time_left(left)}", style="dim", highlight=False)
-            bars.reach(stage, ended, runs)
-            bars.reach("epochs", len(state.epochs), state.run.epochs)
+        def on_start(state: RunState, found: Progress) -> None:
+            if not several:
+                console.print(f"{name_of(state.run)}. Left: {time_left(found.left)}", style="dim", highlight=False)
+                bars.reach(stage, found.done + found.failed, runs)
+                bars.reach("epochs", len(state.epochs), state.run.epochs)
 
-        def on_end(state: RunState, ended: int) -> None:
-            bars.reach(stage, ended, runs)
+        def on_end(state: RunState, found: Progress) -> None:
+            bars.reach(stage, found.done + found.failed, runs)
             if state.diverged is not None:
                 console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
+            elif several:
+                done = f"{found.done} of {found.total} done, {counts(found)}"
+                console.print(f"{name_of(state.run)}: done. {done}", style="dim", highlight=False)
 
-        yield Callbacks(on_start, lambda done, total: bars.reach("epochs", done, total), on_end, console.print)
+        def on_fail(state: RunState, message: str) -> None:
+            console.print(f"{name_of(state.run)}: {message}. See {state.path / LOG}", style="red", highlight=False)
+
+        def on_progress(found: Progress) -> None:
+            if several:
+                bars.describe(stage, counts(found))
+
+        yield Callbacks(
+            on_start, lambda done, total: bars.reach("epochs", done, total), on_end, on_fail, on_progress, console.print
+        )

@@ -31,6 +31,7 @@ CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl"
 CHECKPOINT, PREVIOUS, NETWORK = "checkpoint.pt", "checkpoint-before.pt", "model.safetensors"
 CHECKSUMS, CURVATURE, DIVERGED = "checksums.json", "curvature.json", "diverged.json"
 PREDICTIONS = "predictions.npz"
+LOG = "log.txt"
 REPAIR = "run the command that trained it again to restore the file from the checkpoint"
 _METRIC_TYPES: dict[str, Any] = {"epoch": int, "sharpness": Sharpness | None}  # all others are floats
 _NOTES: dict[str, Any] = {
@@ -84,8 +85,8 @@ class RunDir:
     the last epoch, ``model.safetensors`` the trained network, ``predictions.npz`` what it says of some samples, and
     ``checksums.json`` the SHA-256 and the size of checkpoints and network. Other files hold notes of the task: of
     classification ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; of pose ``data.json``,
-    ``pose.json``, ``baseline.json`` and ``weights.json``. Each file is written completely or not at all. A damaged file
-    raises a BsamRuntimeError.
+    ``pose.json``, ``baseline.json`` and ``weights.json``. Each file is written completely or not at all, but for
+    ``log.txt``, to which ``bsam run`` adds epochs, messages and errors. A damaged file raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:

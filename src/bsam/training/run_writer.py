@@ -30,6 +30,7 @@ from .run_dir import (
     CONFIG,
     CURVATURE,
     DIVERGED,
+    LOG,
     MACHINES,
     METRICS,
     NETWORK,
@@ -87,7 +88,7 @@ class RunWriter(RunDir):
         if (self.path / CONFIG).exists():
             check_settings(self.path, self.run().settings(), self.settings)
         else:
-            refuse_other_files(self.path)
+            refuse_other_files(self.path, (LOG,))
 
     def has_checkpoint(self) -> bool:
         """Return whether an epoch was finished before."""

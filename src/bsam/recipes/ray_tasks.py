@@ -1,0 +1,197 @@
+"""Runs as tasks of Ray, on one machine or on many that share a file system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..core.checks import is_number
+from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
+from ..core.extras import require_package
+from .executors import RETRIES
+from .run_job import EachEpoch, Outcome, RunJob, logging_to, message_of
+
+CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes, and then end the process
+START = "start one with `ray start --head`, or leave the address out"
+OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster: no arrays go through it
+
+
+class RayTasks:
+    """Train as tasks of Ray, as a context manager.
+
+    A run whose worker or node is lost is started again, on whatever node, and goes on after its last finished epoch.
+    When the block ends by an exception, as by Ctrl-C, tasks are killed.
+
+    Args:
+        address: ``HOST:PORT`` of the head node; ``"auto"`` for the cluster that runs on this machine; empty starts one
+            on this machine for this block, unless ``RAY_ADDRESS`` is set.
+        gpus_per_run: what a run takes of a GPU, or how many; None: one if the cluster has any.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        cpus: of the cluster that is started; None: as many as there are cores.
+    """
+
+    def __init__(
+        self, address: str = "", gpus_per_run: float | None = None, device: str | None = None, cpus: int | None = None
+    ) -> None:
+        require_package("ray", "ray")
+        self._address = address or os.environ.get("RAY_ADDRESS", "")
+        if device not in (None, "auto", "cpu", "cuda"):
+            raise BsamValueError(f"with Ray, device must be auto, cpu or cuda, got {device!r}: Ray chooses the GPU")
+        if gpus_per_run is not None and not (is_number(gpus_per_run) and _is_share(gpus_per_run)):
+            raise BsamValueError(
+                f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}. 0 trains on CPUs"
+            )
+        self._gpus, self._device, self._cpus = gpus_per_run, device, cpus
+        self._tasks: dict[Future[Outcome], Any] = {}
+        self._owns = False
+
+    def __enter__(self) -> RayTasks:
+        import ray
+
+        _check_address(self._address)
+        if not ray.is_initialized():
+            _connect(self._address, self._cpus)
+            self._owns = True
+        try:
+            self._choose_gpus()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _choose_gpus(self) -> None:
+        """Raise if no node can train a run: Ray would wait for such a node without a word."""
+        most = max(each.get("GPU", 0.0) for each in _nodes().values())
+        wants_gpu = self._device == "cuda" or (self._device != "cpu" and most > 0)
+        self._gpus = float(wants_gpu) if self._gpus is None else self._gpus
+        self._device = "cuda" if self._gpus else "cpu"
+        if not self.slots:
+            raise BsamValueError(
+                f"a run takes 1 CPU and {self._gpus:g} GPUs, and no node of the cluster has them: the largest has "
+                f"{most:g} GPUs. Choose another --gpus-per-run, or --device cpu"
+            )
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import ray
+
+        for future, task in self._tasks.items():
+            if not future.done():
+                ray.cancel(task, force=True)
+        if self._owns:
+            ray.shutdown()
+
+    @property
+    def slots(self) -> int:
+        """The number of runs that the nodes can train at the same time, if nothing else runs on them."""
+        gpus = self._gpus or 0.0
+        return sum(
+            int(min(each.get("CPU", 0.0), each.get("GPU", 0.0) / gpus + 1e-6 if gpus else float("inf")))
+            for each in _nodes().values()
+        )
+
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
+        """Train a run in a task."""
+        import ray
+
+        options = {name: value.absolute() if isinstance(value, Path) else value for name, value in job.options.items()}
+        job = replace(job, out=job.out.absolute(), options={**options, "device": self._device})
+        remote: Any = ray.remote(_train_in_task)  # its types do not know these options
+        task = remote.options(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES).remote(job, os.getcwd())
+        future: Future[Outcome] = task.future()
+        self._tasks[future] = task
+        return future
+
+    def check(self, check: Callable[[], None], out: Path) -> None:
+        """Call a function on every node, and see that it has the folder of the runs."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        is_new = not out.exists()
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            remote: Any = ray.remote(_check_node)
+            for node in _nodes():
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                task = remote.options(num_cpus=0, scheduling_strategy=there).remote(check, out.absolute())
+                try:
+                    message = ray.get(task)
+                except ray.exceptions.RayError as error:
+                    message = f"a task failed there ({str(error).splitlines()[-1]}). Is bsam installed on all nodes?"
+                if message is not None:
+                    raise BsamRuntimeError(f"node {_address_of(node)}: {message}")
+        except BaseException:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    out.rmdir()
+            raise
+
+
+def _train_in_task(job: RunJob, folder: str) -> Outcome:
+    with contextlib.suppress(OSError):  # where the node has it: for relative paths in the settings of a run
+        os.chdir(folder)
+    torch.set_num_threads(1)
+    with logging_to(job.log):
+        return job.train(lambda *_: None, lambda sentence: None)
+
+
+def _check_node(check: Callable[[], None], out: Path) -> str | None:
+    """Return what is wrong with a node."""
+    try:
+        check()
+    except BsamError as error:
+        return message_of(error)
+    return None if out.is_dir() else f"there is no folder {out}: --out must be on a file system that all nodes share"
+
+
+def _check_address(address: str) -> None:
+    """Raise if nothing listens at an address."""
+    if address in ("", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in host or not host or not port.isdecimal():
+        raise BsamValueError(f"the address of Ray must be HOST:PORT of its head node, or auto; got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise BsamRuntimeError(f"no Ray cluster answers at {address} ({error}): {START}") from error
+
+
+def _connect(address: str, cpus: int | None) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if not address:
+        ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+        return
+    try:
+        ray.init(address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise BsamRuntimeError(f"Ray at {address} cannot be used ({' '.join(str(error).split())}): {START}") from error
+
+
+def _nodes() -> dict[str, Mapping[str, float]]:
+    """Return what each node has, by its ID."""
+    import ray
+
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def _address_of(node: str) -> str:
+    import ray
+
+    return next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
+
+
+def _is_share(gpus: float) -> bool:
+    return 0 <= gpus <= 1 or (gpus > 1 and gpus == int(gpus))

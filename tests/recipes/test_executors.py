@@ -1,0 +1,130 @@
+import contextlib
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+import bsam
+from bsam.recipes import executors, runner
+from bsam.recipes.executors import LocalProcesses, spread
+from bsam.recipes.mps import nvidia_mps
+from bsam.recipes.run_job import state_of
+from bsam.recipes.runner import Callbacks, RunsFailed, run_all
+from bsam.training.config import Run
+from bsam.training.run_dir import run_dir_name
+from processes import PRELOAD  # the workers are forked from a process that has imported all of this
+
+RUN = Run("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
+
+
+def same_end(one, other):
+    assert one.finished
+    assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
+    assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+
+
+def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, monkeypatch):
+    """One run fails and one diverges, one begins with another one, and a process is killed after an epoch."""
+    assert "bsam.cli" in PRELOAD
+    good = [replace(RUN, seed=1, radius=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
+    begun = replace(RUN, seed=4, init=run_dir_name(good[0]))
+    wild, wrong = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
+    runs, killed, progress = [begun, wrong, wild, *good], [], []
+    monkeypatch.setattr(runner, "LOOK", 0.05)
+
+    def kill(found):
+        progress.append(found)
+        long = state_of(good[1], tmp_path / "there")
+        if 0 < len(long.epochs) < 12 and not killed:
+            killed.append(int((long.path / "log.txt").read_text().split("process ")[1].split()[0]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
+    with LocalProcesses(2, "cpu", threads=1) as pool, pytest.raises(RunsFailed, match="rho must be") as failure:
+        run_all(runs, tmp_path / "there", callbacks, pool)
+    assert list(failure.value.failed) == [run_dir_name(wrong)]
+    there = [state_of(run, tmp_path / "there") for run in runs]
+    assert [str(state) for state in there] == ["done", "missing", "diverged", "done", "done", "done"]
+    log = (there[4].path / "log.txt").read_text()
+    assert log.count("process ") == 2
+    assert killed
+    assert killed[0] != os.getpid()
+    assert "epoch 12 of 12: train_loss" in log
+    assert max(found.running for found in progress) == 2
+    assert (progress[-1].done, progress[-1].failed, progress[-1].left) == (4, 2, (0.0, 0))
+    here = run_all([*good, begun], tmp_path / "here", device="cpu")
+    for one, other in zip([*there[3:], there[0]], here, strict=True):
+        same_end(one, other)
+
+
+def test_a_run_whose_process_ends_each_time_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "_train_in_worker", die)
+    monkeypatch.setattr(executors, "RETRIES", 1)
+    with LocalProcesses(1, "cpu", threads=1) as pool, pytest.raises(RunsFailed, match="its process ended 2 times"):
+        run_all([RUN], tmp_path, executor=pool)
+
+
+def die(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_processes_are_spread_over_the_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert spread("auto", 3) == spread("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert spread("cuda:1", 2) == ["cuda:1", "cuda:1"]  # where all are asked for on one
+    assert spread("cpu", 2) == ["cpu", "cpu"]
+    with pytest.raises(bsam.BsamError, match="jobs must be"):
+        LocalProcesses(0)
+
+
+@pytest.mark.parametrize(("gpus", "is_shared"), [(1, True), (2, False)])
+def test_mps_is_used_where_gpus_are_shared(gpus, is_shared, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(executors._Slot, "start", lambda slot: setattr(slot, "pool", contextlib.nullcontext()))
+    told = []
+    with LocalProcesses(2, tell=told.append):
+        pass
+    without = "NVIDIA MPS is not on (there is no program nvidia-cuda-mps-control): runs that share a GPU take turns"
+    assert [sentence.startswith(without) for sentence in told] == [True] * is_shared
+
+
+CONTROL = """#!/bin/sh
+if [ "$1" = -d ]; then
+    [ -n "$DENIED" ] && echo denied && exit 1
+    touch "$CUDA_MPS_PIPE_DIRECTORY/control"
+    exit 0
+fi
+read command
+echo "$command" >> "$CALLS"
+[ -n "$RUNS_ALREADY" ] || [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "calls"),
+    [
+        ("", "is on for this command", ["get_server_list", "quit"]),
+        ("DENIED", "is not on (denied)", ["get_server_list"]),
+        ("RUNS_ALREADY", None, ["get_server_list"]),
+    ],
+)
+def test_mps_is_started_and_stopped_or_it_is_said_that_it_is_not_on(case, words, calls, tmp_path, monkeypatch):
+    """With a program in place of NVIDIA's."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(CONTROL)
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    if case:
+        monkeypatch.setenv(case, "1")
+    told = []
+    with nvidia_mps(told.append) as environment:
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in environment) == (case == "")
+    assert (tmp_path / "calls").read_text().split() == calls
+    assert [words in sentence for sentence in told] == ([] if words is None else [True])

@@ -1,0 +1,122 @@
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+import bsam
+from bsam import cli
+from bsam.data import check_data
+from bsam.recipes import runner
+from bsam.recipes.ray_tasks import RayTasks
+from bsam.recipes.run_job import state_of
+from bsam.recipes.runner import Callbacks, run_all
+from bsam.training.config import Run
+from processes import Process
+
+RUN = Run("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
+LONG = replace(RUN, method="bsam", epochs=40)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A real Ray with two CPUs; its address."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # with it, Ray writes a token into the home folder
+    import ray
+
+    with RayTasks(cpus=2):
+        yield ray.get_runtime_context().gcs_address
+    del os.environ["RAY_AUTH_MODE"]
+
+
+def pid_of(state):
+    return int((state.path / "log.txt").read_text().rpartition("process ")[2].split()[0])
+
+
+def same_end(one, other):
+    assert one.finished
+    assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
+    assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+
+
+def drive(address, out):
+    with RayTasks(address, device="cpu") as executor:
+        run_all([LONG], out, executor=executor)
+
+
+def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp_path, monkeypatch):
+    """8 runs, one of them begun by a driver that is killed, and killed again with its worker by SIGKILL."""
+    first = Process(drive, cluster, tmp_path / "there")
+    while not state_of(LONG, tmp_path / "there").epochs:
+        assert first.returncode is None
+        time.sleep(0.02)
+    first.kill()
+    orphan = pid_of(state_of(LONG, tmp_path / "there"))
+    begun = len(state_of(LONG, tmp_path / "there").epochs)
+    assert 0 < begun < LONG.epochs
+
+    runs = [LONG, *(replace(RUN, seed=seed) for seed in range(7))]
+    killed, progress = [], []
+    monkeypatch.setattr(runner, "LOOK", 0.05)
+
+    def kill(found):
+        progress.append(found)
+        state = state_of(LONG, tmp_path / "there")
+        if begun < len(state.epochs) < LONG.epochs and not killed:
+            killed.append(pid_of(state))
+            os.kill(killed[0], signal.SIGKILL)
+
+    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
+    with RayTasks(device="cpu") as executor:
+        assert executor.slots == 2
+        executor.check(partial(check_data, ["digits"], None), tmp_path / "there")
+        there = run_all(runs, tmp_path / "there", callbacks, executor)
+    assert len({orphan, *killed}) == 2
+    assert (there[0].path / "log.txt").read_text().count("process ") >= 3
+    assert max(found.running for found in progress) == 2
+    for one, other in zip(there, run_all(runs, tmp_path / "here", device="cpu"), strict=True):
+        same_end(one, other)
+
+
+def test_what_no_node_can_meet_is_refused(cluster, tmp_path):
+    with pytest.raises(bsam.BsamError, match=r"1 CPU and 0.5 GPUs.*the largest has 0 GPUs"), RayTasks(gpus_per_run=0.5):
+        pass
+    with pytest.raises(bsam.BsamError, match="the largest has 0 GPUs"), RayTasks(device="cuda"):
+        pass
+
+
+def test_a_data_folder_that_a_node_does_not_have_is_named(cluster, tmp_path):
+    check = partial(check_data, ["cifar10"], tmp_path / "no")
+    with RayTasks() as executor, pytest.raises(bsam.BsamError, match=rf"^node .*no folder {tmp_path / 'no'} on"):
+        executor.check(check, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ray", "nowhere"], "must be HOST:PORT of its head node, or auto; got 'nowhere'"),
+        (["--ray", "ray://host:10001"], "must be HOST:PORT"),
+        (["--ray", "--gpus-per-run", "1.5"], "gpus_per_run must be between 0 and 1, or a whole number; got 1.5"),
+        (["--ray", "--gpus-per-run", "-1"], "gpus_per_run must be"),
+        (["--ray", "--device", "cuda:1"], "device must be auto, cpu or cuda, got 'cuda:1'"),
+        (["--ray", "--jobs", "2"], "give one of them"),
+        (["--gpus-per-run", "0.5"], "is for --ray"),
+    ],
+)
+def test_refusals(arguments, words, tmp_path, capsys):
+    assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_address_where_nothing_listens(tmp_path, capsys):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out"), "--ray", address]) == 2
+    assert f"no Ray cluster answers at {address}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
