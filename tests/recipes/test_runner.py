@@ -1,6 +1,7 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,7 +113,8 @@ def test_options_reach_the_training_and_callbacks_are_called(fake_fit, monkeypat
         fake_fit()(run, folder, options["each_epoch"])
 
     monkeypatch.setattr(run_job, "fit", note)
-    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))  # a second later at each look
+    look = SimpleNamespace(perf_counter=lambda: next(clock))  # a second later at each look
+    monkeypatch.setattr(runner, "time", look)
     callbacks = Callbacks(
         on_start=lambda state, progress: told.append((str(state), progress.done, progress.left)),
         on_epoch=lambda done, total: told.append((done, total)),
