@@ -65,16 +65,17 @@ def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp
     def kill(found):
         progress.append(found)
         state = state_of(LONG, tmp_path / "there")
-        if begun < len(state.epochs) < LONG.epochs and not killed:
-            killed.append(pid_of(state))
-            os.kill(killed[0], signal.SIGKILL)
+        pid = pid_of(state)
+        if pid != orphan and begun < len(state.epochs) < LONG.epochs and not killed:  # the orphan may go on for a while
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
 
     callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
     with RayTasks(device="cpu") as executor:
         assert executor.slots == 2
         executor.check(partial(check_data, ["digits"], None), tmp_path / "there")
         there = run_all(runs, tmp_path / "there", callbacks, executor)
-    assert len({orphan, *killed}) == 2
+    assert len(killed) == 1
     assert (there[0].path / "log.txt").read_text().count("process ") >= 3
     assert max(found.running for found in progress) == 2
     for one, other in zip(there, run_all(runs, tmp_path / "here", device="cpu"), strict=True):
