@@ -1,6 +1,7 @@
 import contextlib
 import os
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import bsam
 from bsam.recipes import executors, runner
 from bsam.recipes.executors import LocalProcesses, spread
 from bsam.recipes.mps import nvidia_mps
-from bsam.recipes.run_job import state_of
+from bsam.recipes.run_job import RunJob, state_of
 from bsam.recipes.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
@@ -68,6 +69,20 @@ def test_a_run_whose_process_ends_each_time_is_given_up(tmp_path, monkeypatch):
 
 def die(job):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_trains_on_its_own_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "spread", lambda device, slots: ["cpu", "cuda:1"])
+    monkeypatch.setattr(executors, "nvidia_mps", lambda tell: contextlib.nullcontext({}))
+    monkeypatch.setattr(executors, "_train_in_worker", device_of)
+    with LocalProcesses(2, threads=1) as pool:
+        asked = [pool.submit(RunJob(RUN, tmp_path, {"device": "auto"}), print, print) for _ in range(2)]
+        assert {future.result(60) for future in asked} == {"cpu", "cuda:1"}
+
+
+def device_of(job):
+    time.sleep(0.3)  # so that the other process takes the other run
+    return job.options["device"]
 
 
 def test_processes_are_spread_over_the_gpus(monkeypatch):
