@@ -10,7 +10,7 @@ import pytest
 import bsam
 from bsam import cli
 from bsam.data import check_data
-from bsam.recipes import runner
+from bsam.recipes import ray_tasks, runner
 from bsam.recipes.ray_tasks import RayTasks
 from bsam.recipes.run_job import state_of
 from bsam.recipes.runner import Callbacks, run_all
@@ -94,6 +94,20 @@ def test_a_data_folder_that_a_node_does_not_have_is_named(cluster, tmp_path):
     with RayTasks() as executor, pytest.raises(bsam.BsamError, match=rf"^node .*no folder {tmp_path / 'no'} on"):
         executor.check(check, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_runs_that_share_a_gpu_without_mps_are_told_of(cluster, tmp_path, monkeypatch, is_on):
+    nodes = {node: {**has, "GPU": 1.0} for node, has in ray_tasks._nodes().items()}
+    monkeypatch.setattr(ray_tasks, "_nodes", lambda: {**nodes, "without GPUs": {"CPU": 4.0}})
+    monkeypatch.setattr(ray_tasks, "mps_runs", lambda: is_on)
+    told = []
+    for share in (0.5, 1.0):
+        with RayTasks(gpus_per_run=share, tell=told.append) as executor:
+            assert executor.slots == 1 / share
+            executor.check(lambda: None, tmp_path)
+    assert len(told) == (not is_on)
+    assert all(sentence.startswith("NVIDIA MPS is not on at node ") for sentence in told)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def _executor(arguments: argparse.Namespace, scale: Scale, tell: Callable[[str],
     if arguments.ray is not None:
         if arguments.jobs is not None:
             raise BsamValueError("--jobs is for processes of this machine, --ray for tasks of Ray: give one of them")
-        return RayTasks(arguments.ray, arguments.gpus_per_run, arguments.device)
+        return RayTasks(arguments.ray, arguments.gpus_per_run, arguments.device, tell=tell)
     if arguments.gpus_per_run is not None:
         raise BsamValueError("--gpus-per-run is for --ray: --jobs above the number of GPUs lets runs share them")
     return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, tell)

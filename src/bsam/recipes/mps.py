@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
 CONTROL = "nvidia-cuda-mps-control"
+TURNS = "runs that share a GPU take turns, which is hardly faster"
 
 
 @contextlib.contextmanager
@@ -22,14 +23,14 @@ def nvidia_mps(tell: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     Returns:
         the environment variables by which processes find the daemon.
     """
-    if _answers("get_server_list", {}):
+    if mps_runs():
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # its path is short: a socket's has a limit
         environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         reason = _start(environment)
         if reason is not None:
-            tell(f"NVIDIA MPS is not on ({reason}): runs that share a GPU take turns, which is hardly faster.")
+            tell(f"NVIDIA MPS is not on ({reason}): {TURNS}.")
             yield {}
             return
         tell("NVIDIA MPS is on for this command: runs that share a GPU compute at the same time.")
@@ -37,6 +38,11 @@ def nvidia_mps(tell: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
             yield environment
         finally:
             _answers("quit", environment)
+
+
+def mps_runs() -> bool:
+    """Return whether this machine has an MPS daemon that processes of this one find."""
+    return _answers("get_server_list", {})
 
 
 def _start(environment: Mapping[str, str]) -> str | None:

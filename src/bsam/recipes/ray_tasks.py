@@ -18,6 +18,7 @@ from ..core.checks import is_number
 from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
 from .executors import RETRIES
+from .mps import CONTROL, TURNS, mps_runs
 from .run_job import EachEpoch, Outcome, RunJob, logging_to, message_of
 
 CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes, and then end the process
@@ -37,10 +38,16 @@ class RayTasks:
         gpus_per_run: what a run takes of a GPU, or how many; None: one if the cluster has any.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         cpus: of the cluster that is started; None: as many as there are cores.
+        tell: called with a sentence for the user.
     """
 
     def __init__(
-        self, address: str = "", gpus_per_run: float | None = None, device: str | None = None, cpus: int | None = None
+        self,
+        address: str = "",
+        gpus_per_run: float | None = None,
+        device: str | None = None,
+        cpus: int | None = None,
+        tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         require_package("ray", "ray")
         self._address = address or os.environ.get("RAY_ADDRESS", "")
@@ -50,7 +57,7 @@ class RayTasks:
             raise BsamValueError(
                 f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}. 0 trains on CPUs"
             )
-        self._gpus, self._device, self._cpus = gpus_per_run, device, cpus
+        self._gpus, self._device, self._cpus, self._tell = gpus_per_run, device, cpus, tell
         self._tasks: dict[Future[Outcome], Any] = {}
         self._owns = False
 
@@ -94,11 +101,12 @@ class RayTasks:
     @property
     def slots(self) -> int:
         """The number of runs that the nodes can train at the same time, if nothing else runs on them."""
-        gpus = self._gpus or 0.0
-        return sum(
-            int(min(each.get("CPU", 0.0), each.get("GPU", 0.0) / gpus + 1e-6 if gpus else float("inf")))
-            for each in _nodes().values()
-        )
+        return sum(map(self._slots_of, _nodes().values()))
+
+    def _slots_of(self, node: Mapping[str, float]) -> int:
+        """Return the number of runs that a node can train at the same time."""
+        runs = node.get("GPU", 0.0) / self._gpus + 1e-6 if self._gpus else float("inf")
+        return int(min(node.get("CPU", 0.0), runs))
 
     def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
         """Train a run in a task."""
@@ -113,28 +121,42 @@ class RayTasks:
         return future
 
     def check(self, check: Callable[[], None], out: Path) -> None:
-        """Call a function on every node, and see that it has the folder of the runs."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+        """Call a function on every node that can train, and see that it has the folder of the runs."""
         is_new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         try:
-            remote: Any = ray.remote(_check_node)
-            for node in _nodes():
-                there = NodeAffinitySchedulingStrategy(node, soft=False)
-                task = remote.options(num_cpus=0, scheduling_strategy=there).remote(check, out.absolute())
-                try:
-                    message = ray.get(task)
-                except ray.exceptions.RayError as error:
-                    message = f"a task failed there ({str(error).splitlines()[-1]}). Is bsam installed on all nodes?"
+            for node, message in self._on_nodes(_check_node, check, out.absolute()):
                 if message is not None:
-                    raise BsamRuntimeError(f"node {_address_of(node)}: {message}")
+                    raise BsamRuntimeError(f"node {node}: {message}")
         except BaseException:
             if is_new:
                 with contextlib.suppress(OSError):
                     out.rmdir()
             raise
+        if 0 < (self._gpus or 0.0) < 1:
+            for node, runs in self._on_nodes(mps_runs):
+                if not runs:
+                    self._tell(f"NVIDIA MPS is not on at node {node}: {TURNS}. Start it there: `{CONTROL} -d`.")
+
+    def _on_nodes(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[str, Any]]:
+        """Call a function on every node that can train; returns the address of each and what it returned there."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        remote: Any = ray.remote(function)
+        nodes = [node for node, has in _nodes().items() if self._slots_of(has)]
+        where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        tasks = [remote.options(num_cpus=0, scheduling_strategy=there).remote(*arguments) for there in where]
+        found = []
+        for node, task in zip(nodes, tasks, strict=True):
+            try:
+                found.append((_address_of(node), ray.get(task)))
+            except ray.exceptions.RayError as error:
+                raise BsamRuntimeError(
+                    f"node {_address_of(node)}: a task failed there ({str(error).splitlines()[-1]}). Is bsam installed "
+                    "on all nodes?"
+                ) from error
+        return found
 
 
 def _train_in_task(job: RunJob, folder: str) -> Outcome:
