@@ -81,20 +81,23 @@ def train_plainly(
     accumulate: int = 1,
     max_norm: float = 1e9,
     no_sync: Callable[[], Any] = contextlib.nullcontext,
-    total: int | None = None,
+    total: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> list[float]:
     """Plain training with a linear schedule; the loss of each step, summed over its micro-batches."""
     windows = [micro_batches[i : i + accumulate] for i in range(0, len(micro_batches), accumulate)] * epochs
-    losses = []
+    losses, scaler = [], scaler or torch.amp.GradScaler("cpu", enabled=False)
     for t, window in enumerate(windows):
         for group in optimizer.param_groups:
             group["lr"] = LR * (1 - t / (total or len(windows)))
         items, loss = sum((b["labels"][..., 1:] != -100).sum() for b in window), 0.0
         for i, batch in enumerate(window):
             with no_sync() if i < len(window) - 1 else contextlib.nullcontext():
-                loss += float(optimizer.backward(partial(loss_of, model, batch, items)))
+                loss += float(optimizer.backward(partial(loss_of, model, batch, items), scaler))
+        scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         losses.append(loss)
     return losses

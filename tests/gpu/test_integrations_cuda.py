@@ -1,0 +1,199 @@
+"""Training in the loops of frameworks in half precision on the device, against plain bsam training there."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import math
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader
+
+import bsam
+from bsam.integrations.lightning import SharpnessAwareMixin
+from bsam.models.timm_import import _import_torchvision
+from helpers import distance
+from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+
+DEVICE = "cuda"
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+OVERFLOW = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26}  # the first step is skipped; then 2**14 suits float16
+CASES = {"fp16": ("fp16", {}), "fp16 with an overflow": ("fp16", OVERFLOW), "bf16": ("bf16", {})}
+clip = partial(nn.utils.clip_grad_norm_, max_norm=0.3)
+each_half = pytest.mark.parametrize(("half", "settings"), CASES.values(), ids=CASES)
+
+
+@pytest.fixture(autouse=True)
+def _isolated():
+    """Kernels that repeat their results, and no state of Accelerate from an earlier test."""
+    torch.backends.cudnn.deterministic = True
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+    torch.backends.cudnn.deterministic = False
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def hf():
+    import_frameworks("accelerate", "transformers")
+    return importlib.import_module("integrations.hugging_face")
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    return import_frameworks("lightning.pytorch", "lightning")
+
+
+def import_frameworks(*names):
+    with contextlib.suppress(ModuleNotFoundError):
+        _import_torchvision()
+    return [pytest.importorskip(name) for name in names][-1]
+
+
+def device_batches(dtype=torch.float32):
+    return [(x.to(DEVICE, dtype), y.to(DEVICE)) for x, y in Batches(torch.float32)]
+
+
+def precision(package, half, settings):
+    """The option of a Trainer or Fabric: a name, or a plugin with a scaler of ours."""
+    if settings:
+        return {"plugins": [package.plugins.MixedPrecision("16-mixed", DEVICE, scaler_of(half, settings))]}
+    return {"precision": {"fp16": "16-mixed", "bf16": "bf16-mixed"}[half]}
+
+
+def scaler_of(half, settings):
+    return torch.amp.GradScaler(DEVICE, enabled=half == "fp16", **settings)
+
+
+@each_half
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_lightning(lightning, half, settings, manual):
+    class Net(SharpnessAwareMixin, lightning.LightningModule):
+        def __init__(self, net):
+            super().__init__()
+            self.net, self.automatic_optimization = net, not manual
+
+        def loss(self, x, y):
+            loss = F.cross_entropy(self.net(x), y)
+            if manual:
+                self.manual_backward(loss)
+            return loss
+
+        def training_step(self, batch, batch_idx):
+            if not manual:
+                return self.loss(*batch)
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            optimizer.backward(partial(self.loss, *batch), self.trainer.precision_plugin.scaler)
+            return optimizer.step()
+
+        def configure_optimizers(self):
+            return BSAM(sgd(self.parameters()), self)
+
+    net, scaler = network(torch.float32), scaler_of(half, settings)
+    module, options = Net(copy.deepcopy(net)), precision(lightning.pytorch, half, settings)
+    options |= dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    options |= {} if manual else {"gradient_clip_val": 0.3, "accumulate_grad_batches": 2}
+    trainer = lightning.Trainer(accelerator=DEVICE, devices=1, max_epochs=EPOCHS, **options)
+    torch.manual_seed(0)
+    trainer.fit(module, Batches(torch.float32))
+    own, autocast = {} if manual else {"accumulate": 2, "clip": clip}, partial(torch.autocast, DEVICE, DTYPES[half])
+    _, other = plain(net.to(DEVICE), device_batches(), scaler=scaler, autocast=autocast, **own)
+    compare(module.net.cpu(), net.cpu(), atol=1e-6)
+    assert 0 < trainer.optimizers[0].t == other.t < (10 if manual else 6) + (not settings)  # with an overflow not all
+    assert half == "bf16" or trainer.precision_plugin.scaler.get_scale() == scaler.get_scale()
+
+
+@each_half
+def test_fabric(lightning, half, settings):
+    """Fabric casts the inputs of the model to half precision and its outputs back."""
+    fabric = lightning.Fabric(accelerator=DEVICE, devices=1, **precision(lightning.fabric, half, settings))
+    net, method = network(torch.float32), partial(bsam.FriendlySAM, rho=0.2)  # remembers a gradient
+    ours = copy.deepcopy(net)
+    model, optimizer = fabric.setup(ours, method(sgd(ours.parameters()), ours))
+    torch.manual_seed(0)
+    for x, y in device_batches() * EPOCHS:
+
+        def closure():
+            loss = F.cross_entropy(model(x), y)
+            fabric.backward(loss)
+            return loss
+
+        optimizer.zero_grad()
+        optimizer.backward(closure, scaler=fabric.strategy.precision.scaler)
+        fabric.clip_gradients(model, optimizer, max_norm=0.3, error_if_nonfinite=False)
+        optimizer.step()
+    own = {"scaler": scaler_of(half, settings), "autocast": partial(torch.autocast, DEVICE, dtype=DTYPES[half])}
+    with net.register_forward_hook(lambda module, args, output: output.float()):
+        _, other = plain(net.to(DEVICE), device_batches(DTYPES[half]), method=method, clip=clip, **own)
+    compare(ours.cpu(), net.cpu(), atol=1e-6)
+    assert 0 < optimizer.t == other.t < 10 + (not settings)
+
+
+def check_plain(hf, model, optimizer, samples, loss_of, half, settings):
+    """Train plainly, in windows of two micro-batches and a last one of one, with a constant learning rate."""
+    start = hf.network(dtype=torch.float32).to(DEVICE)
+    twin, batches = copy.deepcopy(start), [{k: t.to(DEVICE) for k, t in b.items()} for b in hf.batches(2, samples)]
+    other = BSAM(torch.optim.SGD(twin.parameters(), lr=hf.LR), twin)
+    own = {"accumulate": 2, "max_norm": 1.0, "total": math.inf, "scaler": scaler_of(half, settings)}
+    hf.train_plainly(twin, other, batches, loss_of, **own)
+    assert distance(hf.weights(model), hf.weights(twin)) < 1e-6
+    assert distance(hf.weights(twin), hf.weights(start)) > 0.01
+    assert 0 < optimizer.t == other.t < (len(batches) + 1) // 2 + (not settings)
+
+
+@each_half
+def test_accelerate(hf, half, settings):
+    def loss_of(model, batch, _):
+        with torch.autocast(DEVICE, dtype=DTYPES[half]):
+            logits = model(input_ids=batch["input_ids"]).logits
+        return hf.mean_loss(lambda **_: SimpleNamespace(logits=logits.float()), batch) / 2
+
+    accelerator = hf.Accelerator(cpu=DEVICE == "cpu", mixed_precision=half, gradient_accumulation_steps=2)
+    if settings:
+        accelerator.scaler = scaler_of(half, settings)
+    model = hf.network(dtype=torch.float32)
+    optimizer = BSAM(torch.optim.SGD(model.parameters(), lr=hf.LR), model)
+    hf.accelerated(accelerator, model, optimizer, 1.0)  # two of four steps are clipped
+    check_plain(hf, model, optimizer, hf.data(), loss_of, half, settings)
+
+
+@each_half
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "gradient checkpointing"])
+def test_transformers(hf, half, settings, checkpointing, tmp_path):
+    """Three steps that predict 16, 16 and 8 words: a division by their number is exact however it is done."""
+
+    class Trainer(hf.SharpnessAwareTrainer):
+        is_distributed_loading_by_transformers = False  # an older Trainer does not have it
+
+        def get_train_dataloader(self):  # in order, whatever the version calls that
+            return self.accelerator.prepare(DataLoader(samples, batch_size=2))
+
+    def loss_of(model, batch, items):
+        with torch.autocast(DEVICE, dtype=DTYPES[half]):
+            return model(**batch, num_items_in_batch=items).loss
+
+    samples = [hf.data(16)[i] for i in (1, 5, 3, 7, 9, 13, 11, 15, 2, 6)]
+    own = {"gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "gradient_checkpointing": checkpointing}
+    own |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "lr_scheduler_type": "constant", half: True}
+    own |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": DEVICE == "cpu"}
+    model = hf.network(dtype=torch.float32).to(DEVICE)
+    base = torch.optim.SGD(model.parameters(), lr=hf.LR)  # the Trainer's has two groups: norms round otherwise
+    method = {"optimizers": (base, None), "method": "bsam", "method_kwargs": BSAM.keywords}
+    run = Trainer(model, hf.TrainingArguments(str(tmp_path), **own), train_dataset=samples, **method)
+    if settings:
+        run.accelerator.scaler = scaler_of(half, settings)
+    run.train()
+    check_plain(hf, model, getattr(run.optimizer, "optimizer", run.optimizer), samples, loss_of, half, settings)
