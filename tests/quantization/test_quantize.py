@@ -112,6 +112,8 @@ def hooked():
             r"1 cannot be quantized \(ConvTranspose2d",
         ),
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.Conv1d(2, 2, 2)), r"1 cannot be quantized \(Conv1d"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), r"1 cannot be quantized \(LSTM"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.GRUCell(2, 2)), r"1 cannot be quantized \(GRUCell"),
         (lambda: nn.Sequential(nn.LazyLinear(2)), r"0 cannot be quantized before its shape is known \(LazyLinear"),
         (lambda: nn.Sequential(nn.LazyConv2d(2, 1)), r"0 cannot be .* before its shape is known \(LazyConv2d"),
         (lambda: nn.Sequential(nn.Sequential(OfItsOwn(2, 2, 1))), r"0\.0 cannot be quantized \(OfItsOwn"),

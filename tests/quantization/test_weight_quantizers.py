@@ -63,6 +63,18 @@ def test_a_learned_scale_below_zero_counts_as_its_absolute_value():
     assert torch.equal(quantizer.scale.grad, -grad)
 
 
+def test_a_learned_scale_of_zero_counts_as_the_smallest_one():
+    """By division by 0, zeros would become NaN."""
+    x = torch.tensor([[0.0, 1.0, -2.0]])
+    quantizer = LearnedWeightQuantizer(x, 4)
+    with torch.no_grad():
+        quantizer.scale.zero_()
+    values = quantizer(x)
+    assert values.tolist() == [[0.0, 7 * EPS, -8 * EPS]]
+    values.sum().backward()
+    assert quantizer.scale.grad.isfinite().all()
+
+
 def test_the_gradient_scale_counts_the_weights_of_a_channel():
     w = weight()[[0, 3, 4]]
     quantizer = LearnedWeightQuantizer(w, 4)

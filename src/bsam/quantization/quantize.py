@@ -97,7 +97,7 @@ def _check_layers(model: nn.Module) -> None:
             )
             if any(hooks):
                 raise BsamValueError(f"{layer} has hooks, which its copy would not have: remove them before quantize")
-        elif isinstance(module, (_ConvNd, nn.Linear, nn.Bilinear)):
+        elif isinstance(module, (_ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)):
             raise BsamValueError(
                 f"{layer} cannot be quantized ({kind}): only torch.nn.Conv2d and torch.nn.Linear can, not subclasses"
             )
