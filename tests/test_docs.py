@@ -100,6 +100,7 @@ def check_radii(names):
 
 ELSEWHERE = {"guides/fine-tune.md", "guides/pose.md"}  # their code needs images: tests/docs runs it
 ELSEWHERE |= {"guides/transformers.md", "guides/accelerate.md", "guides/lightning.md"}  # tests/integrations
+ELSEWHERE |= {"guides/timm.md", "guides/ignite.md", "guides/skorch.md"}
 CHECKS = {  # beyond the assertions in the pages
     "guides/get-started.md": check_get_started,
     "guides/training-loops.md": check_training_loops,

@@ -45,7 +45,7 @@ def test_every_example_is_tested_and_listed_and_short():
     tested = {name for test in tests for name in re.findall(r'example\("(\w+)"', test.read_text(encoding="utf-8"))}
     listed = re.findall(r"\| \[(\w+)\.py\]\(\1\.py\) \|", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(tested) == [path.stem for path in FILES]
-    assert len(FILES) == 16
+    assert len(FILES) == 19
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) < 60, path

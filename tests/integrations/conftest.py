@@ -31,7 +31,7 @@ def hf() -> ModuleType:
 
 
 @pytest.fixture
-def example(hf, capsys, monkeypatch) -> Callable[[str], tuple[dict[str, Any], Any, str]]:
+def example(capsys, monkeypatch) -> Callable[[str], tuple[dict[str, Any], Any, str]]:
     """A function that runs ``main`` of an example on the CPU and returns its names, its result and what it printed."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
@@ -43,7 +43,7 @@ def example(hf, capsys, monkeypatch) -> Callable[[str], tuple[dict[str, Any], An
 
 
 @pytest.fixture
-def guide(hf, tmp_path, monkeypatch) -> Callable[[str], dict[str, Any]]:
+def guide(tmp_path, monkeypatch) -> Callable[[str], dict[str, Any]]:
     """A function that runs the code of a guide in an empty folder and returns its names."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -85,3 +85,10 @@ def import_framework(name: str) -> ModuleType:
 def lightning() -> ModuleType:
     import_framework("lightning.pytorch")
     return import_framework("lightning")
+
+
+@pytest.fixture(scope="session")
+def timm() -> ModuleType:
+    for part in ("data", "loss", "models", "optim", "scheduler", "utils"):
+        import_framework(f"timm.{part}")
+    return import_framework("timm")

@@ -141,7 +141,7 @@ def test_two_processes(hf, hf_ranks, case):
     assert ranks[0]["logged"] != ranks[1]["logged"]
 
 
-def test_the_example(example):
+def test_the_example(hf, example):
     _, (losses, optimizer), out = example("accelerate_loop")
     assert len(losses) == 5 * 38
     assert optimizer.optimizer.t == 5 * 10
@@ -149,6 +149,6 @@ def test_the_example(example):
     assert len(out.splitlines()) == 5
 
 
-def test_the_guide(guide):
+def test_the_guide(hf, guide):
     names = guide("accelerate")
     assert names["optimizer"].optimizer.t == 3

@@ -56,7 +56,7 @@ def test_lora_is_exact(hf, method, tmp_path):
         assert p.requires_grad != torch.equal(p, before[name]), name
 
 
-def test_the_example(example):
+def test_the_example(hf, example):
     _, (losses, frozen), out = example("peft_lora")
     assert losses[-1] < 0.5 * losses[0]
     assert len(frozen) == 20

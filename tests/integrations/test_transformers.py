@@ -245,14 +245,14 @@ def test_two_processes(hf, hf_ranks, case):
         torch.testing.assert_close(ranks[0]["weights"], hf.weights(twin), **CLOSE)
 
 
-def test_the_example(example):
+def test_the_example(hf, example):
     _, (run, loss), out = example("transformers_trainer")
     assert run.optimizer.optimizer.t == 3 * 10
     assert loss < 1.2 < 0.5 * run.state.log_history[0]["loss"]
     assert out.endswith(f"loss of the test sentences {loss:.3f}\n")
 
 
-def test_the_guide(guide):
+def test_the_guide(hf, guide):
     names = guide("transformers")
     assert names["trainer"].optimizer.optimizer.t == 2
     assert names["result"].global_step == 2

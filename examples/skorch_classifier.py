@@ -1,0 +1,58 @@
+"""A classifier of skorch trained with BSAM: clipping and a schedule by callbacks, a grid search over the radius.
+
+Run: python examples/skorch_classifier.py        (needs pip install ".[train,integrations]")
+"""
+
+import inspect
+
+import torch
+from sklearn.model_selection import GridSearchCV
+from skorch import NeuralNetClassifier
+from skorch.callbacks import GradientNormClipping, LRScheduler
+from skorch.utils import TeeGenerator
+from torch import nn
+
+import bsam
+from bsam.data.digits import digits
+
+
+class SharpnessAwareClassifier(NeuralNetClassifier):
+    def initialize_optimizer(self):
+        (groups,), settings = self.get_params_for_optimizer("optimizer", self.get_all_learnable_params())
+        own = {name: settings.pop(name) for name in inspect.signature(self.optimizer).parameters if name in settings}
+        base = own.pop("base", torch.optim.SGD)
+        self.optimizer_ = self.optimizer(base(groups, **settings), self.module_, **own)
+        return self
+
+    def train_step(self, batch, **fit_params):
+        passes = self.get_train_step_accumulator()  # keeps what the first pass gave
+
+        def closure():
+            passes.store_step(step := self.train_step_single(batch, **fit_params))
+            return step["loss"]
+
+        self.optimizer_.zero_grad()
+        self.optimizer_.backward(closure)
+        named_parameters = TeeGenerator(self.get_all_learnable_params())
+        self.notify("on_grad_computed", named_parameters=named_parameters, batch=batch, training=True)
+        self.optimizer_.step()
+        return passes.get_step()
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def main():
+    torch.manual_seed(0)
+    (x, y), (test_x, test_y) = ((part.x.numpy(), part.y.numpy()) for part in (digits().train, digits().test))
+    clip, schedule = GradientNormClipping(1.0), LRScheduler("CosineAnnealingLR", T_max=4)
+    net = SharpnessAwareClassifier(network, criterion=nn.CrossEntropyLoss, optimizer=bsam.BSAM)
+    net.set_params(lr=0.1, optimizer__momentum=0.9, batch_size=32, max_epochs=4, verbose=0, callbacks=[clip, schedule])
+    search = GridSearchCV(net, {"optimizer__rho_max": [0.0, 0.05]}, cv=2).fit(x, y)
+    print(f"{search.best_params_}, test accuracy {search.score(test_x, test_y):.3f}")
+    return search
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A loop as timm's: its loss scaler with adaptive clipping, micro-batches, mixup, a schedule and averaged weights.
+
+Run: python examples/timm_loop.py        (needs pip install ".[train,timm]")
+"""
+
+import numpy as np
+import timm
+import torch
+from timm.data import Mixup
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import ModelEmaV3, NativeScaler, dispatch_clip_grad
+from torch.nn import functional as F
+
+import bsam
+from bsam.data.digits import digits
+
+
+class ClosureScaler(NativeScaler):
+    def __call__(self, closure, optimizer, clip_grad=None, clip_mode="norm", parameters=None, need_update=True):
+        loss = optimizer.backward(closure, scaler=self._scaler)
+        if need_update:
+            if clip_grad is not None:
+                self._scaler.unscale_(optimizer)
+                dispatch_clip_grad(parameters, clip_grad, mode=clip_mode)
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        return loss
+
+
+def main(epochs=2, accum_steps=2):
+    torch.manual_seed(0)
+    np.random.seed(0)  # of mixup
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = {"layers": (1, 1, 1, 1), "channels": (8, 16, 16, 16), "in_chans": 1, "num_classes": 10}
+    model = timm.create_model("resnet18", drop_path_rate=0.05, **sizes).to(device)
+    optimizer = bsam.BSAM(create_optimizer_v2(model, "sgd", lr=0.1, weight_decay=1e-4), model)
+    scheduler = CosineLRScheduler(optimizer, 5 * epochs, warmup_t=2, warmup_lr_init=0.05, t_in_epochs=False)
+    scaler, ema, mixup = ClosureScaler(device), ModelEmaV3(model, decay=0.8), Mixup(mixup_alpha=0.1, num_classes=10)
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(digits().train.batches(64)):
+            x, y = mixup(x.to(device), y.to(device))  # outside of the closure: once for all passes
+
+            def closure():
+                with torch.autocast(device, torch.float16, enabled=device == "cuda"):
+                    return F.cross_entropy(model(x), y) / accum_steps
+
+            need_update = (i + 1) % accum_steps == 0
+            loss = scaler(closure, optimizer, 0.5, "agc", model.parameters(), need_update=need_update)
+            if need_update:
+                optimizer.zero_grad()
+                ema.update(model, step=optimizer.t)
+                scheduler.step_update(optimizer.t)
+        print(f"epoch {epoch + 1}: loss of the last batch {accum_steps * loss.item():.4f}")
+    return model, ema, optimizer
+
+
+if __name__ == "__main__":
+    main()
