@@ -35,6 +35,7 @@ Found: TypeAlias = tuple[list[float], list[Tensor], dict[str, Any]]
 CLASSES = 10
 WARM_UP = 2  # rounds: the first product in forward mode is compared with one in reverse mode
 PEERS = {"PyHessian": "PyHessian", "curvlinops": "curvlinops-for-pytorch"}
+NOISE = 10_000  # images, where no folder is given
 RECORD = 3073  # bytes of a CIFAR-10 image: the label and three planes
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training images
 
@@ -43,9 +44,8 @@ def images(folder: Path | None, files: list[str], device: torch.device) -> tuple
     """CIFAR-10 from its binary layout, or noise where no folder is given."""
     if folder is None:
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(10_000, 3, 32, 32, generator=generator).to(device), torch.randint(
-            CLASSES, (10_000,), generator=generator
-        ).to(device)
+        x = torch.randn(NOISE, 3, 32, 32, generator=generator)
+        return x.to(device), torch.randint(CLASSES, (NOISE,), generator=generator).to(device)
     raw = np.concatenate([np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, RECORD) for name in files])
     x = torch.from_numpy(raw[:, 1:]).reshape(-1, 3, 32, 32).to(device).float() / 255
     mean, std = (torch.tensor(c, device=device).view(1, 3, 1, 1) for c in (MEAN, STD))

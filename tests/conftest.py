@@ -28,6 +28,9 @@ gc.disable()  # until all tests are collected
 torch.set_num_threads(1)
 # While a graph is traced, torch formats the whole stack for each value, for messages of its own: a third of the time.
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
+# So does each manual_seed, three times, for devices that are not there.
+torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
+os.fsync = os.fstat  # no test could tell them apart but by the time that the disk takes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 

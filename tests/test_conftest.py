@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from processes import Script
 
 HEAP = "malloc(): unaligned tcache chunk detected"
 START = f"""
@@ -58,20 +58,21 @@ def test_one_death_of_heap_corruption_is_in_the_summary_with_its_stacks(tmp_path
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     script(tmp_path, "if first and rank == 1:\n    heap()")
     (tmp_path / "test_ranks.py").write_text(
+        "import multiprocessing\n"
         "from pathlib import Path\n"
         "import processes\n"
-        "processes.CONTEXT.set_forkserver_preload(['pytest', 'processes'])\n"  # torch is not needed
+        "processes.CONTEXT = multiprocessing.get_context('fork')\n"  # nothing needs to be imported again
         "def test_ranks(two_ranks_of, tmp_path):\n"
         "    assert two_ranks_of(Path(__file__).with_name('script.py'), tmp_path) == [{'a': 1}] * 2\n"
     )
-    options = ["-n", "1", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    options = ["-n", "1", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", tmp_path]
     options += ["-o", f"pythonpath={Path(__file__).parent}"]
-    command = [sys.executable, "-m", "pytest", *options, "test_ranks.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert found.returncode == 0, found.stdout
+    code = Script("pytest", *options, tmp_path / "test_ranks.py", output=tmp_path / "printed.txt").wait()
+    printed = (tmp_path / "printed.txt").read_text()
+    assert code == 0, printed
     title = "processes that died of heap corruption"
     for words in (title, "script.py: the ranks ended with [0, -6]", HEAP, "in heap"):
-        assert found.stdout.count(words) == 1
+        assert printed.count(words) == 1
 
 
 def test_tests_and_the_processes_that_they_start_use_one_thread():

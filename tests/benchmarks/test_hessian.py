@@ -40,6 +40,7 @@ def tiny(name):
 )  # PyHessian's, and of what curvlinops imports
 def test_each_tool_is_measured_and_ours_again_at_its_residual(hessian, tmp_path, monkeypatch):
     monkeypatch.setattr(hessian, "build", tiny)
+    monkeypatch.setattr(hessian, "NOISE", 64)
     hessian.main([*FEW, "--out", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
     ours, *peers = found["eigenvalues"][:3]

@@ -1,3 +1,4 @@
+import gc
 import json
 import re
 import weakref
@@ -44,6 +45,8 @@ def test_the_counter_sees_what_a_backward_makes(memory):
 @pytest.fixture(scope="module")
 def measured(memory):
     """In many layers, so that temporaries of one layer are small."""
+    gc.collect()
+    gc.freeze()  # the collections before each case then pass over what was imported since the start
     return memory.measure(CPU, width=128, layers=16)
 
 

@@ -78,7 +78,7 @@ def test_every_kind_of_method_goes_on_as_if_nothing_had_happened(method, check):
     [
         {"base": "adamw", "lr": 1e-3},
         {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"},
-        {"precision": "bf16", "limit_train": 32, "batch": 16},
+        {"precision": "bf16", "limit_train": 16, "batch": 8, "limit_test": 20},
     ],
 )
 def test_so_do_other_settings(more, check):

@@ -26,7 +26,7 @@ from bsam.training.loop import Diverged, fit
 from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, PREVIOUS, FileDigest, RunDir
 
 CPU = torch.device("cpu")
-SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.0, "limit_train": 48, "limit_test": 40}
+SAME = {"lr": 0.1, "batch": 8, "label_smoothing": 0.0, "limit_train": 24, "limit_test": 20}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=3, seed=2, probe=2, **SAME)
 FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", "identity.json"}
 FILES |= {CHECKPOINT, CHECKSUMS, "tensorboard"}
@@ -399,7 +399,7 @@ def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(tmp_pat
 
 def test_weights_that_the_last_step_of_an_epoch_ruined_are_not_saved(tmp_path, runs):
     """The loss before that step is finite; the network after it is not."""
-    run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, epochs=2, batch=48)
+    run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, epochs=2, batch=24)
     with pytest.raises(bsam.BsamError, match=r"test loss is (nan|inf) in epoch 1.*No epoch was finished"):
         runs.train(run, tmp_path)
     assert not list(tmp_path.glob("checkpoint*"))
