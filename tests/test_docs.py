@@ -99,8 +99,8 @@ def check_radii(names):
 
 
 ELSEWHERE = {"guides/fine-tune.md", "guides/pose.md"}  # their code needs images: tests/docs runs it
-ELSEWHERE |= {"guides/transformers.md", "guides/accelerate.md", "guides/lightning.md"}  # tests/integrations
-ELSEWHERE |= {"guides/timm.md", "guides/ignite.md", "guides/skorch.md"}
+FRAMEWORKS = ("lightning", "fabric", "transformers", "peft", "accelerate", "timm", "ignite", "skorch")
+ELSEWHERE |= {f"guides/{name}.md" for name in FRAMEWORKS}  # tests/integrations
 CHECKS = {  # beyond the assertions in the pages
     "guides/get-started.md": check_get_started,
     "guides/training-loops.md": check_training_loops,

@@ -1,4 +1,4 @@
-"""The code of the page on Lightning, as one script."""
+"""The code of the pages on Lightning and Fabric, as one script."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import nn
 
 from bsam.models.timm_import import _import_torchvision
 
-TEXT = (Path(__file__).parents[2] / "docs/guides/lightning.md").read_text(encoding="utf-8")
+GUIDES = Path(__file__).parents[2] / "docs/guides"
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated")
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+def test_the_code_of_the_pages_runs(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_torchvision()
@@ -31,7 +31,8 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
     x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     names = {"__name__": "docs", "model": network, "loader": list(zip(x.split(8), y.split(8), strict=True))}
-    blocks = re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.DOTALL | re.MULTILINE)
+    text = "".join((GUIDES / f"{name}.md").read_text(encoding="utf-8") for name in ("lightning", "fabric"))
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3
     for code in blocks:
         exec(compile(code, "lightning.md", "exec"), names)

@@ -62,3 +62,8 @@ def test_the_example(hf, example):
     assert len(frozen) == 20
     assert all(frozen)
     assert out.endswith("the others are as they were: True\n")
+
+
+def test_the_guide(hf, guide):
+    names = guide("peft")
+    assert names["optimizer"].t == names["trainer"].optimizer.optimizer.t == 3
