@@ -170,7 +170,7 @@ def make_base(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Opt
     return BASES[request.param]
 
 
-FIRST = (  # files with the longest tests, or that fork processes
+FIRST = (  # files with the longest tests, that fork processes, or that import large frameworks
     "test_site.py",
     "test_distributed.py",
     "test_ranks.py",
@@ -188,6 +188,12 @@ FIRST = (  # files with the longest tests, or that fork processes
     "test_train.py",
     "test_run.py",
     "test_image_cache.py",
+    "test_accelerate.py",
+    "test_fabric.py",
+    "test_lightning.py",
+    "test_lightning_ranks.py",
+    "test_peft.py",
+    "test_transformers.py",
 )
 
 

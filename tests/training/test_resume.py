@@ -20,8 +20,8 @@ from bsam.training.loop import fit
 from bsam.training.run_dir import CHECKPOINT, CHECKSUMS, FileDigest, RunDir
 from processes import Process, Script
 
-SAME = {"lr": 0.1, "batch": 32, "label_smoothing": 0.1, "epochs": 3, "seed": 4}
-SAME |= {"limit_train": 128, "limit_test": 40}
+SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.1, "epochs": 3, "seed": 4}
+SAME |= {"limit_train": 64, "limit_test": 20}
 BSAM = {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}
 METHODS = {  # whose memory differs in kind; arguments so that each does in three epochs what it does in two hundred
     "base": {},
@@ -78,7 +78,7 @@ def test_every_kind_of_method_goes_on_as_if_nothing_had_happened(method, check):
     [
         {"base": "adamw", "lr": 1e-3},
         {"nesterov": True, "warmup": 1.5, "augment": "crop-flip"},
-        {"precision": "bf16", "limit_train": 16, "batch": 8, "limit_test": 20},
+        {"precision": "bf16", "limit_train": 16, "batch": 8},
     ],
 )
 def test_so_do_other_settings(more, check):

@@ -13,7 +13,7 @@ from .variants import variant_of, variants
 NETWORKS = ("resnet18", "mobilenet_v1")
 BITS = 4  # of weights and activations
 EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # with quantization; without, those of the scale
-SMOKE = {"limit_train": 16, "batch": 16}  # Hessian products take most of the time
+SMOKE = {"limit_train": 10, "batch": 10}  # Hessian products take most of the time
 FULL_PRECISION = "Full precision"  # the row of the float network
 
 
