@@ -31,7 +31,7 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
     the scales of the output channels. Inputs of layers pass through QuantizeLinear and DequantizeLinear, of type UINT4
     for 4 bits and UINT8 for 8; for other numbers of bits, of which there is no type, of type UINT8 after a Clip to the
     range of the codes. Scales, biases and everything else, such as batch norm, are float32. A ResNet-18 of 4 bits takes
-    0.126 of the float one.
+    0.13 of the float one.
 
     The batch may have any size; all other sizes are those of ``x``. Needs ``pip install 'bsam[onnx]'``.
 
