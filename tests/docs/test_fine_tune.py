@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/guides/fine-tune.md").read_text(encoding="utf-8")
 SMALL = {  # what differs from the commands of the guide
     "timm:resnet50": "timm:test_resnet --weights random --image-size 32 --lr 0.02 --label-smoothing 0",
-    "--epochs 5 --batch 32": "--epochs 3 --batch 8 --device cpu",
-    "--images 100 --k 5 --points 11": "--images 12 --k 1 --points 3 --trace-samples 6 --density-steps 3 "
+    "--epochs 5 --batch 32": "--epochs 3 --batch 12 --device cpu",
+    "--images 100 --k 5 --points 11": "--images 6 --k 1 --points 3 --trace-samples 6 --density-steps 3 "
     "--density-probes 1 --tol 0.1 --device cpu",
     "new/*.jpg": "new/*.png",
 }
