@@ -88,8 +88,12 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's own list."""
+        """The base optimizer's own list. Groups that are assigned get the method's settings where they have none."""
         return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = [self.completed({**self.settings, **group}) for group in groups]
 
     @property
     def state(self) -> Any:  # type: ignore[override]
