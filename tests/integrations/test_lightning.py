@@ -495,7 +495,7 @@ def test_a_batch_that_is_changed_in_place_is_refused(pl):
 
 
 def test_after_an_exception_the_module_is_as_before(pl):
-    """In the first pass, in the second, and before it: what the module knows of the pass, metrics and random numbers."""
+    """In the first pass, in the second, and before it: what the module knows of the pass, metrics, random numbers."""
     import torchmetrics
 
     class Failing(pl.Net):

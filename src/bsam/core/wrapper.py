@@ -87,7 +87,7 @@ class OptimizerWrapper(Optimizer):
         return self.param_groups[0]["steps_taken"]
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The base optimizer's own list. Groups that are assigned get the method's settings where they have none."""
         return self.base.param_groups
 

@@ -46,8 +46,8 @@ class SharpnessAwareMixin(_Base):
     run it again at perturbed weights, with the same batch and the same random draws. What the Trainer does with the
     gradient, such as ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling, it does with the direction.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
-    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the batch's lists and
-    dicts as they were; a tensor of the batch that is changed in place is an error.
+    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the lists and dicts
+    of the batch as they were; a tensor of the batch that is changed in place is an error.
 
     With other optimizers, and with ``automatic_optimization = False``, the mixin changes nothing. Refused are MSAM,
     whose only pass is not at ``w``, ESAM and K-SAM, which choose samples, ``m_sharpness``, ``dataloader_iter``, and
@@ -98,6 +98,7 @@ class SharpnessAwareMixin(_Base):
         trainer, first = self.trainer, self._first_pass
         _check(self, optimizer)
         assert first is not None
+        check_unchanged(first.versions, "training_step")
         self._first_pass = None  # which holds the batch
         ddp = find_ddp(trainer.strategy.model)
         if ddp is not None:
@@ -174,7 +175,9 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
 def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     """Raise an error for what would not be exact."""
     strategy, first = module.trainer.strategy, module._first_pass
-    kinds = (each for each in type(strategy).__mro__ if each.__module__.startswith(("lightning.", "pytorch_lightning.")))
+    kinds = (
+        each for each in type(strategy).__mro__ if each.__module__.startswith(("lightning.", "pytorch_lightning."))
+    )
     problem = None
     if optimizer.m_sharpness:
         problem = "m_sharpness=True needs a first pass without DDP's reduction, and Lightning's has it: leave it out"
@@ -197,7 +200,6 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
         problem = "training_step takes dataloader_iter, so that each pass would see another batch: take batch instead"
     if problem is not None:
         raise BsamRuntimeError(problem)
-    check_unchanged(first.versions, "training_step")
 
 
 @contextlib.contextmanager
