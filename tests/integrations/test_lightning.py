@@ -511,13 +511,13 @@ def test_after_an_exception_the_module_is_as_before(pl):
                 raise ZeroDivisionError
             return loss
 
-    for fails in (1, 2):
+    for fails in (4, 5):  # of the second batch
         net = network()
         module = Failing(copy.deepcopy(net), fails)
         with pytest.raises(ZeroDivisionError):
             pl.fit(module, Batches())
         assert not module.extra_pass
-        assert module.mean.update_count == 1
+        assert module.mean.update_count == 2
         module.net.load_state_dict(net.state_dict())
         pl.fit(module, Batches())
         plain(net, Batches())
@@ -561,20 +561,20 @@ def test_finetuning_is_resumed(pl, tmp_path):
 
 
 def test_losses_that_observers_read_are_not_scaled(pl):
-    """The first pass is scaled by Lightning. A method may also evaluate the loss without its gradient first."""
+    """The first pass is scaled by Lightning. A method may also ask for the loss only, and for a gradient elsewhere."""
     from lightning.pytorch.plugins import MixedPrecision
 
     class Valued(bsam.SAM):
         def direction(self, L):
             L.value()
-            return super().direction(L)
+            return L.grad(at=self.vector(0.1 * p.detach() for p in self.params))
 
     class Observer:
         def due(self, step):
             return True
 
         def observe(self, optimizer, L):
-            seen.append(L.evaluations[0].loss.item())
+            seen.append(L.loss.item())
 
     def observed(method, base, model):
         optimizer = method(base, model, rho=0.2)

@@ -212,7 +212,7 @@ def test_the_order_of_the_classes(hf):
 
     with pytest.raises(bsam.BsamError, match=r"write `class Wrong\(SharpnessAwareTrainer, Theirs\)`"):
         type("Wrong", (Theirs, hf.SharpnessAwareTrainer), {})
-    right = type("Right", (hf.SharpnessAwareTrainer, Theirs), {})
+    right = type("Right", (hf.SharpnessAwareTrainer, Theirs), {"training_step": Theirs.training_step})
     type("Child", (right,), {})
     type("Mixed", (type("Silent", (hf.Trainer,), {}), right), {})
 
