@@ -37,6 +37,20 @@ def test_add_param_group(plain):
     assert optimizer.param_groups is optimizer.base.param_groups
 
 
+def test_groups_that_are_assigned(plain):
+    """As BaseFinetuning of Lightning does: they get what they lack, or are refused as a whole."""
+    body, head = list(plain.model[:4].parameters()), list(plain.model[4].parameters())
+    optimizer = bsam.BSAM(sgd(body), None, rho_max=0.3)
+    common = {name: value for name, value in optimizer.base.defaults.items() if name != "params"}
+    with pytest.raises(bsam.BsamError, match="rho_max"):
+        optimizer.param_groups = [{**common, "params": head, "rho_max": -1.0}]
+    optimizer.param_groups = [{**common, "params": body, "rho_max": 0.2}, {**common, "params": head}]
+    assert [group["rho_max"] for group in optimizer.base.param_groups] == [0.2, 0.3]
+    before = detached(head)
+    optimizer.step(plain.loss)
+    assert not same(before, detached(head))
+
+
 def test_distributed_checkpoints_go_through_the_base(problem):
     """torch.distributed.checkpoint takes a step of its own to make state, and a step without a direction is refused;
     the base takes it.

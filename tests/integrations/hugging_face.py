@@ -27,7 +27,7 @@ if __name__ == "__main__":
     sys.modules["torchvision"] = None  # type: ignore[assignment]  # as if it were not installed: it takes long to import
 
 from accelerate import Accelerator
-from transformers import OPTConfig, OPTForCausalLM, TrainingArguments
+from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainingArguments  # noqa: F401
 
 from bsam.integrations.accelerate import backward
 from bsam.integrations.transformers import SharpnessAwareTrainer

@@ -123,12 +123,42 @@ def test_what_cannot_be_exact_is_refused(hf, monkeypatch):
         ({"distributed_type": kind.DEEPSPEED}, "Accelerate's DEEPSPEED"),
         ({"distributed_type": kind.MEGATRON_LM}, "Accelerate's MEGATRON_LM"),
         ({"distributed_type": kind.FSDP}, "Accelerate's FSDP"),
+        ({"distributed_type": kind.XLA}, "Accelerate's XLA"),
         ({"parallelism_config": object()}, "parallelism_config"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
     ]:
         with pytest.raises(bsam.BsamError, match=message):
             check_accelerator(SimpleNamespace(**{**usual, **own}))
     check_accelerator(SimpleNamespace(**usual))
+    with pytest.raises(bsam.BsamError, match="mixed_precision='fp8'"):
+        backward(SimpleNamespace(**{**usual, "mixed_precision": "fp8"}), hf.sam(model), lambda: None)
+
+
+def test_closures_that_are_refused(hf):
+    """By the messages of optimizer.backward, and nothing is left in the gradients."""
+    accelerator, model, batch = hf.Accelerator(cpu=True, gradient_accumulation_steps=3), hf.network(), hf.batches(2)[0]
+    optimizer = accelerator.prepare(hf.sam(model))
+
+    def ran_backward(run):
+        loss = hf.mean_loss(model, batch)
+        run(loss)
+        return loss
+
+    loss = torch.ones((), requires_grad=True)
+    for closure, message in [
+        (lambda: None, "the closure returned None"),
+        (lambda: {"loss": loss}, "must return the loss as a tensor .*, got dict"),
+        (lambda: (loss, 1), "must return the loss as a tensor .*, got tuple"),
+        (lambda: iter([[loss]]), "must return the loss as a tensor .*, got list"),
+        (lambda: ran_backward(torch.Tensor.backward), "the closure ran backward.*: let it only return the loss"),
+        (lambda: ran_backward(accelerator.backward), "the closure ran backward"),
+    ]:
+        with pytest.raises(bsam.BsamError, match=message):
+            backward(accelerator, optimizer, closure)
+        assert all(p.grad is None for p in model.parameters())
+    chooses = accelerator.prepare(bsam.KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, k=1))
+    with pytest.raises(bsam.BsamError, match="the closure takes no argument"):
+        backward(accelerator, chooses, lambda: model(batch["input_ids"]).logits.mean((1, 2)))
 
 
 @pytest.mark.parametrize("case", ["accelerate", "accelerate-accumulate", "accelerate-m-sharpness"])

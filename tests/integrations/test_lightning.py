@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import UserDict
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import bsam
-from bsam.integrations.lightning import SharpnessAwareMixin
+from bsam.integrations.lightning import SharpnessAwareMixin, _check
 from helpers import alike, distance
 from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
 
@@ -289,21 +290,32 @@ def test_manual_optimization(pl):
 
             optimizer.zero_grad()
             loss = optimizer.backward(closure, scaler)
-            if scaler is None:
+            if scaler is None and not hasattr(self, "clipped"):
                 self.clip_gradients(optimizer, gradient_clip_val=0.3)
             optimizer.step()
             return loss
 
+    class InHook(Manual):
+        clipped = 0
+
+        def on_before_optimizer_step(self, optimizer):
+            self.clipped += 1
+            self.clip_gradients(optimizer, gradient_clip_val=0.3)
+
     def clip(params):
         nn.utils.clip_grad_norm_(params, 0.3)
 
-    net, data = network(), Batches()
-    module = Manual(copy.deepcopy(net))
-    trainer = pl.fit(module, data)
-    losses, optimizer = plain(net, data, clip=clip)
-    compare(module.net, net)
-    assert trainer.global_step == optimizer.t == 10
-    assert module.losses == pytest.approx(losses, abs=1e-12)
+    start, data = network(), Batches()
+    for kind in (Manual, InHook):
+        net = copy.deepcopy(start)
+        module = kind(copy.deepcopy(start))
+        trainer = pl.fit(module, data)
+        losses, optimizer = plain(net, data, clip=clip)
+        compare(module.net, net)
+        assert trainer.global_step == optimizer.t == 10
+        assert module.losses == pytest.approx(losses, abs=1e-12)
+        assert module._first_pass is None  # no batch is kept
+    assert module.clipped == 10
 
     net, data = network(torch.float32), Batches(torch.float32)
     module = Manual(copy.deepcopy(net))
@@ -347,6 +359,7 @@ def test_other_optimizers_and_inherited_steps(pl):
         base.step()
     compare(module.net, net)
     assert module.passes == 10
+    assert module._first_pass is None  # no batch is kept
 
 
 def test_what_is_refused(pl):
@@ -405,7 +418,192 @@ def replaced(module):
     return module
 
 
-def test_an_unknown_strategy_is_refused(pl, monkeypatch):
-    monkeypatch.setattr("bsam.integrations.lightning.STRATEGIES", {"DDPStrategy"})
-    with pytest.raises(bsam.BsamError, match="strategy SingleDeviceStrategy is not supported"):
-        pl.fit(pl.Net(network()), Batches())
+def test_unknown_strategies_are_refused(pl):
+    """DeepSpeed's and XLA's derive from DDP's; one of the user's is known by what it derives from."""
+    from lightning.pytorch import strategies
+
+    class Mine(strategies.SingleDeviceStrategy):
+        pass
+
+    module, optimizer = pl.Net(network()), BSAM(sgd(network().parameters()), None)
+    for name in ("FSDP", "ModelParallel", "DeepSpeed", "XLA", "SingleDeviceXLA", "SingleDevice", "DDP", "Mine"):
+        kind = Mine if name == "Mine" else getattr(strategies, f"{name}Strategy")
+        module._trainer = SimpleNamespace(strategy=kind.__new__(kind))
+        known = name in ("SingleDevice", "DDP", "Mine")
+        message = "training_step was replaced" if known else f"strategy {name}Strategy is not supported"
+        with pytest.raises(bsam.BsamError, match=message):
+            _check(module, optimizer)
+
+
+def test_without_the_mixin_there_is_a_warning(pl):
+    """Once; where the mixin is not needed there is none."""
+
+    class Plain(pl.L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch, batch_idx):
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            if not self.automatic_optimization:
+                self.optimizers().step(lambda: F.cross_entropy(self.net(batch[0]), batch[1]))
+            return loss
+
+        def configure_optimizers(self):
+            return BSAM(sgd(self.parameters()), self)
+
+    with pytest.warns(UserWarning, match=r"name bsam.integrations.lightning.SharpnessAwareMixin before") as found:
+        pl.fit(Plain(), Batches())
+    assert sum("Mixin" in str(warning.message) for warning in found) == 1
+    manual = Plain()
+    manual.automatic_optimization = False
+    pl.fit(manual, Batches())
+    assert manual.trainer.optimizers[0].t == 10
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_step_that_takes_its_batch_apart(pl, kind):
+    """In every pass it finds what the first one found; the answer is a mapping that is no dict."""
+
+    class Popping(pl.Net):
+        def training_step(self, batch, batch_idx):
+            (inner,) = batch
+            y = inner.pop("y")
+            return UserDict(loss=F.cross_entropy(self.net(inner.pop("x")), y))
+
+    net, data = network(), Batches()
+    module = Popping(copy.deepcopy(net))
+    pl.fit(module, Loader([[kind({"x": x, "y": y})] for x, y in data]), epochs=1)
+    plain(net, data, epochs=1)
+    compare(module.net, net)
+
+
+class Loader(Batches):
+    def __init__(self, batches):
+        self.all = batches
+
+
+def test_a_batch_that_is_changed_in_place_is_refused(pl):
+    class Halving(pl.Net):
+        def training_step(self, batch, batch_idx):
+            batch[0].mul_(0.5)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(bsam.BsamError, match="training_step changes a tensor of its batch in place"):
+        pl.fit(Halving(network()), Batches())
+    pl.fit(Halving(network(), lambda base, model: base), Batches(), epochs=1)  # with SGD as ever
+
+
+def test_after_an_exception_the_module_is_as_before(pl):
+    """In the first pass, in the second, and before it: what the module knows of the pass, metrics, random numbers."""
+    import torchmetrics
+
+    class Failing(pl.Net):
+        def __init__(self, net, fails):
+            super().__init__(net)
+            self.fails, self.mean = fails, torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.mean.update(loss.detach())
+            if self.passes == self.fails:
+                self.fails = None
+                raise ZeroDivisionError
+            return loss
+
+    for fails in (4, 5):  # of the second batch
+        net = network()
+        module = Failing(copy.deepcopy(net), fails)
+        with pytest.raises(ZeroDivisionError):
+            pl.fit(module, Batches())
+        assert not module.extra_pass
+        assert module.mean.update_count == 2
+        module.net.load_state_dict(net.state_dict())
+        pl.fit(module, Batches())
+        plain(net, Batches())
+        compare(module.net, net)
+
+    class Frozen(pl.Net):
+        def on_before_backward(self, loss):
+            self.requires_grad_(False)
+            self.state = torch.get_rng_state()
+
+    module = Frozen(network())
+    with pytest.raises(bsam.BsamError, match="no parameter of base requires a gradient"):
+        pl.fit(module, Batches())
+    assert torch.equal(torch.get_rng_state(), module.state)
+
+
+def test_finetuning_is_resumed(pl, tmp_path):
+    """BaseFinetuning assigns the groups of its checkpoint to the optimizer."""
+
+    class Thaw(pl.L.pytorch.callbacks.BaseFinetuning):
+        def freeze_before_training(self, module):
+            self.freeze(module.net[0])
+
+        def finetune_function(self, module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(module.net[0], optimizer, lr=0.1)
+            elif epoch == 2:
+                self.make_trainable(module.net[0])  # after a resume it is frozen, with any optimizer
+
+    class Partly(pl.Net):
+        def configure_optimizers(self):
+            return BSAM(sgd([p for p in self.parameters() if p.requires_grad]), self)
+
+    net = network(dropout=0.0)
+    whole, first, second = (Partly(copy.deepcopy(net)) for _ in range(3))
+    pl.fit(whole, Batches(), epochs=3, callbacks=[Thaw()])
+    pl.fit(first, Batches(), epochs=2, callbacks=[Thaw()]).save_checkpoint(tmp_path / "half.ckpt")
+    trainer = pl.fit(second, Batches(), epochs=3, ckpt_path=tmp_path / "half.ckpt", callbacks=[Thaw()])
+    assert alike(dict(second.net.state_dict()), dict(whole.net.state_dict()))
+    assert [len(group["params"]) for group in trainer.optimizers[0].param_groups] == [4, 2]
+
+
+def test_losses_that_observers_read_are_not_scaled(pl):
+    """The first pass is scaled by Lightning. A method may also ask for the loss only, and for a gradient elsewhere."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    class Valued(bsam.SAM):
+        def direction(self, L):
+            L.value()
+            return L.grad(at=self.vector(0.1 * p.detach() for p in self.params))
+
+    class Observer:
+        def due(self, step):
+            return True
+
+        def observe(self, optimizer, L):
+            seen.append(L.loss.item())
+
+    def observed(method, base, model):
+        optimizer = method(base, model, rho=0.2)
+        optimizer.observers.append(Observer())
+        return optimizer
+
+    for method in (bsam.SAM, Valued):
+        seen, net = [], network(torch.float32)
+        module = pl.Net(copy.deepcopy(net), partial(observed, method))
+        ours, theirs = (torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2))
+        pl.fit(module, Batches(torch.float32), epochs=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler=ours)])
+        losses, _ = plain(
+            net, Batches(torch.float32), method=partial(method, rho=0.2), epochs=1, scaler=theirs,
+            autocast=partial(torch.autocast, "cpu", dtype=torch.float16),
+        )  # fmt: skip
+        compare(module.net, net, atol=1e-7)
+        assert seen == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Tt]o_?[Tt]orch[Ss]cript", "ignore:.*torch.jit")
+def test_torchscript_after_training(pl):
+    class Forward(pl.Net):
+        def forward(self, x):
+            return self.net(x)
+
+        def configure_optimizers(self):
+            return self.method(sgd(self.parameters()), self.net)
+
+    module = Forward(network(torch.float32))
+    pl.fit(module, Batches(torch.float32), epochs=1)
+    x = Batches(torch.float32).all[0][0]
+    assert torch.equal(module.to_torchscript()(x), module.eval()(x))

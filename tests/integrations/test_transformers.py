@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import default_collate
 
 import bsam
 
@@ -189,6 +192,62 @@ def test_extra_passes_are_silent(hf, tmp_path):
     assert run.extra_pass is False
 
 
+def test_inputs_that_are_changed_in_place_are_refused(hf, tmp_path):
+    class Shifting(hf.SharpnessAwareTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            inputs["input_ids"].add_(1).remainder_(7)
+            return super().compute_loss(model, inputs, **kwargs)
+
+    for kind in (dict, UserDict):
+        collate = lambda rows, kind=kind: kind(default_collate(rows))  # noqa: E731
+        run = hf.trainer(hf.network(), hf.arguments(tmp_path), Shifting, data_collator=collate)
+        with pytest.raises(bsam.BsamError, match="compute_loss changes a tensor of its batch in place"):
+            run.train()
+
+
+def test_the_order_of_the_classes(hf):
+    class Theirs(hf.Trainer):
+        def training_step(self, *args):
+            return hf.Trainer.training_step(self, *args)
+
+    with pytest.raises(bsam.BsamError, match=r"write `class Wrong\(SharpnessAwareTrainer, Theirs\)`"):
+        type("Wrong", (Theirs, hf.SharpnessAwareTrainer), {})
+    right = type("Right", (hf.SharpnessAwareTrainer, Theirs), {"training_step": Theirs.training_step})
+    type("Child", (right,), {})
+    type("Mixed", (type("Silent", (hf.Trainer,), {}), right), {})
+
+
+def test_total_steps_are_those_of_the_training(hf, tmp_path):
+    """Also where the optimizer was made before, and in another training of it; the user's own stay."""
+    run = hf.trainer(hf.network(), hf.arguments(tmp_path), method="aesam", method_kwargs={"rho": 0.1})
+    run.create_optimizer_and_scheduler(7)
+    for run.args.max_steps in (1, 2):  # auto_find_batch_size trains again, too, with more steps
+        run.train()
+        assert run.optimizer.optimizer.total_steps == run.args.max_steps
+    settings = {"rho": 0.1, "total_steps": 50}
+    run = hf.trainer(hf.network(), hf.arguments(tmp_path, max_steps=1), method="aesam", method_kwargs=settings)
+    run.train()
+    assert run.optimizer.optimizer.total_steps == 50
+
+
+def test_statistics_of_batch_norm_are_of_the_first_pass(hf, tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+        def forward(self, input_ids, labels):
+            return {"loss": F.cross_entropy(self.net(input_ids.double()), labels[:, 5] % 3)}
+
+    model, twin = Net(), Net()
+    samples = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in hf.data()]
+    hf.trainer(model, hf.arguments(tmp_path), train_dataset=samples).train()
+    loss_of = lambda model, batch, _: model(**batch)["loss"]  # noqa: E731
+    hf.train_plainly(twin, hf.sam(twin), hf.batches(2, samples), loss_of)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=1e-9)
+
+
 def test_training_twice_and_an_optimizer_of_the_user(hf, tmp_path):
     model, twin = hf.network(), hf.network()
     optimizer = hf.sam(model)
@@ -209,6 +268,8 @@ def test_training_twice_and_an_optimizer_of_the_user(hf, tmp_path):
         ({"method": "saf"}, "got 'saf'"),
         ({"method": "ksam"}, "K-SAM needs the losses of single samples"),
         ({"method_kwargs": {"m_sharpness": True}}, "m_sharpness=True needs the DistributedDataParallel wrapper"),
+        ({"method_kwargs": {"rhoo": 1}}, "method_kwargs do not fit SAM: got an unexpected keyword argument 'rhoo'"),
+        ({"method_kwargs": [1, 2]}, r"method_kwargs must be a dict of the method's arguments, got \[1, 2\]"),
     ],
 )
 def test_methods_that_cannot_be_exact_are_refused(hf, own, message, tmp_path):
@@ -218,10 +279,19 @@ def test_methods_that_cannot_be_exact_are_refused(hf, own, message, tmp_path):
 
 def test_trainers_that_cannot_be_exact_are_refused(hf, tmp_path, monkeypatch):
     model = hf.network()
-    with pytest.raises(bsam.BsamError, match="optim='adalomo' steps inside of backward"):
-        hf.trainer(model, hf.arguments(tmp_path, optim="adalomo"))
-    with pytest.raises(bsam.BsamError, match="optimizers has a sharpness-aware optimizer already"):
-        hf.trainer(model, hf.arguments(tmp_path), optimizers=(hf.sam(model), None))
+    for optim in ("adalomo", "galore_adamw_layerwise"):
+        with pytest.raises(bsam.BsamError, match=f"optim='{optim}' steps inside of backward"):
+            hf.trainer(model, hf.arguments(tmp_path, optim=optim))
+    for own in ({"method": "bsam", "method_kwargs": None}, {"method": None, "method_kwargs": {"rho_max": 0.1}}):
+        with pytest.raises(bsam.BsamError, match="optimizers has a sharpness-aware optimizer already"):
+            hf.trainer(model, hf.arguments(tmp_path), optimizers=(hf.sam(model), None), **own)
+    chooses = bsam.KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(bsam.BsamError, match="K-SAM needs the losses of single samples"):
+        hf.trainer(model, hf.arguments(tmp_path), optimizers=(chooses, None), method=None, method_kwargs=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(hf.Accelerator, "mixed_precision", "fp8")
+        with pytest.raises(bsam.BsamError, match="mixed_precision='fp8'"):
+            hf.trainer(model, hf.arguments(tmp_path))
     run = hf.trainer(model, hf.arguments(tmp_path), method="gam", method_kwargs={"form": "paper"})
     with pytest.raises(bsam.BsamError, match="differentiated twice"):
         run.train()

@@ -13,11 +13,10 @@ from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 Closure: TypeAlias = Callable[..., Any]
 
-RETURNED_NONE = "the closure returned None: return the loss (also when the closure runs backward itself)"
-
-
-class NoLoss(BsamRuntimeError):
-    """The closure did nothing: it returned None in the first pass, and ran no backward."""
+WITHOUT_MIXIN = (
+    "Lightning clips the gradient of every pass and loses accumulated ones, and logs the last pass: name "
+    "bsam.integrations.lightning.SharpnessAwareMixin before LightningModule"
+)
 
 
 def call(closure: Closure, subset: Tensor | None) -> Any:
@@ -33,12 +32,23 @@ def call(closure: Closure, subset: Tensor | None) -> Any:
     return closure(subset)
 
 
+def split_lightning(closure: Any) -> tuple[Any, Any]:
+    """Return the LightningModule of a closure that Lightning made, and the closure inside, which its hooks follow.
+
+    Of any other closure return None and the closure.
+    """
+    wrap = getattr(closure, "func", None)  # of a functools.partial
+    return (closure.args[0], closure.args[-1]) if getattr(wrap, "__name__", "") == "_wrap_closure" else (None, closure)
+
+
 def as_losses(answer: object) -> Tensor:
     """Return what a closure gave as a tensor of losses: 0-dim, or one per sample."""
     if isinstance(answer, float):  # from a closure that ran backward itself
         return torch.tensor(answer)
     if answer is None:
-        raise BsamRuntimeError(RETURNED_NONE)
+        raise BsamRuntimeError(
+            "the closure returned None: return the loss (also when the closure runs backward itself)"
+        )
     if not isinstance(answer, Tensor):
         raise BsamTypeError(
             f"the closure must return the loss as a tensor or yield one per micro-batch, got {type(answer).__name__}"

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .closure import RETURNED_NONE, Closure, NoLoss, as_losses, call
+from .closure import Closure, as_losses, call
 from .errors import BsamRuntimeError
 from .foreach import Scalar
 from .graph_check import GraphCheck
@@ -203,8 +203,6 @@ class Objective:
         context = contextlib.closing if isinstance(answer, Generator) else contextlib.nullcontext
         with context(answer):  # an error must not leave a generator suspended
             for item in answer if yields else (answer,):
-                if item is None and self.loss is None and not any(p.grad is not None for p in self._weights.params):
-                    raise NoLoss(RETURNED_NONE)
                 losses = as_losses(item)
                 if yields and losses.dim() == 1 and len(losses) == 0:
                     continue  # a micro-batch of which no sample was chosen

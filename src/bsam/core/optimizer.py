@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checks import check_base, check_modules, check_names
-from .closure import Closure, NoLoss
+from .closure import WITHOUT_MIXIN, Closure, split_lightning
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .layout import local
 from .method_info import MethodInfo
@@ -246,14 +246,19 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         Without a closure, take the base optimizer's step on what :meth:`backward` prepared.
 
-        A closure that does nothing and returns None, such as Lightning's where the user gives none, counts as none.
-
         Returns:
             The loss at ``w`` before the step; None without a closure.
         """
         loss = None
         if closure is not None and self._step_state.phase != "in_backward":
-            loss = self._prepare(closure)
+            module, inner = split_lightning(closure)
+            if self.t == 0 and getattr(module, "automatic_optimization", False) and not hasattr(module, "extra_pass"):
+                warnings.warn(WITHOUT_MIXIN, stacklevel=2)
+            if getattr(inner, "__name__", "") == "do_nothing_closure":
+                closure()  # Lightning's where the user gives none; its hooks may clip what was prepared
+            else:
+                self.zero_grad()
+                loss = self.backward(closure)
         if self._step_state.phase != "ready":
             raise BsamRuntimeError(NOT_READY[self._step_state.phase])
         try:
@@ -272,23 +277,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._reset()
         self._count()
         return loss
-
-    def _prepare(self, closure: Closure) -> Tensor | None:
-        """Clear and :meth:`backward`; if the closure does nothing, keep what was prepared before."""
-        if self._step_state.phase != "ready":
-            self.zero_grad()
-            return self.backward(closure)
-        before, needs_sync, pending = replace(self._step_state), self._ranks.needs_sync, self._method_state.pending
-        grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
-        self.zero_grad()
-        try:
-            return self.backward(closure)
-        except NoLoss:
-            for p, g in grads:
-                p.grad = g
-            self._step_state.__dict__.update(before.__dict__)
-            self._ranks.needs_sync, self._method_state.pending = needs_sync, pending
-            return None
 
     def _count(self) -> None:
         for group in self.param_groups:

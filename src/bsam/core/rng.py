@@ -55,6 +55,11 @@ class RngReplay:
             if self._pass - 2 < len(clones):
                 generator.graphsafe_set_state(clones[self._pass - 2])
 
+    def first_began_with(self, states: States) -> None:
+        """Let later passes repeat a first pass that a framework ran before this step, beginning with these states."""
+        if self._enabled:
+            self._before = states
+
     def end_pass(self) -> None:
         """Save where the first pass left the generators. Call after each pass that did not raise."""
         if self._pass == 1:

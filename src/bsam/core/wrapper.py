@@ -87,9 +87,13 @@ class OptimizerWrapper(Optimizer):
         return self.param_groups[0]["steps_taken"]
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's own list."""
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's own list. Groups that are assigned get the method's settings where they have none."""
         return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = [self.completed({**self.settings, **group}) for group in groups]
 
     @property
     def state(self) -> Any:  # type: ignore[override]

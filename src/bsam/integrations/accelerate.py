@@ -53,16 +53,19 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
     @functools.wraps(closure)  # with its signature, which says whether it takes indices
     def divided(*indices: Any) -> Any:
         answer = closure(*indices)
-        return (loss / steps for loss in answer) if isinstance(answer, Iterator) else answer / steps
+        if any(p.grad is not None for p in method.params):
+            raise BsamRuntimeError("the closure ran backward, which is called for it: let it only return the loss")
+        return (over_steps(loss) for loss in answer) if isinstance(answer, Iterator) else over_steps(answer)
+
+    def over_steps(loss: Any) -> Any:  # what is no loss is refused by the method
+        return loss / steps if isinstance(loss, Tensor) else loss
 
     return method.backward(divided, scaler=accelerator.scaler) * steps
 
 
 def unwrapped(optimizer: Optimizer | None) -> SharpnessAware:
     """Return the sharpness-aware optimizer that Accelerate wrapped."""
-    inner: Any = optimizer
-    while not isinstance(inner, SharpnessAware) and hasattr(inner, "optimizer"):
-        inner = inner.optimizer
+    inner = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(inner, SharpnessAware):
         raise BsamTypeError(
             f"optimizer must be a sharpness-aware optimizer, or what accelerator.prepare made of one, got "

@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..core.errors import BsamRuntimeError, BsamTypeError
 from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..core.ranks import find_ddp
 from ..methods.msam import MSAM
+from .batch import check_unchanged, containers_copied, tensor_versions
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as _Base
 else:  # neither Lightning nor pytorch_lightning is imported here: the mixin goes with both
     _Base = object
 
-STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}  # these and what derives from them
+STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}  # and what users derive from them
 
 
 @dataclass
 class _FirstPass:
-    """A call of ``training_step``, and the random generators with their states before it."""
+    """A call of ``training_step``: its arguments, and the states of the random generators before it."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    versions: list[tuple[Tensor, int]]
     states: list[tuple[torch.Generator, Tensor]]
     running: bool = True
 
@@ -44,7 +46,8 @@ class SharpnessAwareMixin(_Base):
     run it again at perturbed weights, with the same batch and the same random draws. What the Trainer does with the
     gradient, such as ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling, it does with the direction.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
-    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch.
+    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the lists and dicts
+    of the batch as they were; a tensor of the batch that is changed in place is an error.
 
     With other optimizers, and with ``automatic_optimization = False``, the mixin changes nothing. Refused are MSAM,
     whose only pass is not at ``w``, ESAM and K-SAM, which choose samples, ``m_sharpness``, ``dataloader_iter``, and
@@ -64,8 +67,10 @@ class SharpnessAwareMixin(_Base):
     """
 
     #: Whether ``training_step`` runs for a later pass of a step.
-    extra_pass: bool = False
-    _first_pass: _FirstPass | None = None
+    extra_pass = False
+    if TYPE_CHECKING:
+        _first_pass: _FirstPass | None
+    _first_pass = None  # without annotations, which TorchScript cannot read
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,9 +82,7 @@ class SharpnessAwareMixin(_Base):
             )
         owner = next((each for each in cls.__mro__ if "training_step" in vars(each)), None)
         if owner is not None and owner.__name__ != "LightningModule":
-            step = vars(owner)["training_step"]
-            if not hasattr(step, "_notes_first_pass"):
-                cls.training_step = _noting_first_pass(step)  # type: ignore[method-assign]
+            cls.training_step = _noting_first_pass(vars(owner)["training_step"])  # type: ignore[method-assign]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Log as usual; in later passes do nothing."""
@@ -88,28 +91,28 @@ class SharpnessAwareMixin(_Base):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the direction to ``p.grad``; ``loss`` is that of the first pass."""
-        by_trainer = self._fabric is None and self.automatic_optimization
-        optimizer = self.trainer.optimizers[0] if by_trainer else None
-        if not isinstance(optimizer, SharpnessAware):
+        optimizer = self._sharpness_aware()
+        if optimizer is None:
             super().backward(loss, *args, **kwargs)
             return
         trainer, first = self.trainer, self._first_pass
         _check(self, optimizer)
         assert first is not None
+        check_unchanged(first.versions, "training_step")
         self._first_pass = None  # which holds the batch
         ddp = find_ddp(trainer.strategy.model)
         if ddp is not None:
             optimizer._ranks.use(ddp)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         ready = [loss]
-        after = [(generator, generator.get_state()) for generator, _ in first.states]
 
         def closure() -> Tensor:
             if ready:
-                _set(after)
+                optimizer._rng.first_began_with(first.states)
                 return ready.pop() if scaler is None else _backward_unscaled(ready.pop(), scaler)
+            args, kwargs = containers_copied(first.arguments)
             with self._extra_pass():
-                output = trainer.strategy.training_step(*first.args, **first.kwargs)
+                output = trainer.strategy.training_step(*args, **kwargs)
             loss = output["loss"] if isinstance(output, Mapping) else output
             if loss is None:
                 raise BsamRuntimeError(
@@ -118,12 +121,7 @@ class SharpnessAwareMixin(_Base):
                 )
             return loss / trainer.accumulate_grad_batches
 
-        _set(first.states)  # `optimizer` saves the states before the first pass, for later ones, and those after it
-        try:
-            optimizer.backward(closure, scaler)
-        finally:
-            if ready:
-                _set(after)
+        optimizer.backward(closure, scaler)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -132,6 +130,12 @@ class SharpnessAwareMixin(_Base):
         inner = getattr(optimizer, "optimizer", optimizer)
         with _closure_first(inner) if isinstance(inner, SharpnessAware) else contextlib.nullcontext():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def _sharpness_aware(self) -> SharpnessAware | None:
+        """The optimizer of automatic optimization, if it is a sharpness-aware one."""
+        by_trainer = self._fabric is None and self._trainer is not None and self.automatic_optimization
+        optimizers = self.trainer.optimizers if by_trainer else []
+        return optimizers[0] if optimizers and isinstance(optimizers[0], SharpnessAware) else None
 
     @contextlib.contextmanager
     def _extra_pass(self) -> Iterator[None]:
@@ -153,24 +157,27 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def training_step(self: SharpnessAwareMixin, *args: Any, **kwargs: Any) -> Any:
         outer = self._first_pass
-        if self.extra_pass or not self.automatic_optimization or (outer is not None and outer.running):
+        if self.extra_pass or (outer is not None and outer.running) or self._sharpness_aware() is None:
             return step(self, *args, **kwargs)
         generators = [torch.default_generator]
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index])
-        first = self._first_pass = _FirstPass(args, kwargs, [(g, g.get_state()) for g in generators])
+        arguments, states = (args, kwargs), [(g, g.get_state()) for g in generators]
+        first = self._first_pass = _FirstPass(containers_copied(arguments), tensor_versions(arguments), states)
         try:
             return step(self, *args, **kwargs)
         finally:
             first.running = False
 
-    training_step._notes_first_pass = True  # type: ignore[attr-defined]
     return training_step
 
 
 def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     """Raise an error for what would not be exact."""
     strategy, first = module.trainer.strategy, module._first_pass
+    kinds = (
+        each for each in type(strategy).__mro__ if each.__module__.startswith(("lightning.", "pytorch_lightning."))
+    )
     problem = None
     if optimizer.m_sharpness:
         problem = "m_sharpness=True needs a first pass without DDP's reduction, and Lightning's has it: leave it out"
@@ -180,7 +187,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
             " set automatic_optimization = False and call `optimizer.backward(closure)` and `optimizer.step()` in "
             "training_step"
         )
-    elif not STRATEGIES & {each.__name__ for each in type(strategy).__mro__}:
+    elif next(kinds).__name__ not in STRATEGIES:
         problem = f"the strategy {type(strategy).__name__} is not supported: take a single device or DDP"
     elif optimizer._step_state.phase == "in_backward":
         problem = (
@@ -189,7 +196,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
         )
     elif first is None:
         problem = "training_step was replaced after the class was made, so that it cannot be run again: override it"
-    elif any(isinstance(argument, Iterator) for argument in (*first.args, *first.kwargs.values())):
+    elif any(isinstance(argument, Iterator) for argument in tree_leaves(first.arguments)):
         problem = "training_step takes dataloader_iter, so that each pass would see another batch: take batch instead"
     if problem is not None:
         raise BsamRuntimeError(problem)
@@ -201,8 +208,7 @@ def _closure_first(optimizer: SharpnessAware) -> Iterator[None]:
 
     ``step`` is replaced on the object, as schedulers do: the Trainer's hooks and its scaler see the optimizer itself.
     """
-    attributes, step = vars(optimizer), optimizer.step
-    replaced = attributes.get("step")
+    step = optimizer.step
 
     def closure_first(closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
@@ -210,13 +216,11 @@ def _closure_first(optimizer: SharpnessAware) -> Iterator[None]:
             step()
         return loss
 
-    attributes["step"] = closure_first
+    optimizer.step = closure_first  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del attributes["step"]
-        if replaced is not None:
-            attributes["step"] = replaced
+        optimizer.step = step  # type: ignore[method-assign]
 
 
 def _backward_unscaled(loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:
@@ -224,11 +228,6 @@ def _backward_unscaled(loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:
     if torch.is_grad_enabled():
         loss.backward()
     return loss.detach() / scaler.scale(torch.ones_like(loss))
-
-
-def _set(states: list[tuple[torch.Generator, Tensor]]) -> None:
-    for generator, state in states:
-        generator.set_state(state)
 
 
 def _copied(value: Any) -> Any:

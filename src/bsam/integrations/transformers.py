@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..core.extras import require_package
 from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from .accelerate import check_accelerator, unwrapped
+from .batch import check_unchanged, tensor_versions
 
 require_package("transformers", "integrations")
 require_package("accelerate", "integrations")
@@ -50,6 +52,16 @@ class SharpnessAwareTrainer(Trainer):
 
     extra_pass: bool = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[1 : cls.__mro__.index(SharpnessAwareTrainer)]
+        for each in before:
+            if "training_step" in vars(each) and not issubclass(each, SharpnessAwareTrainer):
+                raise BsamTypeError(
+                    f"{cls.__name__} names SharpnessAwareTrainer after {each.__name__}, whose training_step then comes "
+                    f"first: write `class {cls.__name__}(SharpnessAwareTrainer, {each.__name__})`"
+                )
+
     def __init__(
         self,
         *args: Any,
@@ -57,6 +69,8 @@ class SharpnessAwareTrainer(Trainer):
         method_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(method_kwargs, Mapping | None):
+            raise BsamTypeError(f"method_kwargs must be a dict of the method's arguments, got {method_kwargs!r}")
         self.method_kwargs = dict(method_kwargs or {})
         self.method = _method_class("bsam" if method is None else method, self.method_kwargs)
         super().__init__(*args, **kwargs)
@@ -66,30 +80,35 @@ class SharpnessAwareTrainer(Trainer):
             raise BsamValueError(f"optim={optim!r} steps inside of backward, which runs several times: use another one")
         if self.is_distributed_loading_by_transformers:
             raise BsamRuntimeError("a model that was sharded at loading (DistributedConfig) cannot be trained: use DDP")
-        if isinstance(self.optimizer, SharpnessAware) and (method is not None or method_kwargs):
-            raise BsamValueError(
-                "optimizers has a sharpness-aware optimizer already: pass its base optimizer, or no method"
-            )
+        if isinstance(self.optimizer, SharpnessAware):
+            if method is not None or method_kwargs:
+                raise BsamValueError(
+                    "optimizers has a sharpness-aware optimizer already: pass its base optimizer, or no method"
+                )
+            _check_needs(type(self.optimizer))
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the Trainer's optimizer, with the method around it."""
         optimizer = super().create_optimizer(model)
-        if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):  # given, or of an earlier train()
-            return optimizer
-        known = self.method_kwargs
+        known, inner = self.method_kwargs, getattr(optimizer, "optimizer", optimizer)
         if Need.TOTAL_STEPS in self.method.needs:
-            known = {"total_steps": self.state.max_steps, **known}
-        self.optimizer = self.method(optimizer, self.model if model is None else model, **known)
-        return self.optimizer
+            known = {"total_steps": max(1, self.state.max_steps), **known}  # 0 before train(), which calls this again
+        if not isinstance(inner, SharpnessAware):
+            optimizer = self.optimizer = self.method(optimizer, self.model if model is None else model, **known)
+        elif "total_steps" in known:  # of an earlier train(), or of a larger batch size
+            inner.total_steps = known["total_steps"]  # type: ignore[attr-defined]
+        return optimizer
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run the passes of the method on one micro-batch; return the loss of the first."""
         one_pass = functools.partial(super().training_step, model, inputs, num_items_in_batch)
+        before = tensor_versions(inputs)
 
         def closure() -> Tensor:
             loss = one_pass()
+            check_unchanged(before, "compute_loss")
             self.extra_pass = True
             return loss
 
@@ -112,11 +131,19 @@ def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any])
             f"method must be a class that derives from bsam.SharpnessAware, or one of {', '.join(optimizers)}, got "
             f"{method!r}"
         )
-    if Need.PER_SAMPLE_LOSSES in cls.needs:
-        raise BsamValueError(f"{cls.title} needs the losses of single samples, and the Trainer's is a mean")
+    _check_needs(cls)
+    try:
+        inspect.signature(cls).bind_partial(None, None, **kwargs)
+    except TypeError as error:
+        raise BsamValueError(f"method_kwargs do not fit {cls.title}: {error}") from None
     if kwargs.get("m_sharpness"):
         raise BsamValueError(
             "m_sharpness=True needs the DistributedDataParallel wrapper, which the Trainer builds after the optimizer: "
             "leave it out, or write the loop with Accelerate"
         )
     return cls
+
+
+def _check_needs(cls: type[SharpnessAware]) -> None:
+    if Need.PER_SAMPLE_LOSSES in cls.needs:
+        raise BsamValueError(f"{cls.title} needs the losses of single samples, and the Trainer's is a mean")
