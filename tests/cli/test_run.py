@@ -1,14 +1,20 @@
 import json
+import os
 import signal
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bsam import cli
-from bsam.recipes import RECIPES
+from bsam.cli import run as cli_run
+from bsam.recipes import RECIPES, executors, run_job
 from bsam.recipes.runner import run_all
+from bsam.recipes.scales import scale_of
+from bsam.training.lock import RunLocked
 from bsam.training.run_dir import run_dir_name
 
 CHEAP = {
@@ -207,8 +213,35 @@ def test_runs_that_fail_or_diverge_are_named_after_the_table_of_the_others(tmp_p
     assert (tmp_path / run_dir_name(runs[1]) / "log.txt").exists()
 
 
-def test_a_data_folder_that_is_not_there_is_named_before_anything_starts(tmp_path, refused):
-    command = ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", tmp_path / "out", "--data-dir"]
+def test_what_a_tuning_run_was_to_choose_is_not_trained_where_it_fails(tmp_path, capsys, monkeypatch):
+    """Nor where another process holds it. The row without tuning is trained, and the other one is named."""
+    tried = []
+
+    def fit(run, *_, **options):
+        tried.append(run)
+        if len(tried) == 1:
+            raise RuntimeError("out of memory")
+        raise RunLocked("another process is training there")
+
+    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(cli_run, "scale_of", lambda name: replace(scale_of(name), workers=1))
+    command = ["demo", "--out", str(tmp_path), "--methods", "sgd", "--seeds", "2", "--epochs", "1"]
+    assert cli.main(command) == 2
+    out, error = capsys.readouterr()
+    assert {(run.weight_decay, run.seed) for run in tried if run.eval_split == "test"} == {(5e-4, 0), (5e-4, 1)}
+    assert error.startswith(f"bsam: 3 of 7 runs failed: {run_dir_name(tried[0])}: RuntimeError: out of memory; ")
+    assert error.endswith(": its tuning failed\n")
+    assert "Written: " in out
+    assert cli.main(command) == 0
+    assert "Some runs are not finished: another process" in capsys.readouterr().out
+    assert {run.weight_decay for run in tried if run.eval_split == "test"} == {5e-4}
+
+
+@pytest.mark.parametrize("jobs", [[], ["--jobs", "2"]])
+def test_a_data_folder_that_is_not_there_is_named_before_anything_starts(jobs, tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(executors, "Workers", None)  # no process is started
+    command = ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", tmp_path / "out", *jobs]
+    command += ["--data-dir"]
     assert f"there is no folder {tmp_path / 'no'} on " in refused(*command, tmp_path / "no")
     assert "does not hold the files of CIFAR-10" in refused(*command, tmp_path)
     assert not (tmp_path / "out").exists()
@@ -227,3 +260,37 @@ def test_interrupted_the_same_command_goes_on(tmp_path, command):
     assert f"are saved in {tmp_path}; run the same command again to continue" in error
     assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 0
     assert [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]] == ["done"] * 5
+
+
+def test_several_at_a_time_end_at_ctrl_c(tmp_path, command):
+    """Pressed in a terminal, which sends it to all processes."""
+    process = command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
+    logs = [tmp_path / run_dir_name(run) / "log.txt" for run in RECIPES["training-curves"].runs("smoke")[:2]]
+    while not all(log.exists() and "process " in log.read_text() for log in logs):
+        assert process.returncode is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    saved = f"Finished epochs are saved in {tmp_path}; run the same command again to continue."
+    assert error == f"bsam: interrupted. {saved}\n"
+    assert "Stopping" in out
+    begun = [log.read_text().split("process ")[1] for log in logs]
+    pids = {int(words.split()[0]) for words in begun}
+    assert len({process.pid, *pids}) == 3
+    assert all(", device cpu: missing" in words for words in begun)
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # nobody waits for orphans
+
+
+def test_the_executor_that_flags_ask_for(monkeypatch):
+    made = []
+    monkeypatch.setattr(cli_run, "LocalProcesses", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(cli_run, "RayTasks", lambda *arguments, **named: made.append((*arguments, *named.values())))
+    flags = {"jobs": 3, "ray": None, "gpus_per_run": None, "device": "cuda:1"}
+    scale = replace(scale_of("smoke"), threads=7)
+    cli_run._executor(Namespace(**flags), scale, print)
+    cli_run._executor(Namespace(**flags | {"jobs": None}), replace(scale, workers=2), print)
+    cli_run._executor(Namespace(**flags | {"jobs": None, "ray": "auto", "gpus_per_run": 0.5}), scale, print)
+    assert made == [(3, "cuda:1", 7, print), (2, "cuda:1", 7, print), ("auto", 0.5, "cuda:1", print)]

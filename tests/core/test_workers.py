@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ def refuse():
 
 def test_calls_in_another_process_with_its_threads_and_variables(monkeypatch):
     with Workers(1, threads=2, environment={"BSAM_OF_THE_TEST": "there"}) as pool:
-        assert pool.submit(os.getpid).result() != os.getpid()
+        pid = pool.submit(os.getpid).result()
+        assert pid != os.getpid()
+        os.kill(pid, signal.SIGINT)  # as Ctrl-C does
+        assert pool.submit(os.getpid).result() == pid
         assert pool.submit(torch.get_num_threads).result() == 2
         assert pool.submit(os.getenv, "BSAM_OF_THE_TEST").result() == "there"
         with pytest.raises(bsam.BsamError, match="not like this"):

@@ -1,17 +1,19 @@
 import contextlib
+import ctypes
 import os
 import signal
 import time
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
 import torch
 
 import bsam
-from bsam.recipes import executors, runner
+from bsam.recipes import executors, mps, run_job, runner
 from bsam.recipes.executors import LocalProcesses, spread
 from bsam.recipes.mps import nvidia_mps
-from bsam.recipes.run_job import RunJob, state_of
+from bsam.recipes.run_job import RunJob, state_of, train_in_worker
 from bsam.recipes.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
@@ -32,7 +34,7 @@ def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, 
     good = [replace(RUN, seed=1, radius=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
     begun = replace(RUN, seed=4, init=run_dir_name(good[0]))
     wild, wrong = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
-    runs, killed, progress = [begun, wrong, wild, *good], [], []
+    runs, killed, progress, told = [begun, wrong, wild, *good], [], [], []
     monkeypatch.setattr(runner, "LOOK", 0.05)
 
     def kill(found):
@@ -43,8 +45,10 @@ def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, 
             os.kill(killed[0], signal.SIGKILL)
 
     callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
-    with LocalProcesses(2, "cpu", threads=1) as pool, pytest.raises(RunsFailed, match="rho must be") as failure:
+    pool = LocalProcesses(2, "cpu", 1, told.append)
+    with pool, pytest.raises(RunsFailed, match="rho must be") as failure:
         run_all(runs, tmp_path / "there", callbacks, pool)
+    assert told == [f"The process of {run_dir_name(good[1])} was killed: perhaps memory ran out."]
     assert list(failure.value.failed) == [run_dir_name(wrong)]
     there = [state_of(run, tmp_path / "there") for run in runs]
     assert [str(state) for state in there] == ["done", "missing", "diverged", "done", "done", "done"]
@@ -58,10 +62,13 @@ def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, 
     here = run_all([*good, begun], tmp_path / "here", device="cpu")
     for one, other in zip([*there[3:], there[0]], here, strict=True):
         same_end(one, other)
+    monkeypatch.setattr(executors, "Workers", None)
+    with LocalProcesses(2, "cpu") as pool:  # nothing is left to do, and no process is started
+        run_all(good, tmp_path / "there", executor=pool)
 
 
 def test_a_run_whose_process_ends_each_time_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(executors, "_train_in_worker", die)
+    monkeypatch.setattr(executors, "train_in_worker", die)
     monkeypatch.setattr(executors, "RETRIES", 1)
     with LocalProcesses(1, "cpu", threads=1) as pool, pytest.raises(RunsFailed, match="its process ended 2 times"):
         run_all([RUN], tmp_path, executor=pool)
@@ -74,7 +81,7 @@ def die(job):
 def test_a_process_trains_on_its_own_device(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "spread", lambda device, slots: ["cpu", "cuda:1"])
     monkeypatch.setattr(executors, "nvidia_mps", lambda tell: contextlib.nullcontext({}))
-    monkeypatch.setattr(executors, "_train_in_worker", device_of)
+    monkeypatch.setattr(executors, "train_in_worker", device_of)
     with LocalProcesses(2, threads=1) as pool:
         asked = [pool.submit(RunJob(RUN, tmp_path, {"device": "auto"}), print, print) for _ in range(2)]
         assert {future.result(60) for future in asked} == {"cpu", "cuda:1"}
@@ -83,6 +90,37 @@ def test_a_process_trains_on_its_own_device(tmp_path, monkeypatch):
 def device_of(job):
     time.sleep(0.3)  # so that the other process takes the other run
     return job.options["device"]
+
+
+def test_processes_are_killed_when_the_block_ends_by_an_exception(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "train_in_worker", wait)
+    told = []
+    with contextlib.suppress(KeyboardInterrupt), LocalProcesses(1, "cpu", 1, told.append) as pool:
+        future = pool.submit(RunJob(RUN, tmp_path), print, print)
+        interrupt()
+    assert isinstance(future.exception(), BrokenProcessPool)
+    assert told == []  # and it is not started again
+
+
+def wait(job):
+    time.sleep(30)
+
+
+def test_what_a_worker_prints_is_in_the_log(tmp_path, monkeypatch, capfd):
+    """Also what libraries in C print; and afterwards it is not."""
+
+    def fit(*_, **options):
+        print("of Python", flush=True)
+        ctypes.CDLL(None).write(1, b"of C\n", 5)
+        ctypes.CDLL(None).write(2, b"errors of C\n", 12)
+
+    monkeypatch.setattr(run_job, "fit", fit)
+    job = RunJob(RUN, tmp_path)
+    train_in_worker(job)
+    os.write(1, b"later\n")
+    log = job.log.read_text().splitlines()
+    assert {"of Python", "of C", "errors of C"} < set(log)
+    assert capfd.readouterr() == ("later\n", "")
 
 
 def test_processes_are_spread_over_the_gpus(monkeypatch):
@@ -102,8 +140,9 @@ def test_mps_is_used_where_gpus_are_shared(gpus, is_shared, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(executors._Slot, "start", lambda slot: setattr(slot, "pool", contextlib.nullcontext()))
     told = []
-    with LocalProcesses(2, tell=told.append):
-        pass
+    monkeypatch.setattr(LocalProcesses, "_train", lambda pool, job: None)
+    with LocalProcesses(2, tell=told.append) as pool:
+        pool.submit(None, print, print)
     without = "NVIDIA MPS is not on (there is no program nvidia-cuda-mps-control): runs that share a GPU take turns"
     assert [sentence.startswith(without) for sentence in told] == [True] * is_shared
 
@@ -120,6 +159,18 @@ echo "$command" >> "$CALLS"
 """
 
 
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    """A program in place of NVIDIA's; the file to which it adds what it is asked."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return tmp_path / "calls"
+
+
 @pytest.mark.parametrize(
     ("case", "words", "calls"),
     [
@@ -128,18 +179,43 @@ echo "$command" >> "$CALLS"
         ("RUNS_ALREADY", None, ["get_server_list"]),
     ],
 )
-def test_mps_is_started_and_stopped_or_it_is_said_that_it_is_not_on(case, words, calls, tmp_path, monkeypatch):
+def test_mps_is_started_and_stopped_or_it_is_said_that_it_is_not_on(case, words, calls, control, monkeypatch):
     """With a program in place of NVIDIA's."""
-    control = tmp_path / "nvidia-cuda-mps-control"
-    control.write_text(CONTROL)
-    control.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     if case:
         monkeypatch.setenv(case, "1")
     told = []
     with nvidia_mps(told.append) as environment:
         assert ("CUDA_MPS_PIPE_DIRECTORY" in environment) == (case == "")
-    assert (tmp_path / "calls").read_text().split() == calls
+    assert control.read_text().split() == calls
     assert [words in sentence for sentence in told] == ([] if words is None else [True])
+
+
+def test_processes_find_mps_which_is_stopped_although_stopping_is_interrupted(control, tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "spread", lambda device, slots: ["cuda:0", "cuda:0"])
+    monkeypatch.setattr(executors, "train_in_worker", settings_of)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    end = executors.Workers.__exit__
+    monkeypatch.setattr(executors.Workers, "__exit__", lambda *a: (end(*a), interrupt()))
+    with pytest.raises(KeyboardInterrupt), LocalProcesses(2) as pool:
+        folder, threads = pool.submit(RunJob(RUN, tmp_path), print, print).result(60)
+    assert folder.rpartition("/")[2].startswith("bsam-mps-")
+    assert threads == 3
+    assert control.read_text().split() == ["get_server_list", "quit"]
+
+
+def settings_of(job):
+    return os.environ["CUDA_MPS_PIPE_DIRECTORY"], torch.get_num_threads()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["_start", "tell"])
+def test_mps_is_stopped_where_its_start_is_interrupted(where, control, monkeypatch):
+    start = mps._start
+    if where == "_start":
+        monkeypatch.setattr(mps, "_start", lambda environment: (start(environment), interrupt()))
+    with pytest.raises(KeyboardInterrupt), nvidia_mps(interrupt):
+        pass
+    assert control.read_text().split() == ["get_server_list", "quit"]

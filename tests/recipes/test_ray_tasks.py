@@ -2,17 +2,20 @@ import os
 import signal
 import socket
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import bsam
 from bsam import cli
 from bsam.data import check_data
-from bsam.recipes import ray_tasks, runner
+from bsam.recipes import ray_tasks, run_job, runner
 from bsam.recipes.ray_tasks import RayTasks
-from bsam.recipes.run_job import state_of
+from bsam.recipes.run_job import RunJob, state_of
 from bsam.recipes.runner import Callbacks, run_all
 from bsam.training.config import Run
 from processes import Process
@@ -96,10 +99,93 @@ def test_a_data_folder_that_a_node_does_not_have_is_named(cluster, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_every_node_that_is_up_is_checked(cluster, tmp_path, monkeypatch):
+    import ray
+
+    (node,) = ray.nodes()
+    monkeypatch.setattr(ray, "nodes", lambda: [node, {**node, "Alive": False}, {**node, "NodeManagerAddress": "two"}])
+    out = tmp_path / "out"
+
+    def check():
+        with (tmp_path / "calls").open("a") as calls:
+            calls.write("called\n")
+
+    with RayTasks() as executor:
+        assert executor.slots == 4
+        executor.check(check, out)
+        assert (tmp_path / "calls").read_text() == "called\n" * 2
+        with pytest.raises(bsam.BsamError, match=r"^node .*: a task failed there \(.*division.*Is bsam installed"):
+            executor.check(lambda: 1 / 0, out)
+    assert "--out must be on a file system that all nodes share" in ray_tasks._check_node(lambda: None, tmp_path / "no")
+
+
+def test_that_no_node_is_left_is_said_once(cluster, monkeypatch):
+    told = []
+    with RayTasks(tell=told.append) as executor:
+        assert executor.slots == 2
+        monkeypatch.setattr(ray_tasks, "_nodes", list)
+        assert [executor.slots for _ in range(3)] == [0] * 3
+    assert [sentence[:21] for sentence in told] == ["No node that can trai"]
+
+
+def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkeypatch):
+    import ray
+
+    asked, cancelled, future = [], [], Future()
+    task = SimpleNamespace(future=lambda: future)
+
+    def options(**named):
+        asked.append(named)
+        return SimpleNamespace(remote=lambda *arguments: asked.append(arguments) or task)
+
+    (node,) = ray_tasks._nodes()
+    nodes = [{**node, "Resources": {**node["Resources"], "GPU": 1.0}}]
+    monkeypatch.setattr(ray_tasks, "_nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "remote", lambda function: asked.append(function) or SimpleNamespace(options=options))
+    monkeypatch.setattr(ray, "cancel", lambda *task, force: cancelled.append((*task, force)))
+    monkeypatch.chdir(tmp_path)
+    given = {"data_dir": Path("data"), "cache_dir": Path("/cache"), "device": "auto"}
+    with RayTasks(gpus_per_run=0.5) as executor:
+        assert executor.submit(RunJob(RUN, Path("out"), given), print, print) is future
+    train, resources, (job, folder) = asked
+    assert resources == {"num_cpus": 1, "num_gpus": 0.5, "max_retries": 3}
+    assert job.options == {"data_dir": tmp_path / "data", "cache_dir": Path("/cache"), "device": "cuda"}
+    assert (job.out, folder) == (tmp_path / "out", str(tmp_path))
+    assert cancelled == [(task, True)]
+
+    monkeypatch.setattr(run_job, "fit", lambda *_, **options: print(f"in {os.getcwd()}"))  # as on a node
+    monkeypatch.chdir("/")
+    train(job, folder)
+    assert f"in {tmp_path}\n" in job.log.read_text()
+
+
+def test_ray_is_stopped_where_its_cluster_is_refused(cluster, monkeypatch):
+    import ray
+
+    stopped = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
+    monkeypatch.setattr(ray, "init", lambda *_, **options: None)
+    with pytest.raises(bsam.BsamError, match="no node of the cluster has them"), RayTasks(gpus_per_run=8):
+        pass
+    assert stopped == [True]
+    monkeypatch.setattr(ray, "init", fail_to_connect)
+    with pytest.raises(bsam.BsamError, match=r"Ray at auto cannot be used \(no cluster\): start one"), RayTasks("auto"):
+        pass
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    with pytest.raises(bsam.BsamError, match="must be HOST:PORT of its head node, or auto; got 'nowhere'"), RayTasks():
+        pass
+
+
+def fail_to_connect(*_, **options):
+    raise ConnectionError("no\ncluster")
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 def test_runs_that_share_a_gpu_without_mps_are_told_of(cluster, tmp_path, monkeypatch, is_on):
-    nodes = {node: {**has, "GPU": 1.0} for node, has in ray_tasks._nodes().items()}
-    monkeypatch.setattr(ray_tasks, "_nodes", lambda: {**nodes, "without GPUs": {"CPU": 4.0}})
+    (node,) = ray_tasks._nodes()
+    nodes = [{**node, "Resources": {**node["Resources"], "GPU": 1.0}}, {"Resources": {"CPU": 4.0}}]
+    monkeypatch.setattr(ray_tasks, "_nodes", lambda: nodes)
     monkeypatch.setattr(ray_tasks, "mps_runs", lambda: is_on)
     told = []
     for share in (0.5, 1.0):

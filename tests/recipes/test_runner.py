@@ -1,5 +1,6 @@
 import itertools
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 import bsam
 from bsam.recipes import run_job, runner
-from bsam.recipes.run_job import state_of
+from bsam.recipes.run_job import Outcome, state_of
 from bsam.recipes.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
@@ -211,3 +212,74 @@ def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypa
     monkeypatch.setattr(run_job.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
     run_all([TINY, replace(TINY, compile=True), replace(TINY, compile=True, seed=1)], tmp_path)
     assert resets == [1, 2]  # before each of the two
+
+
+def test_what_other_processes_do_is_told_and_measured(fake_fit, tmp_path, monkeypatch):
+    """An executor of two runs at a time: an epoch is done, a run that is locked by another command ends there, two of
+    ours fail, the others end.
+    """
+    runs = [replace(TINY, seed=seed, epochs=4) for seed in range(5)]
+    futures, told, found = {run: Future() for run in runs}, [], []
+    executor = SimpleNamespace(slots=2, submit=lambda job, *_: futures[job.run])
+    monkeypatch.setattr(runner, "LOOK", 0)
+
+    def begin(run, epochs):
+        folder = tmp_path / run_dir_name(run)
+        folder.mkdir(exist_ok=True)
+        (folder / "log.txt").touch()
+        (folder / "config.json").write_text(json.dumps(run.settings()))
+        lines = [json.dumps({"epoch": epoch, "seconds": 3.0, "test_accuracy": 0.5}) for epoch in range(1, epochs + 1)]
+        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    def look(progress):
+        found.append(progress)
+        if len(found) == 1:
+            begin(runs[0], 1)
+        if len(found) == 2:
+            futures[runs[1]].set_result(Outcome(False, ("it is locked",)))
+        if len(found) == 3:
+            fake_fit()(runs[1], tmp_path / run_dir_name(runs[1]))
+            (tmp_path / run_dir_name(runs[1]) / "log.txt").touch()
+        if len(found) == 4:
+            for run in (runs[2], runs[4]):
+                futures[run].set_exception(OSError("the executor is broken"))
+        if len(found) == 7:
+            for run in (runs[0], runs[3]):
+                fake_fit()(run, tmp_path / run_dir_name(run))
+                futures[run].set_result(Outcome(True, ("it was slow",)))
+
+    with pytest.raises(RunsFailed, match="the executor is broken"):
+        run_all(runs, tmp_path, Callbacks(on_progress=look, tell=told.append), executor)
+    assert told == ["it is locked", "it was slow", "it was slow"]
+    assert [(each.done, each.running, each.failed) for each in found] == [
+        (0, 2, 0),
+        (0, 2, 0),
+        (0, 2, 0),
+        (1, 2, 0),  # the other command has ended its run
+        (1, 2, 1),  # a run failed, at once,
+        (1, 2, 2),  # and another one;
+        (1, 2, 2),  # as each second
+        (3, 0, 2),
+        (3, 0, 2),  # when the run of the other command is tried again
+    ]
+    assert [each.left for each in found[:3]] == [(0.0, 5), (57.0 / 2, 0), (57.0 / 2, 0)]  # two at a time
+
+
+def test_only_runs_that_began_are_looked_at(fake, tmp_path, monkeypatch):
+    looked, futures = [], {run: Future() for run in RUNS}
+    executor = SimpleNamespace(slots=2, submit=lambda job, *_: futures[job.run])
+    monkeypatch.setattr(runner, "LOOK", 0)
+    real = runner.state_of
+    run_all(RUNS[:1], tmp_path)
+
+    def look(progress):
+        if not looked:
+            monkeypatch.setattr(runner, "state_of", lambda run, *a, **k: looked.append(run) or real(run, *a, **k))
+            (tmp_path / run_dir_name(RUNS[1])).mkdir()
+            (tmp_path / run_dir_name(RUNS[1]) / "log.txt").touch()
+        else:
+            assert looked == [RUNS[1]]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(RUNS, tmp_path, Callbacks(on_progress=look), executor)

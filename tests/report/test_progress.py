@@ -53,20 +53,23 @@ def test_the_plan():
     assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
 
 
-def test_what_is_told_while_runs_are_run():
+def test_what_is_told_while_runs_are_run(tmp_path):
     run = RECIPES["training-curves"].runs("smoke")[2]
-    console = Console(width=120, no_color=True, force_terminal=False)
+    console = Console(width=400, no_color=True, force_terminal=False)
     with console.capture() as capture, run_bars(console, 5) as callbacks:
         callbacks.on_start(RunState(run, Path("a")), Progress(5, 1, 0, 1, (90.0, 0)))
         callbacks.on_epoch(1, 3)
         diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
         callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)))
-        callbacks.on_fail(RunState(run, Path("a")), "out of memory")
+        callbacks.on_fail(RunState(run, tmp_path / "not writable"), "no folder")
+        (tmp_path / "log.txt").touch()
+        callbacks.on_fail(RunState(run, tmp_path), "out of memory")
         callbacks.tell("Something else.")
     text = capture.get()
     assert f"{name_of(run)}. Left: about 90 s" in text
     assert "the training loss is nan in epoch 2" in text
-    assert f"{name_of(run)}: out of memory. See a/log.txt" in text
+    assert f"{name_of(run)}: no folder.\n" in text
+    assert f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}" in text
     assert "Something else." in text
     assert "3/5" in text
 
@@ -81,7 +84,10 @@ def test_what_is_told_while_several_runs_are_run_at_the_same_time():
     line, bar = capture.get().splitlines()
     assert line == f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"
     assert bar.startswith("2 running, 1 failed, 0 waiting, left: about 45 s")
-    assert "2/5" in bar
+    assert "3/5" in bar
+    with console.capture() as capture, run_bars(console, 5, several=True) as callbacks:  # called again, nothing ended
+        callbacks.on_start(RunState(run, Path("a")), Progress(5, 3, 2, 1, (0.0, 1)))
+    assert "4/5 0:00:00" in " ".join(capture.get().split())
 
 
 def test_bars_reach_and_start_again():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from ..recipes.executors import InProcess, LocalProcesses
 from ..recipes.experiments import MAX_SEEDS, Recipe, select, with_initial_runs
 from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.ray_tasks import RayTasks
-from ..recipes.runner import RunsFailed, run_all, states_of, tuning_runs, with_tuned_settings
+from ..recipes.runner import RunsFailed, run_all, states_of, tuning_runs, untuned, with_tuned_settings
 from ..recipes.scales import SCALES, Scale, scale_of
 from ..training.config import Run
-from ..training.run_state import RunState
+from ..training.run_dir import run_dir_name
 from .downloads import download_all
 from .run_flags import CACHE_HELP
 from .signals import terminable
@@ -140,7 +141,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     console.print("\n".join(text_below(recipe, summaries, runs[0])), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
     if failed:
-        raise RunsFailed(failed, len(chosen))
+        raise RunsFailed(failed, len(states))
 
 
 def _train(
@@ -156,22 +157,35 @@ def _train(
         torch.set_num_threads(how.threads)
     data_dir = None if arguments.data_dir is None else arguments.data_dir.absolute()
     options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
-    with terminable(), _executor(arguments, how, console.print) as executor:
-        executor.check(partial(check_data, {run.data for run in chosen}, data_dir), out)
+    executor = _executor(arguments, how, console.print)
+    check = partial(check_data, {run.data for run in chosen}, data_dir)
+    failed: dict[str, str] = {}
 
-        def run(runs: Sequence[Run], stage: str) -> list[RunState]:
+    def run(runs: Sequence[Run], stage: str) -> None:
+        try:
             with run_bars(console, len(runs), stage, several=not isinstance(executor, InProcess)) as callbacks:
-                return run_all(runs, out, callbacks, executor, **options)
+                run_all(runs, out, callbacks, executor, **options)
+        except RunsFailed as error:
+            failed.update(error.failed)
+        except KeyboardInterrupt:
+            console.print("Stopping.")
+            raise
 
+    if arguments.ray is None:
+        check()
+    with terminable(), executor:
+        if arguments.ray is not None:
+            executor.check(check, out)
         if trials := tuning_runs(recipe, chosen):
             run(trials, "tuning")
-        finals = with_tuned_settings(recipe, chosen, out)
-        failed: dict[str, str] = {}
-        try:
-            run(finals, "runs")
-        except RunsFailed as error:
-            failed = error.failed
-    states = states_of(finals, out)
+        waiting, first_seed = untuned(recipe, chosen, out), min(each.seed for each in chosen)
+        for each in waiting:
+            own = tuning_runs(recipe, [replace(each, seed=first_seed)])
+            if any(run_dir_name(trial) in failed for trial in own):
+                failed[run_dir_name(each)] = "its tuning failed"
+        finals = with_tuned_settings(recipe, [each for each in chosen if each not in waiting], out)
+        run(finals, "runs")
+    states = states_of([*waiting, *finals], out)
     if not all(state.ended or state.path.name in failed for state in states):
         console.print("Some runs are not finished: another process is running them, or what they begin with.")
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}

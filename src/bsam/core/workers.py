@@ -51,10 +51,12 @@ class Workers:
             self._stop.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def stop(self) -> None:
-        """Let the processes end at their next call of :func:`stop_if_asked`, and return at once."""
-        self._stop.set()
+    def kill(self) -> None:
+        """Kill the processes, also those that still start; whoever waits for them gets a BrokenProcessPool."""
+        processes = list((self._pool._processes or {}).values())  # as kill_workers of Python 3.14 does
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function in one of the processes."""

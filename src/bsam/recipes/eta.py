@@ -28,25 +28,31 @@ class EtaEstimator:
 
     def __init__(self, states: Iterable[RunState] = ()) -> None:
         self._measured: dict[tuple[Any, ...], list[tuple[float, bool, float]]] = {}
+        self._medians: dict[tuple[Any, ...], dict[float, list[float]]] = {}  # of what was measured until now
         for state in states:
             for i, metrics in enumerate(state.epochs):
                 self.add(state.run, metrics["seconds"], first=i == 0)
 
     def add(self, run: Run, seconds: float, *, first: bool) -> None:
         """Add a measured epoch, with whether it was the first one after a start."""
-        self._measured.setdefault(_kind(run), []).append((passes_of(run), first, seconds))
+        kind = _kind(run)
+        self._measured.setdefault(kind, []).append((passes_of(run), first, seconds))
+        self._medians.pop(kind, None)
 
     def left(self, state: RunState) -> float | None:
         """Return the seconds that are left of a run; None where nothing like it was measured."""
         if not state.left:
             return 0.0
-        first, other = (self._epoch(state.run, which) for which in (True, False))
-        known = [seconds for seconds in (first, other) if seconds is not None]
+        kind, passes = _kind(state.run), passes_of(state.run)
+        medians = self._medians.setdefault(kind, {})
+        if passes not in medians:
+            each = (self._epoch(kind, passes, first) for first in (True, False))
+            medians[passes] = [seconds for seconds in each if seconds is not None]
+        known = medians[passes]
         return known[0] + (state.left - 1) * known[-1] if known else None
 
-    def _epoch(self, run: Run, first: bool) -> float | None:
-        passes = passes_of(run)
-        measured = [(n, seconds) for n, is_first, seconds in self._measured.get(_kind(run), []) if is_first == first]
+    def _epoch(self, kind: tuple[Any, ...], passes: float, first: bool) -> float | None:
+        measured = [(n, seconds) for n, is_first, seconds in self._measured.get(kind, []) if is_first == first]
         same = [seconds for n, seconds in measured if n == passes]
         if same:
             return statistics.median(same)

@@ -28,16 +28,17 @@ def nvidia_mps(tell: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # its path is short: a socket's has a limit
         environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        reason = _start(environment)
-        if reason is not None:
-            tell(f"NVIDIA MPS is not on ({reason}): {TURNS}.")
-            yield {}
-            return
-        tell("NVIDIA MPS is on for this command: runs that share a GPU compute at the same time.")
+        reason = None
         try:
-            yield environment
+            reason = _start(environment)
+            if reason is None:
+                tell("NVIDIA MPS is on for this command: runs that share a GPU compute at the same time.")
+            else:
+                tell(f"NVIDIA MPS is not on ({reason}): {TURNS}.")
+            yield environment if reason is None else {}
         finally:
-            _answers("quit", environment)
+            if reason is None:  # also where Ctrl-C came while it started
+                _answers("quit", environment)
 
 
 def mps_runs() -> bool:

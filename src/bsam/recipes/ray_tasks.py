@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
 from .executors import RETRIES
 from .mps import CONTROL, TURNS, mps_runs
-from .run_job import EachEpoch, Outcome, RunJob, logging_to, message_of
+from .run_job import EachEpoch, Outcome, RunJob, message_of, train_in_worker
 
 CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes, and then end the process
 START = "start one with `ray start --head`, or leave the address out"
@@ -53,13 +52,14 @@ class RayTasks:
         self._address = address or os.environ.get("RAY_ADDRESS", "")
         if device not in (None, "auto", "cpu", "cuda"):
             raise BsamValueError(f"with Ray, device must be auto, cpu or cuda, got {device!r}: Ray chooses the GPU")
-        if gpus_per_run is not None and not (is_number(gpus_per_run) and _is_share(gpus_per_run)):
+        share = 0 if gpus_per_run is None else gpus_per_run
+        if not is_number(share) or share < 0 or (share > 1 and share != int(share)):
             raise BsamValueError(
                 f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}. 0 trains on CPUs"
             )
         self._gpus, self._device, self._cpus, self._tell = gpus_per_run, device, cpus, tell
         self._tasks: dict[Future[Outcome], Any] = {}
-        self._owns = False
+        self._owns = self._told_of_no_node = False
 
     def __enter__(self) -> RayTasks:
         import ray
@@ -71,25 +71,24 @@ class RayTasks:
         try:
             self._choose_gpus()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
     def _choose_gpus(self) -> None:
         """Raise if no node can train a run: Ray would wait for such a node without a word."""
-        most = max(each.get("GPU", 0.0) for each in _nodes().values())
+        nodes = _nodes()
+        most = max(node["Resources"].get("GPU", 0.0) for node in nodes)
         wants_gpu = self._device == "cuda" or (self._device != "cpu" and most > 0)
         self._gpus = float(wants_gpu) if self._gpus is None else self._gpus
         self._device = "cuda" if self._gpus else "cpu"
-        if not self.slots:
+        if not any(map(self._slots_of, nodes)):
             raise BsamValueError(
                 f"a run takes 1 CPU and {self._gpus:g} GPUs, and no node of the cluster has them: the largest has "
                 f"{most:g} GPUs. Choose another --gpus-per-run, or --device cpu"
             )
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         import ray
 
         for future, task in self._tasks.items():
@@ -101,12 +100,17 @@ class RayTasks:
     @property
     def slots(self) -> int:
         """The number of runs that the nodes can train at the same time, if nothing else runs on them."""
-        return sum(map(self._slots_of, _nodes().values()))
+        found = sum(map(self._slots_of, _nodes()))
+        if not found and not self._told_of_no_node:
+            self._tell("No node that can train is left: runs wait until one joins the cluster. Ctrl-C stops.")
+            self._told_of_no_node = True
+        return found
 
-    def _slots_of(self, node: Mapping[str, float]) -> int:
+    def _slots_of(self, node: Mapping[str, Any]) -> int:
         """Return the number of runs that a node can train at the same time."""
-        runs = node.get("GPU", 0.0) / self._gpus + 1e-6 if self._gpus else float("inf")
-        return int(min(node.get("CPU", 0.0), runs))
+        has = node["Resources"]
+        runs = has.get("GPU", 0.0) / self._gpus + 1e-6 if self._gpus else float("inf")
+        return int(min(has.get("CPU", 0.0), runs))
 
     def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
         """Train a run in a task."""
@@ -144,17 +148,18 @@ class RayTasks:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         remote: Any = ray.remote(function)
-        nodes = [node for node, has in _nodes().items() if self._slots_of(has)]
-        where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-        tasks = [remote.options(num_cpus=0, scheduling_strategy=there).remote(*arguments) for there in where]
+        tasks = []
+        for node in filter(self._slots_of, _nodes()):
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = remote.options(num_cpus=0, scheduling_strategy=there).remote(*arguments)
+            tasks.append((node["NodeManagerAddress"], task))
         found = []
-        for node, task in zip(nodes, tasks, strict=True):
+        for node, task in tasks:
             try:
-                found.append((_address_of(node), ray.get(task)))
+                found.append((node, ray.get(task)))
             except ray.exceptions.RayError as error:
                 raise BsamRuntimeError(
-                    f"node {_address_of(node)}: a task failed there ({str(error).splitlines()[-1]}). Is bsam installed "
-                    "on all nodes?"
+                    f"node {node}: a task failed there ({str(error).splitlines()[-1]}). Is bsam installed on all nodes?"
                 ) from error
         return found
 
@@ -163,8 +168,7 @@ def _train_in_task(job: RunJob, folder: str) -> Outcome:
     with contextlib.suppress(OSError):  # where the node has it: for relative paths in the settings of a run
         os.chdir(folder)
     torch.set_num_threads(1)
-    with logging_to(job.log):
-        return job.train(lambda *_: None, lambda sentence: None)
+    return train_in_worker(job)
 
 
 def _check_node(check: Callable[[], None], out: Path) -> str | None:
@@ -192,28 +196,18 @@ def _check_address(address: str) -> None:
 def _connect(address: str, cpus: int | None) -> None:
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
-        ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
-        return
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
-        ray.init(address, **quiet)
+        ray.init(address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise BsamRuntimeError(f"Ray at {address} cannot be used ({' '.join(str(error).split())}): {START}") from error
+        reason = " ".join(str(error).split())
+        raise BsamRuntimeError(f"Ray at {address or 'local'} cannot be used ({reason}): {START}") from error
 
 
-def _nodes() -> dict[str, Mapping[str, float]]:
-    """Return what each node has, by its ID."""
+def _nodes() -> list[Mapping[str, Any]]:
+    """Return the nodes that are up, as Ray describes them."""
     import ray
 
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-
-
-def _address_of(node: str) -> str:
-    import ray
-
-    return next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
-
-
-def _is_share(gpus: float) -> bool:
-    return 0 <= gpus <= 1 or (gpus > 1 and gpus == int(gpus))
+    return [node for node in ray.nodes() if node["Alive"]]

@@ -138,9 +138,7 @@ class RunJob:
 
 
 def is_of_stream(error: Exception) -> bool:
-    """Return whether an error is of a stream that nobody reads any more, or of a parent process that has stopped: it
-    ends all runs.
-    """
+    """Return whether an error is of a stream that nobody reads any more: it ends all runs."""
     return isinstance(error, OSError) and error.filename is None
 
 
@@ -149,8 +147,14 @@ def message_of(error: Exception) -> str:
     return str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 
+def train_in_worker(job: RunJob) -> Outcome:
+    """Train a run in a process that does nothing else meanwhile: what it prints is added to the log."""
+    with _logging_to(job.log):
+        return job.train(lambda *_: None, lambda sentence: None)  # the outcome has the sentences
+
+
 @contextlib.contextmanager
-def logging_to(path: Path) -> Iterator[None]:
+def _logging_to(path: Path) -> Iterator[None]:
     """Add what this process prints to a file, also what libraries in C print."""
     with _appending(path) as log, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(log))

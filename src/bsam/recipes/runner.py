@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import BsamRuntimeError
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.run_dir import run_dir_name
+from ..training.run_dir import LOG, run_dir_name
 from ..training.run_state import RunState
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
@@ -61,7 +61,7 @@ class Callbacks:
         on_epoch: called with the epochs done and the epochs to do. Not called where other processes train.
         on_end: called with the state of a run that has ended, and the progress of all.
         on_fail: called with the state of a run that failed, and the message.
-        on_progress: called with the progress of all runs, every second where other processes train.
+        on_progress: called with the progress of all runs: every second where other processes train, and when one fails.
         tell: called with a sentence for the user.
     """
 
@@ -97,7 +97,8 @@ def run_all(
     executor: Executor | None = None,
     **options: Any,
 ) -> list[RunState]:
-    """Run what is missing below ``out``, in order, and continue what was interrupted.
+    """Run what is missing below ``out`` and continue what was interrupted: in order, but for an executor that trains
+    several at a time.
 
     Several processes may work on one folder: a run that is locked by another process is skipped and tried again at the
     end. A run that begins with another one is started when that is finished. A run that diverged is recorded as such;
@@ -155,8 +156,9 @@ class _Runs:
                 self._submit(name)
                 self._take_results(0)
             self._take_results(LOOK)
-            for name in self._submitted.values():
-                self._update(name)
+            for name in (*self._submitted.values(), *self._locked):
+                if (self.states[name].path / LOG).exists():  # otherwise it waits
+                    self._update(name)
             self.callbacks.on_progress(self._progress())
         return self._locked
 
@@ -202,6 +204,7 @@ class _Runs:
     def _fail(self, name: str, message: str) -> None:
         self.failed[name] = message
         self.callbacks.on_fail(self.states[name], message)
+        self.callbacks.on_progress(self._progress())
 
     def _update(self, name: str) -> None:
         state = self.states[name] = state_of(self.states[name].run, self.out)
@@ -211,14 +214,14 @@ class _Runs:
         self._measured[name] = len(state.epochs)
 
     def _progress(self) -> Progress:
-        states = self.states.values()
+        states, slots = self.states.values(), self.executor.slots
         seconds, unknown = self._eta.total(state for name, state in self.states.items() if name not in self.failed)
         not_ended = sum(not state.ended for state in states) - len(self.failed)
-        at_a_time = max(1, min(self.executor.slots, not_ended))
+        at_a_time = max(1, min(slots, not_ended))
         return Progress(
             len(states),
             sum(state.finished for state in states),
-            min(self.executor.slots, len(self._submitted)),
+            min(slots, len(self._submitted)),
             len(self.failed) + sum(state.diverged is not None for state in states),
             (seconds / at_a_time, unknown),
         )
@@ -235,14 +238,20 @@ def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
 
 def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
     """Return the runs with the settings that tuning chose; those whose tuning has not ended are returned unchanged."""
-    if recipe.tuning is None or not runs:
-        return list(runs)
-    first = min(run.seed for run in runs)
-    chosen: dict[str, Mapping[str, Any] | None] = {}
-    for run in runs:
-        if run.seed == first:
-            chosen[_key(run)] = _choice(recipe.tuning, run, out)
+    chosen = _choices(recipe, runs, out)
     return [replace(run, **(chosen[_key(run)] or {})) for run in runs]
+
+
+def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
+    """Return the runs whose tuning has not ended."""
+    chosen = _choices(recipe, runs, out)
+    return [run for run in runs if chosen[_key(run)] is None]
+
+
+def _choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, Mapping[str, Any] | None]:
+    """Return what tuning chose, by the key of a run."""
+    first, tuning = min((run.seed for run in runs), default=0), recipe.tuning
+    return {_key(run): _choice(tuning, run, out) if tuning else {} for run in runs if run.seed == first}
 
 
 def _key(run: Run) -> str:

@@ -166,13 +166,13 @@ def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = F
     with progress(console, {stage: runs, **({} if several else {"epochs": 1})}, left=not several) as bars:
 
         def on_start(state: RunState, found: Progress) -> None:
+            on_progress(found)
             if not several:
                 console.print(f"{name_of(state.run)}. Left: {time_left(found.left)}", style="dim", highlight=False)
-                bars.reach(stage, found.done + found.failed, runs)
                 bars.reach("epochs", len(state.epochs), state.run.epochs)
 
         def on_end(state: RunState, found: Progress) -> None:
-            bars.reach(stage, found.done + found.failed, runs)
+            on_progress(found)
             if state.diverged is not None:
                 console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
             elif several:
@@ -180,9 +180,12 @@ def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = F
                 console.print(f"{name_of(state.run)}: done. {done}", style="dim", highlight=False)
 
         def on_fail(state: RunState, message: str) -> None:
-            console.print(f"{name_of(state.run)}: {message}. See {state.path / LOG}", style="red", highlight=False)
+            log = state.path / LOG
+            see = f" See {log}" if log.exists() else ""  # there is none where the folder cannot be written
+            console.print(f"{name_of(state.run)}: {message}.{see}", style="red", highlight=False)
 
         def on_progress(found: Progress) -> None:
+            bars.reach(stage, found.done + found.failed, runs)
             if several:
                 bars.describe(stage, counts(found))
 
