@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from ..core.errors import BsamRuntimeError
 from ..core.layout import sharding
@@ -75,7 +76,7 @@ class InputQuantizer(TracksStatistics):
     def _grad_scale(self, x: Tensor) -> float:
         return 1.0
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # torch.compiler.disable would import torch._dynamo here, which takes seconds
     def _check(self, x: Tensor | None = None) -> None:
         if not self.initialized:
             if x is None:
