@@ -11,9 +11,10 @@ import pytest
 
 from bsam import cli
 from bsam.cli import run as cli_run
-from bsam.recipes import RECIPES, executors, run_job
+from bsam.recipes import RECIPES, executors, run_job, scales
 from bsam.recipes.runner import run_all
 from bsam.recipes.scales import scale_of
+from bsam.training import loop
 from bsam.training.lock import RunLocked
 from bsam.training.run_dir import run_dir_name
 
@@ -36,7 +37,19 @@ def folders(out):
 ELSEWHERE = ("demo", "pose")  # tests of their own
 
 
+@pytest.fixture
+def fewer_images(monkeypatch):
+    """The scale smoke with as many steps on fewer images, and eigenvalues with fewer digits."""
+    smoke = scale_of("smoke")
+    fewer = {name: smoke.settings[name] // 8 for name in ("batch", "limit_train", "limit_test")}
+    smoke = replace(smoke, settings={**smoke.settings, **fewer})
+    monkeypatch.setattr(scales, "SCALES", {**scales.SCALES, "smoke": smoke})
+    exact = loop.top_eigenvalues
+    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.1}))
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE])
+@pytest.mark.usefixtures("fewer_images")
 def test_smoke(name, tmp_path, capsys):
     """The cheapest methods of every recipe, really trained; then nothing is left to do."""
     only = ["--only", *CHEAP[name]] if name in CHEAP else []
