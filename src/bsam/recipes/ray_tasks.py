@@ -62,9 +62,9 @@ class RayTasks:
         self._owns = self._told_of_no_node = False
 
     def __enter__(self) -> RayTasks:
-        import ray
-
         _check_address(self._address)
+        import ray  # here: it takes seconds
+
         if not ray.is_initialized():
             _connect(self._address, self._cpus)
             self._owns = True
