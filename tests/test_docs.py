@@ -98,7 +98,7 @@ def check_radii(names):
     assert 10 < names["found"] < 100
 
 
-ELSEWHERE = {"guides/fine-tune.md", "guides/pose.md"}  # their code needs images: tests/docs runs it
+ELSEWHERE = {"guides/fine-tune.md", "guides/pose.md", "guides/quantization.md"}  # tests/docs runs their code
 FRAMEWORKS = ("lightning", "fabric", "transformers", "peft", "accelerate", "timm", "ignite", "skorch")
 ELSEWHERE |= {f"guides/{name}.md" for name in FRAMEWORKS}  # tests/integrations
 CHECKS = {  # beyond the assertions in the pages

@@ -128,7 +128,7 @@ def least_size(model):
 
 def test_predictions_and_size_of_a_folded_mobilenet(tmp_path):
     torch.manual_seed(0)
-    float_model, x = build("mobilenet_v1_small", seed=0), torch.randn(1000, 3, 16, 16)
+    float_model, x = build("mobilenet_v1_small", seed=0), torch.randn(500, 3, 8, 8)
     with torch.no_grad():
         float_model.train()(x)  # statistics for batch norm
     model = quantize(float_model, fold_batch_norm=True)
