@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsam
 from bsam.flatness import HessianOperator, landscape, spectral_density, top_eigenvalues, trace
-from bsam.flatness.linearized import Recorder
+from bsam.flatness.linearized import Recorder, make_fx
 
 PLENTY = 1 << 40
 
@@ -71,6 +72,34 @@ def recordings(monkeypatch):
 
     monkeypatch.setattr(Recorder, "record", counted)
     return calls
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return {}
+
+
+@pytest.fixture
+def traced_once(monkeypatch, graphs):
+    """Graphs of the small network with cross entropy are traced once for each shape of a batch.
+
+    Weights and batches are inputs of a graph. Only for tests of what is done with graphs: tracing takes most of their
+    time.
+    """
+
+    def traced(function):
+        def trace(*inputs):
+            shapes = tuple(t.shape for t in tree_leaves(inputs))
+            if shapes not in graphs:
+                graphs[shapes] = make_fx(function)(*inputs)
+            return graphs[shapes]
+
+        return trace
+
+    monkeypatch.setattr("bsam.flatness.linearized.make_fx", traced)
+
+
+of_graphs = pytest.mark.usefixtures("traced_once")
 
 
 def product(H, seed=0):
@@ -147,6 +176,7 @@ def test_changes_after_the_scope_count(small, change):
     assert apart(changed, before) > 0.01
 
 
+@of_graphs
 @pytest.mark.parametrize("raising", [False, True])
 def test_the_memory_is_free_after_the_scope(small, raising):
     model, data = small
@@ -163,6 +193,7 @@ def test_the_memory_is_free_after_the_scope(small, raising):
     assert bare.convolutions > 6 * 3 - 4 * 3  # those of a recorded product
 
 
+@of_graphs
 def test_entering_again_inside_records_nothing(small, recordings):
     H = HessianOperator(small[0], F.cross_entropy, of_sizes(small[1], 6, 6, 3))
     with H.linearized(PLENTY) as outer:
@@ -188,6 +219,7 @@ MEASURES = {
 }
 
 
+@of_graphs
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_scope_is_entered_where_it_pays_and_gives_the_same_numbers(small, recordings, monkeypatch, measure):
     H = HessianOperator(small[0], F.cross_entropy, small[1])
@@ -201,6 +233,7 @@ def test_the_scope_is_entered_where_it_pays_and_gives_the_same_numbers(small, re
     assert len(recordings) == 1
 
 
+@of_graphs
 @pytest.mark.parametrize("held", [0, 1, 2])
 def test_what_the_memory_does_not_hold_is_computed_plainly_and_not_held(small, held):
     model, data = small
@@ -231,6 +264,7 @@ def test_what_the_memory_does_not_hold_is_computed_plainly_and_not_held(small, h
         assert recording.note.endswith(f"={per_sample * (6 * held + 2)} is not enough for all batches")
 
 
+@of_graphs
 def test_data_is_iterated_only_for_what_was_not_recorded(small):
     x, y = small[1][0]
     passes = Counter()
@@ -249,6 +283,7 @@ def test_data_is_iterated_only_for_what_was_not_recorded(small):
     assert passes == Counter(dict.fromkeys(range(6), 1))
 
 
+@of_graphs
 def test_a_loader_that_shuffles_is_right_recorded_or_not(small):
     model, data = small
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
@@ -336,6 +371,7 @@ def test_penalties_lists_of_targets_and_sparse_inputs_are_computed_plainly(small
         assert not product(H).any()
 
 
+@of_graphs
 def test_shapes_are_limited_unless_a_budget_is_given(small, recordings, monkeypatch):
     H = HessianOperator(small[0], F.cross_entropy, of_sizes(small[1], 6, 6, 3, 6, 5, 4))
     monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 1)
@@ -373,6 +409,7 @@ def test_without_a_forward_derivative_reverse_mode_is_recorded(nets, recordings)
     assert recordings == [True, False]
 
 
+@of_graphs
 @pytest.mark.parametrize("later", [False, True])
 def test_memory_that_runs_out_is_no_failure(small, monkeypatch, later):
     model, data = small

@@ -304,6 +304,8 @@ def test_compiled_networks_run_eagerly(data, way):
         model(data[0][0]).sum().backward()
         model.zero_grad()
         assert errors(model, data, way) == (pytest.approx(expected[0], abs=1e-7), expected[1])
+    if way == "forward":
+        return  # the way that is recorded does not depend on it
     H = HessianOperator(torch.compile(plain, backend="aot_eager"), F.cross_entropy, data)
     with H.linearized(1 << 30) as recording:
         assert recording.recorded == 2

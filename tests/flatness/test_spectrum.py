@@ -37,7 +37,7 @@ def check_vectors(found, exact):
 def test_the_top_20_are_those_of_the_dense_matrix(request, nets, net, which):
     model, data, exact = request.getfixturevalue(net)
     H = HessianOperator(model, F.cross_entropy, data)
-    if which != "largest":  # how the products are computed does not depend on it
+    if (net, which) != ("trained", "largest"):  # how the products are computed does not depend on it
         nets["with dense products"](H, exact)
     found = top_eigenvalues(H, k=20, which=which, vectors=True)
     np.testing.assert_allclose(found.values, wanted(torch.linalg.eigvalsh(exact).numpy(), 20, which), rtol=1e-6)
@@ -72,8 +72,7 @@ def test_three_networks_side_by_side_have_every_eigenvalue_three_times(untrained
     model = nn.Sequential(nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 5)).double()
     exact = nets["exact"](model, F.cross_entropy, data)
     H = HessianOperator(Copies(model, 3), lambda out, y: sum(F.cross_entropy(own, y) for own in out), data)
-    if which != "largest":
-        nets["with dense products"](H, torch.block_diag(*[exact] * 3))
+    nets["with dense products"](H, torch.block_diag(*[exact] * 3))
     found = top_eigenvalues(H, k=20, which=which)  # the last of them without all of its copies
     expected = wanted(np.repeat(torch.linalg.eigvalsh(exact).numpy(), 3), 20, which)
     np.testing.assert_allclose(found.values, expected, rtol=1e-6)
@@ -139,7 +138,7 @@ def test_tiny_matrices(with_spectrum, which, k, eigenvalues):
 
 
 def test_float32(nets):
-    model, data = nets["made"](nets["mlp"], dtype=torch.float32)
+    model, data = nets["made"](nets["mlp"], sizes=(24,), dtype=torch.float32)
     H = HessianOperator(model, F.cross_entropy, data)
     found = top_eigenvalues(H, k=10)
     expected = np.linalg.eigvalsh(nets["exact"](model, F.cross_entropy, data).numpy())[::-1][:10]

@@ -12,7 +12,7 @@ from bsam.recipes.measure import STAGES, FlatnessSettings, loss_and_samples, mea
 ITS = FlatnessSettings(
     k=3,
     which="magnitude",
-    tol=1e-3,
+    tol=0.03,
     trace_samples=9,
     density_steps=5,
     density_probes=2,
@@ -25,17 +25,17 @@ ITS = FlatnessSettings(
 
 @pytest.fixture
 def data(problem):
-    return list(zip(problem.x.split(10), problem.y.split(10), strict=True))
+    return list(zip(problem.x.split(14), problem.y.split(14), strict=True))
 
 
-@pytest.mark.parametrize("its", [ITS, replace(ITS, mode="train"), replace(ITS, micro_batch=4)])
-def test_every_instrument_gets_every_setting(its, problem, data):
+@pytest.mark.parametrize("its", [ITS, replace(ITS, mode="train"), replace(ITS, micro_batch=8)])
+def test_every_instrument_gets_every_setting_and_the_loss_alone_is_the_same(its, problem, data):
     before = [t.clone() for t in problem.model.state_dict().values()]
     found = measure(problem.model, F.cross_entropy, data, its)
     options = {"micro_batch": its.micro_batch, "mode": its.mode}
     H = HessianOperator(problem.model, F.cross_entropy, data, **options)
     assert found.sharpness == sharpness(problem.model, F.cross_entropy, data, 0.2, 0.2, **options)
-    assert found.eigenvalues.values.tolist() == top_eigenvalues(H, 3, "magnitude", 1e-3, 3).values.tolist()
+    assert found.eigenvalues.values.tolist() == top_eigenvalues(H, 3, "magnitude", 0.03, 3).values.tolist()
     assert found.trace == trace(H, 9, 3)
     assert found.density.nodes.tolist() == spectral_density(H, 5, 2, 3).nodes.tolist()
     expected = landscape(problem.model, F.cross_entropy, data, 0.5, 5, 2, 3, **options)
@@ -45,11 +45,6 @@ def test_every_instrument_gets_every_setting(its, problem, data):
     assert tuple(found.seconds) == STAGES
     assert min(found.seconds.values()) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, problem.model.state_dict().values(), strict=True))
-
-
-@pytest.mark.parametrize("its", [ITS, replace(ITS, mode="train"), replace(ITS, micro_batch=4)])
-def test_loss_and_samples_are_those_of_the_whole_measurement(its, problem, data):
-    found = measure(problem.model, F.cross_entropy, data, its)
     assert loss_and_samples(problem.model, F.cross_entropy, data, its) == (found.landscape.loss[2, 2], found.samples)
 
 

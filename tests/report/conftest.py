@@ -135,6 +135,12 @@ def drawn(monkeypatch):
 
 
 @pytest.fixture
+def coarse(monkeypatch):
+    """Figures of few pixels, for tests that do not look at them."""
+    monkeypatch.setattr(panels, "DPI", 20)
+
+
+@pytest.fixture
 def on_a_full_disk(tmp_path):
     """Draw where no file gets longer than a kilobyte: the message says so, the old file is as it was, and nothing lies
     beside it.

@@ -23,6 +23,7 @@ from bsam.report.landscapes import write_interactive
 from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
 from bsam.training.lock import LOCK
 
+pytestmark = pytest.mark.usefixtures("coarse")
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
 CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
 QUIET = Console(file=io.StringIO(), width=80)
