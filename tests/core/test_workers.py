@@ -17,6 +17,7 @@ def test_calls_in_another_process_with_its_threads_and_variables(monkeypatch):
         pid = pool.submit(os.getpid).result()
         assert pid != os.getpid()
         os.kill(pid, signal.SIGINT)  # as Ctrl-C does
+        os.kill(pid, signal.SIGTERM)  # as the end of a job of SLURM does: the parent decides
         assert pool.submit(os.getpid).result() == pid
         assert pool.submit(torch.get_num_threads).result() == 2
         assert pool.submit(os.getenv, "BSAM_OF_THE_TEST").result() == "there"

@@ -49,6 +49,15 @@ def test_groups_that_are_assigned(plain):
     before = detached(head)
     optimizer.step(plain.loss)
     assert not same(before, detached(head))
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.1
+    radii = [optimizer.radius(group, "rho_min") for group in optimizer.param_groups]
+    optimizer.param_groups = optimizer.param_groups  # keeps what the method knows of the learning rate
+    assert [optimizer.radius(group, "rho_min") for group in optimizer.param_groups] == radii
+    optimizer.param_groups = [{**common, "params": [*body, *head]}]
+    assert optimizer.t == 1
+    with pytest.raises(bsam.BsamError, match="rho_mx"):
+        optimizer.param_groups = [{**common, "params": head, "rho_mx": 0.1}]
 
 
 def test_distributed_checkpoints_go_through_the_base(problem):

@@ -62,6 +62,7 @@ def test_clipping_and_accumulation(engine_of, max_norm, accumulate):
     ours.register_forward_pre_hook(lambda *_: calls.append(1))
     optimizer = BSAM(sgd(ours.parameters()), ours)
     trainer = engine_of(ours, optimizer, accumulate=accumulate, max_norm=max_norm)
+    ours.eval()  # as after an evaluation
     torch.manual_seed(0)
     trainer.run(data.all, max_epochs=EPOCHS)
     clip = CLIP if max_norm == 0.3 else None

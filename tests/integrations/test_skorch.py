@@ -72,7 +72,8 @@ def test_clipping_a_schedule_and_scores(skorch, classifier, clipping):
     module, data, seen, calls = network(), Batches(), [], []
 
     class Count(skorch.callbacks.Callback):
-        def on_grad_computed(self, net, named_parameters, **kwargs):
+        def on_grad_computed(self, net, named_parameters, training, **kwargs):
+            assert training
             calls.append([name for name, _ in named_parameters])
 
     callbacks = [

@@ -3,6 +3,7 @@ import ctypes
 import os
 import signal
 import time
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
@@ -219,3 +220,30 @@ def test_mps_is_stopped_where_its_start_is_interrupted(where, control, monkeypat
     with pytest.raises(KeyboardInterrupt), nvidia_mps(interrupt):
         pass
     assert control.read_text().split() == ["get_server_list", "quit"]
+
+
+def test_a_process_that_starts_again_while_all_stop_is_killed(tmp_path, monkeypatch):
+    """As where SIGTERM reaches the processes before their parent has heard of it."""
+    made, killed = [], []
+
+    class Pool:
+        def __init__(self, *arguments):
+            made.append(self)
+            executor._stopped = len(made) == 2
+
+        def submit(self, function, *arguments):
+            future = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
+
+        def kill(self):
+            killed.append(self)
+
+        __exit__ = kill
+
+    monkeypatch.setattr(executors, "Workers", Pool)
+    executor = LocalProcesses(1, "cpu", 1)
+    with pytest.raises(BrokenProcessPool):
+        executor.submit(RunJob(RUN, tmp_path), None, None).result(10)
+    assert len(made) == 2
+    assert killed == made[1:]

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import bsam
-from bsam.recipes import run_job, runner
+from bsam.recipes import RECIPES, run_job, runner
 from bsam.recipes.run_job import Outcome, state_of
-from bsam.recipes.runner import Callbacks, RunsFailed, run_all
+from bsam.recipes.runner import Callbacks, RunsFailed, run_all, untuned, with_tuned_settings
 from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
 from bsam.training.loop import fit
@@ -283,3 +283,11 @@ def test_only_runs_that_began_are_looked_at(fake, tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run_all(RUNS, tmp_path, Callbacks(on_progress=look), executor)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_runs_without_tuning_wait_for_none(recipe, tmp_path):
+    """Also where runs of several seeds differ in more than the seed, as in what they begin with."""
+    runs = recipe.runs(None, 2)
+    assert with_tuned_settings(recipe, runs, tmp_path) == runs
+    assert bool(untuned(recipe, runs, tmp_path)) == (recipe.tuning is not None)

@@ -96,6 +96,7 @@ def _prepare(stop: Event, threads: int, environment: dict[str, str]) -> None:
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the process was started by another thread
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent stops this one
     os.environ.update(environment)
     torch.set_num_threads(threads)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

@@ -68,8 +68,12 @@ class OptimizerWrapper(Optimizer):
         check_names(param_group, self.settings, self.base.defaults)
         self.base.add_param_group(param_group)
         group = self.param_groups.pop()
+        self.param_groups.append(self._with_settings(group))
+
+    def _with_settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Complete a group of the base optimizer, as if it had been there from the beginning."""
         known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
-        self.param_groups.append(self.completed({**self.settings, **group, **known}))
+        return self.completed({**self.settings, **group, **known})
 
     @property
     def train(self) -> Callable[[], None]:
@@ -93,7 +97,10 @@ class OptimizerWrapper(Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = [self.completed({**self.settings, **group}) for group in groups]
+        for group in groups:
+            if OWN not in group:
+                check_names(group, self.settings, self.base.defaults)
+        self.base.param_groups = [group if OWN in group else self._with_settings(group) for group in groups]
 
     @property
     def state(self) -> Any:  # type: ignore[override]

@@ -131,6 +131,9 @@ class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
                         raise
                     self._tell(f"The process of {job.log.parent.name} was killed: perhaps memory ran out.")
                     slot.start()
+                    if self._stopped:  # meanwhile: nobody else would kill it
+                        slot.pool.kill()
+                        raise
             raise BsamRuntimeError(f"its process ended {1 + RETRIES} times: perhaps memory ran out; try fewer --jobs")
         finally:
             self._free.put(slot)

@@ -249,9 +249,11 @@ def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
 
 
 def _choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, Mapping[str, Any] | None]:
-    """Return what tuning chose, by the key of a run."""
+    """Return what tuning chose, by the key of a run; nothing where there is no tuning."""
     first, tuning = min((run.seed for run in runs), default=0), recipe.tuning
-    return {_key(run): _choice(tuning, run, out) if tuning else {} for run in runs if run.seed == first}
+    if tuning is None:
+        return {_key(run): {} for run in runs}
+    return {_key(run): _choice(tuning, run, out) for run in runs if run.seed == first}
 
 
 def _key(run: Run) -> str:

@@ -1,0 +1,66 @@
+"""Batches of all kinds: later passes get them as they were, and tensors that are changed are noticed."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import bsam
+from bsam.integrations.batch import check_unchanged, containers_copied, tensor_versions
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Record:
+    x: object
+    y: object = None
+
+
+class Loading:
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return 1
+
+
+def ones():
+    return torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "change", "x_of"),
+    [
+        (lambda: {"x": ones()}, lambda b: b.pop("x"), lambda b: b["x"]),
+        (lambda: [ones()], lambda b: b.clear(), lambda b: b[0]),
+        (lambda: Record(ones()), lambda b: setattr(b, "x", 0), lambda b: b.x),
+        (lambda: [{"a": Record(ones())}], lambda b: setattr(b[0]["a"], "x", 0), lambda b: b[0]["a"].x),
+        (lambda: Pair({"q": ones()}, 1), lambda b: b.x.clear(), lambda b: b.x["q"]),
+        (lambda: UserDict(a={"x": ones()}), lambda b: b["a"].pop("x"), lambda b: b["a"]["x"]),
+    ],
+)
+def test_containers_are_copied_and_tensors_are_not(batch, change, x_of):
+    given = batch()
+    x = x_of(given)
+    copied, _ = containers_copied((given, {}))
+    change(given)
+    assert x_of(copied) is x
+    versions = tensor_versions((copied, {}))
+    check_unchanged(versions, "training_step")
+    x.mul_(0.5)
+    with pytest.raises(bsam.BsamError, match="training_step changes a tensor of its batch in place"):
+        check_unchanged(versions, "training_step")
+
+
+def test_what_carries_no_batch_is_left_alone():
+    network, loader = torch.nn.Linear(1, 1), Loading()
+    with torch.inference_mode():
+        inference = torch.ones(1)
+    given = ([network, loader, "text", None, print, Record], inference)
+    copied = containers_copied(given)
+    assert all(a is b for a, b in zip(copied[0], given[0], strict=True))
+    assert tensor_versions(given) == []
