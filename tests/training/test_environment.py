@@ -211,21 +211,9 @@ def test_what_torch_says_of_this_cpu_decides(monkeypatch):
 
 def test_a_real_run_of_the_command_line_on_a_cpu_with_fewer_instructions(tmp_path):
     """oneDNN, at its first use, can be told to take AVX2 at most; elsewhere than on x86_64 the CPU decides."""
-    small = [
-        "--epochs",
-        "1",
-        "--limit-train",
-        "16",
-        "--limit-test",
-        "10",
-        "--batch",
-        "16",
-        "--precision",
-        "bf16",
-        "--device",
-        "cpu",
-    ]
-    command = Command("train", "--method", "sgd", *small, "--out", tmp_path, env={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    small = ("--epochs", "1", "--limit-train", "16", "--limit-test", "10", "--batch", "16", "--precision", "bf16")
+    avx2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = Command("train", "--method", "sgd", *small, "--device", "cpu", "--out", tmp_path, env=avx2)
     out, error = command.communicate()
     assert (command.returncode, error) == (0, "")
     emulated = platform.machine() == "x86_64" or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
