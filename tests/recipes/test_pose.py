@@ -70,10 +70,11 @@ def test_smoke_needs_no_files():
     assert passes <= 11 * 1000  # images, of which a core takes about 200 in a second
 
 
-def test_a_run_of_smoke_learns():
+def test_a_run_of_smoke_learns(monkeypatch):
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", 400)
     run = pose("smoke")[0]
     mean_pose = Pose(run, torch.device("cpu")).baseline()["pck"]
-    assert fit(run, device="cpu").score > mean_pose + 0.2  # 0.69, and 0.36 for the mean pose
+    assert fit(run, device="cpu").score > mean_pose + 0.27  # 0.69, and 0.30 for the mean pose
 
 
 def test_a_small_experiment(tmp_path, capsys, monkeypatch):

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def run_dir_name(run: Run) -> str:
         >>> run_dir_name(Run("bsam", {"passes": 2}, model="resnet18", data="cifar10", label_noise=0.4, seed=1))
         'resnet18-cifar10-bsam-passes2-noise40-seed1-69df74c7'
     """
-    default = Run(run.method).settings()  # a setting that Run gets in a later version leaves the names as they are
+    default = _default_settings(run.method)  # a setting that Run gets in a later version leaves the names as they are
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
@@ -60,6 +61,11 @@ def run_dir_name(run: Run) -> str:
     named = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
     model, data = (re.sub(r"[^\w.]+", "_", name) for name in named)
     return "-".join([model, data, method, *arguments, *noise, f"seed{run.seed}", digest])
+
+
+@cache
+def _default_settings(method: str) -> Mapping[str, Any]:
+    return Run(method).settings()
 
 
 @dataclass(frozen=True)
