@@ -3,7 +3,7 @@ import ctypes
 import os
 import signal
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ def test_processes_are_killed_when_the_block_ends_by_an_exception(tmp_path, monk
     with contextlib.suppress(KeyboardInterrupt), LocalProcesses(1, "cpu", 1, told.append) as pool:
         future = pool.submit(RunJob(RUN, tmp_path), print, print)
         interrupt()
-    assert isinstance(future.exception(), BrokenProcessPool)
+    assert isinstance(future.exception(), (BrokenProcessPool, CancelledError))  # as the process had begun, or not
     assert told == []  # and it is not started again
 
 
