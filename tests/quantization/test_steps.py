@@ -22,6 +22,7 @@ from helpers import alike, assert_close, detached, flat, interrupted, same
 KEYS = ("scale", "zero_point", "low", "high")
 METHODS = {
     "bsam": partial(bsam.BSAM, rho_max=0.1, rho_min=0.1, rho_min_floor=0.05),
+    "bsam-released": partial(bsam.BSAM, rho_max=0.1, rho_min=0.1, start_from_min=True),
     "sam": partial(bsam.SAM, rho=0.1),
     "looksam": partial(bsam.LookSAM, k=3, rho=0.1),  # a vector between steps
 }

@@ -152,11 +152,15 @@ def test_a_killed_process_goes_on_bit_for_bit(tmp_path, monkeypatch, runs):
 
     monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=forked))
     run = Run("bsam", model="resnet8", epochs=3, batch=64, augment="crop-flip", limit_train=192, limit_test=100)
-    outcome = module.kill_and_resume(run, None, tmp_path, kills=2, seed=1)
-    assert outcome.equal
-    assert outcome.kills >= 1  # on a machine whose load changes, a process may have ended before its moment
-    assert len(RunDir(tmp_path / "killed").metrics()) == 3
-    a, b = (runs.load(tmp_path / name) for name in ("whole", "killed"))
+    for seed in range(1, 5):  # on a machine whose load changes, a process may have ended before its moment
+        folder = tmp_path / str(seed)
+        outcome = module.kill_and_resume(run, None, folder, kills=2, seed=seed)
+        assert outcome.equal
+        assert len(RunDir(folder / "killed").metrics()) == 3
+        if outcome.kills == 2:
+            break
+    assert outcome.kills == 2
+    a, b = (runs.load(folder / name) for name in ("whole", "killed"))
     assert module.same(a["network"], b["network"])
     next(iter(b["network"].values())).flatten()[0] += 1e-6
     assert not module.same(a["network"], b["network"])  # it would have noticed
