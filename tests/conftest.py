@@ -209,6 +209,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over modules and tests, which stay: a collection is then fast."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     gc.enable()
     trace_without_shapes()
 

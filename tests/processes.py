@@ -100,6 +100,7 @@ def _run_script(script: Path | str, arguments: list[str], output: Path, environm
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     faulthandler.enable()
     gc.freeze()  # what was imported stays
+    gc.set_threshold(20_000, 20, 50)
     warnings.simplefilter("error", UserWarning)
     os.environ |= environment
     sys.argv = [str(script), *arguments]
