@@ -23,3 +23,22 @@ def test_calls_in_another_process_with_its_threads_and_variables(monkeypatch):
         assert pool.submit(os.getenv, "BSAM_OF_THE_TEST").result() == "there"
         with pytest.raises(bsam.BsamError, match="not like this"):
             pool.submit(refuse).result()
+
+
+def test_a_signal_reaches_no_process_that_starts_and_is_not_lost(monkeypatch):
+    """What is blocked here, a child inherits, and so does the process from which others are forked."""
+    found = []
+
+    def start(*_):
+        signal.raise_signal(signal.SIGTERM)
+        found.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    pool = Workers(1)
+    monkeypatch.setattr(pool._pool, "submit", start)
+    before = signal.signal(signal.SIGTERM, lambda *_: found.append("terminated"))
+    try:
+        pool.submit(os.getpid)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == [{signal.SIGINT, signal.SIGTERM}, "terminated"]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

@@ -19,6 +19,7 @@ from .errors import BsamRuntimeError
 
 T = TypeVar("T")
 PRELOAD = ["bsam"]  # imported once, in the process from which the workers are forked
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # sent to all processes of a job: the parent decides, and stops the others
 _stop: Event | None = None  # set in a worker: once the parent no longer waits for the results
 
 
@@ -60,7 +61,7 @@ class Workers:
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function in one of the processes."""
-        with _ignoring_interrupts():
+        with _blocking_signals():
             return self._pool.submit(function, *arguments)
 
 
@@ -80,23 +81,22 @@ def check_main_guard() -> None:
 
 
 @contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Start processes in here that ignore Ctrl-C from their first instruction: a child inherits that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _blocking_signals() -> Iterator[None]:
+    """Start processes in here that neither Ctrl-C nor SIGTERM reaches from their first instruction, also the process
+    from which they are forked: a child inherits what is blocked, and this process gets it at the end of the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _prepare(stop: Event, threads: int, environment: dict[str, str]) -> None:
     global _stop
     _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the process was started by another thread
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent stops this one
+    for number in SIGNALS:  # not blocked where the user's program had forked processes in this way before
+        signal.signal(number, signal.SIG_IGN)
     os.environ.update(environment)
     torch.set_num_threads(threads)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
