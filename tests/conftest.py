@@ -191,7 +191,7 @@ FIRST = (  # files with the longest tests, that fork processes, or that import l
     "test_accelerate.py",
     "test_fabric.py",
     "test_lightning.py",
-    "test_lightning_ranks.py",
+    "test_framework_ranks.py",
     "test_peft.py",
     "test_transformers.py",
 )

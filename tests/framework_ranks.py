@@ -1,4 +1,6 @@
-"""Two processes of Lightning and Fabric on gloo; tests/integrations/test_lightning_ranks.py compares what they save."""
+"""Two processes of Lightning, Fabric, Ignite and timm on gloo; tests/integrations/test_framework_ranks.py compares what
+they save.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import runpy
 import warnings
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,7 @@ from bsam.integrations.lightning import SharpnessAwareMixin
 from bsam.models.timm_import import _import_torchvision
 from lightning_training import EPOCHS, Batches
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 METHODS = {
     "bsam": partial(bsam.BSAM, rho_max=0.2, rho_min=0.15),
     "rst": partial(
@@ -113,6 +117,30 @@ def rank_of_two(rank: int, folder: Path) -> None:
                     optimizer.zero_grad()
         return [p.detach() for p in net.parameters()]
 
+    def with_ignite() -> list[torch.Tensor]:
+        step = runpy.run_path(str(EXAMPLES / "ignite_engine.py"))["sharpness_aware_step"]
+        net = network()
+        model = importlib.import_module("ignite.distributed").auto_model(net)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        engine = importlib.import_module("ignite.engine").Engine(step(model, build("bsam", model), scaler, 0.3))
+        engine.run(Batches(rank=rank).all, max_epochs=EPOCHS)
+        return [p.detach() for p in net.parameters()]
+
+    def with_timm(accumulate: int) -> list[torch.Tensor]:
+        scaler = runpy.run_path(str(EXAMPLES / "timm_loop.py"))["ClosureScaler"]("cpu")
+        net = DistributedDataParallel(network())
+        optimizer, data = build("bsam", net), Batches(rank=rank)
+        for _ in range(EPOCHS):
+            for i, (x, y) in enumerate(data):
+                last = (i + 1) % accumulate == 0 or i + 1 == len(data)
+                with contextlib.nullcontext() if last else net.no_sync():
+                    scaler(
+                        lambda: F.cross_entropy(net(x), y) / accumulate, optimizer, 0.3, "norm", net.parameters(), last
+                    )
+                if last:
+                    optimizer.zero_grad()
+        return [p.detach() for p in net.parameters()]
+
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}  # the processes are there already
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     warnings.filterwarnings("error", "torch.distributed has")  # no wrapper found
@@ -122,6 +150,9 @@ def rank_of_two(rank: int, folder: Path) -> None:
         "manual": fit("bsam", manual=True),
         "fabric": with_fabric("bsam", 1),
         "fabric accumulating": with_fabric("bsam", 2),
+        "ignite": with_ignite(),
+        "timm": with_timm(1),
+        "timm accumulating": with_timm(2),
     }
     for method in METHODS:
         cases[f"{method} accumulating"] = fit(method, accumulate=2)
@@ -133,11 +164,12 @@ def rank_of_two(rank: int, folder: Path) -> None:
 
 
 def both_ranks(folder: Path) -> None:
-    """Import Lightning once, and fork into two processes."""
+    """Import the frameworks once, and fork into two processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_torchvision()
-        importlib.import_module("lightning.pytorch")
+        for name in ("lightning.pytorch", "ignite.distributed", "timm"):
+            importlib.import_module(name)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     processes = [multiprocessing.get_context("fork").Process(target=rank_of_two, args=(r, folder)) for r in range(2)]
