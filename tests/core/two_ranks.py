@@ -206,19 +206,16 @@ def fsdp(method: str, rank: int) -> dict:
     optimizer.backward(closure(method, model, x, y))
     exact = all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))
     optimizer.zero_grad()
-    for _ in range(STEPS):
+    last = 2 if method in REMEMBERING else 1  # LookSAM: a step that uses what is kept, and one that renews it
+    for _ in range(STEPS - last):
         optimizer.step(closure(method, model, x, y))
+    found = resumed(method, model, optimizer, x, y, last)
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {
-        "weights": list(full.values()),
-        "exact": exact,
-        "memory": memory(optimizer),
-        **resumed(method, model, optimizer, x, y),
-    }
+    return {"weights": list(full.values()), "exact": exact, "memory": memory(optimizer), **found}
 
 
-def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.Tensor) -> dict:
-    """Whether memory is sharded as the parameters are, and whether a resumed run goes on bit for bit."""
+def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.Tensor, steps: int) -> dict:
+    """Take the last steps; whether memory is sharded as the parameters are, and a resumed run goes on bit for bit."""
     saved = copy.deepcopy(optimizer.state_dict())  # a file would hold tensors of its own, too
     pairs = [(saved["state"][i].get(name), p) for name in optimizer.vectors for i, p in enumerate(model.parameters())]
     as_parameters = all(
@@ -229,7 +226,7 @@ def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.
     twin.load_state_dict(model.state_dict())
     other = build(method, twin)
     other.load_state_dict(saved)
-    for _ in range(3 if method in REMEMBERING else 1):  # LookSAM's period
+    for _ in range(steps):
         optimizer.step(closure(method, model, x, y))
         other.step(closure(method, twin, x, y))
     goes_on = all(

@@ -18,9 +18,12 @@ from bsam.recipes.ray_tasks import RayTasks
 from bsam.recipes.run_job import RunJob, state_of
 from bsam.recipes.runner import Callbacks, run_all
 from bsam.training.config import Run
+from helpers import draw_images
 from processes import Process
 
-RUN = Run("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
+# on image files: for the digits, each worker would import scikit-learn, which takes more than a second
+ON_FILES = {"data": "folder:images", "image_size": 8, "batch": 12}
+RUN = Run("sgd", **ON_FILES, model="digits_net", lr=0.1, label_smoothing=0.0, epochs=1)
 LONG = replace(RUN, method="bsam", epochs=40)
 
 
@@ -45,14 +48,16 @@ def same_end(one, other):
     assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
 
 
-def drive(address, out):
+def drive(address, out, given):
     with RayTasks(address, device="cpu") as executor:
-        run_all([LONG], out, executor=executor)
+        run_all([LONG], out, executor=executor, **given)
 
 
 def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp_path, monkeypatch):
     """8 runs, one of them begun by a driver that is killed, and killed again with its worker by SIGKILL."""
-    first = Process(drive, cluster, tmp_path / "there")
+    draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
+    given = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache"}
+    first = Process(drive, cluster, tmp_path / "there", given)
     while not state_of(LONG, tmp_path / "there").epochs:
         assert first.returncode is None
         time.sleep(0.02)
@@ -76,12 +81,12 @@ def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp
     callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
     with RayTasks(device="cpu") as executor:
         assert executor.slots == 2
-        executor.check(partial(check_data, ["digits"], None), tmp_path / "there")
-        there = run_all(runs, tmp_path / "there", callbacks, executor)
+        executor.check(partial(check_data, [RUN.data], tmp_path), tmp_path / "there")
+        there = run_all(runs, tmp_path / "there", callbacks, executor, **given)
     assert len(killed) == 1
     assert (there[0].path / "log.txt").read_text().count("process ") >= 3
     assert max(found.running for found in progress) == 2
-    for one, other in zip(there, run_all(runs, tmp_path / "here", device="cpu"), strict=True):
+    for one, other in zip(there, run_all(runs, tmp_path / "here", device="cpu", **given), strict=True):
         same_end(one, other)
 
 

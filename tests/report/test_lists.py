@@ -1,6 +1,7 @@
 import pytest
 
 from bsam.methods import METHODS
+from bsam.report import lists
 from bsam.report.lists import LISTS, list_table, methods_info
 
 
@@ -33,3 +34,8 @@ def test_figures_that_are_drawn_need_no_files():
     assert rows["lspet"][3::3] == ("files", "--data-dir FOLDER")
     assert [rows[name][2] for name in ("digits", "lspet", "mpii")] == ["10", "14 joints", "16 joints"]
     assert rows["digits"][6] == "scikit-learn"
+
+
+def test_the_column_is_narrowed_that_costs_the_fewest_lines():
+    rows = [("aa aa aa aa", "bbbb bbbb bbbb"), *[("aa", "bbbb bbbb bbbb")] * 5]
+    assert lists._widths(rows, 22) == [8, 14]  # not the widest one, which would wrap in all rows

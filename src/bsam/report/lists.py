@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import cache
+from itertools import count, zip_longest
 
 from ..core.errors import BsamValueError
 from ..data import DATASETS
@@ -133,9 +134,10 @@ def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
     columns = list(zip(*rows, strict=True))
     words = [max(len(word) for text in column for word in text.split()) for column in columns]
     widths = [max(map(len, column)) for column in columns]
+    heights = cache(lambda i, width: [len(textwrap.wrap(text, width)) for text in columns[i]])
     while sum(widths) > room:
         narrower = [[*widths[:i], widths[i] - 1, *widths[i + 1 :]] for i in range(len(widths)) if widths[i] > words[i]]
-        widths = min(narrower, key=lambda tried: (sum(len(_lines(row, tried)) for row in rows), max(tried)))
+        widths = min(narrower, key=lambda tried: (sum(map(max, *map(heights, count(), tried))), max(tried)))
     return widths
 
 
