@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.nn import functional as F
 
-from processes import CONTEXT, Process, Script, run_scripts
+from processes import Script
 
 gc.disable()  # until all tests are collected
 torch.set_num_threads(1)
@@ -99,11 +99,8 @@ CRASH_TITLE = "processes that died of heap corruption"
 
 
 @pytest.fixture(scope="session")
-def two_ranks_of(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
-    """A function that starts ``SCRIPT RANK FOLDER`` as two processes and returns what each saved as ``RANK.pt``.
-
-    It may be given modules that take long to import, for both at once: see :func:`processes.run_scripts`.
-    """
+def two_ranks_of(pytestconfig: pytest.Config) -> Callable[[Path, Path], list[Any]]:
+    """A function that starts ``SCRIPT RANK FOLDER`` as two processes and returns what each saved as ``RANK.pt``."""
     return partial(run_ranks, pytestconfig.stash.setdefault(CRASHES, []))
 
 
@@ -112,7 +109,7 @@ def run_ranks_fixture() -> Callable[[list[str], Path, Path], list[Any]]:
     return run_ranks
 
 
-def run_ranks(crashes: list[str], script: Path, folder: Path, **modules: list[str]) -> list[Any]:
+def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
     """Return what each of the two processes saved; a process that fails makes the test fail.
 
     There is one exception. Once in some hundred starts, glibc aborted a rank with :data:`HEAP`, and the cause was not
@@ -121,7 +118,7 @@ def run_ranks(crashes: list[str], script: Path, folder: Path, **modules: list[st
     signal fails, and so does a second abort.
     """
     for attempt in (folder / "first", folder / "second"):
-        codes, errors = start_ranks(script, attempt, **modules)
+        codes, errors = start_ranks(script, attempt)
         killed = [(code, error) for code, error in zip(codes, errors, strict=True) if code < 0]
         if not killed or not all(code == -signal.SIGABRT and HEAP in error.splitlines() for code, error in killed):
             break
@@ -130,19 +127,10 @@ def run_ranks(crashes: list[str], script: Path, folder: Path, **modules: list[st
     return [torch.load(attempt / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def start_ranks(
-    script: Path, folder: Path, imports: list[str] | None = None, without: list[str] | None = None
-) -> tuple[list[int], list[str]]:
+def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
     """Return the exit codes of two processes and their output."""
     folder.mkdir()
     files = [folder / f"{rank}.txt" for rank in range(2)]
-    if imports is not None:
-        codes_of, end = CONTEXT.Pipe(duplex=False)
-        starts = [(script, [str(rank), str(folder)], file, {}) for rank, file in enumerate(files)]
-        process = Process(run_scripts, starts, imports, without or [], end)
-        end.close()
-        assert process.wait(timeout=300) == 0
-        return codes_of.recv(), [file.read_text() for file in files]
     processes = [Script(script, rank, folder, output=file) for rank, file in enumerate(files)]
     try:
         codes = [process.wait(timeout=300) for process in processes]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import importlib
 import multiprocessing
 import os
 import runpy
@@ -91,30 +90,6 @@ class Command(Process):
             os.killpg(self.pid, signal.SIGKILL)
         with closing(self.stdout), closing(self.stderr):
             self.wait()
-
-
-def run_scripts(starts: list[tuple[Any, ...]], imports: list[str], without: list[str], codes: Connection) -> None:
-    """Import modules once, run scripts in forks of this process, and send their exit codes.
-
-    Args:
-        starts: the arguments of :func:`_run_script`.
-        imports: the modules.
-        without: modules that take long to import, and are to be missing.
-        codes: where the exit codes are sent to; a process that does not end is killed.
-    """
-    warnings.simplefilter("error", UserWarning)
-    sys.modules |= dict.fromkeys(without)  # type: ignore[arg-type]
-    for name in imports:
-        importlib.import_module(name)
-    forks = [multiprocessing.get_context("fork").Process(target=_run_script, args=start) for start in starts]
-    for fork in forks:
-        fork.start()
-    for fork in forks:
-        fork.join(200)
-    for fork in forks:
-        fork.kill()
-        fork.join()
-    codes.send([fork.exitcode for fork in forks])
 
 
 def _run_script(script: Path | str, arguments: list[str], output: Path, environment: dict[str, str]) -> None:

@@ -67,14 +67,10 @@ def _reset_accelerate() -> Iterator[None]:
         state.GradientState._reset_state()
 
 
-HUGGING_FACE = ["transformers.models.opt.modeling_opt", "transformers.trainer"]
-
-
 @pytest.fixture(scope="session")
 def hf_ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What two processes saved; this file's neighbour says what they train."""
-    script, imports = Path(__file__).with_name("hugging_face.py"), ["accelerate", *HUGGING_FACE]
-    return two_ranks_of(script, tmp_path_factory.mktemp("ranks"), imports=imports, without=["torchvision"])
+    return two_ranks_of(Path(__file__).with_name("hugging_face.py"), tmp_path_factory.mktemp("ranks"))
 
 
 def import_framework(name: str) -> ModuleType:

@@ -17,13 +17,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainingArguments  # noqa: F401
 
 import bsam
+
+if __name__ == "__main__":
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # as if it were not installed: it takes long to import
+
+from accelerate import Accelerator
+from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainingArguments  # noqa: F401
+
 from bsam.integrations.accelerate import backward
 from bsam.integrations.transformers import SharpnessAwareTrainer
 
