@@ -1,5 +1,8 @@
 import os
 import signal
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
@@ -42,3 +45,51 @@ def test_a_signal_reaches_no_process_that_starts_and_is_not_lost(monkeypatch):
         signal.signal(signal.SIGTERM, before)
     assert found == [{signal.SIGINT, signal.SIGTERM}, "terminated"]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
+def test_an_ended_process_does_not_keep_the_others():
+    """One that ended may have locked what the others wait for, as they ignore SIGTERM."""
+    killed = []
+    pool = Workers(2)
+    pool.kill = lambda: killed.append(True)
+    with pytest.raises(BrokenProcessPool), pool:
+        raise BrokenProcessPool
+    assert killed == [True]
+
+
+PROGRAM = """
+import multiprocessing, os, signal, sys, time
+
+def exit_with_torch():
+    sys.exit("torch" in sys.modules)
+
+if __name__ == "__main__":
+    from bsam.core.workers import SIGNALS, Workers
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
+    for _ in range(2):
+        with Workers(1) as pool:
+            pid = pool.submit(os.getpid).result()
+            for number in SIGNALS:
+                os.killpg(0, number)
+            assert pool.submit(os.getpid).result() == pid
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=exit_with_torch)
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    process = context.Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join(20)
+    assert process.exitcode == -signal.SIGTERM
+"""
+
+
+def test_signals_to_all_end_no_worker_and_other_processes_of_the_program_end_by_them(tmp_path):
+    """They are forked from the same process as the workers, which has imported torch and lives on."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, start_new_session=True, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -120,7 +120,8 @@ def test_mixed_precision(fabric_of, lightning, precision):
         optimizer.backward(lambda: F.cross_entropy(model(x), y))
 
 
-def test_a_module_with_the_mixin(fabric_of, lightning):
+@pytest.mark.parametrize("after_a_trainer", [False, True])
+def test_a_module_with_the_mixin(fabric_of, lightning, after_a_trainer):
     """Fabric has no Trainer, so that the mixin changes nothing."""
 
     class Net(SharpnessAwareMixin, lightning.LightningModule):
@@ -131,8 +132,15 @@ def test_a_module_with_the_mixin(fabric_of, lightning):
         def training_step(self, batch, batch_idx):
             return F.cross_entropy(self.net(batch[0]), batch[1])
 
+        def configure_optimizers(self):
+            return BSAM(sgd(self.parameters()), self)
+
     net, data = network(), Batches()
     module = Net(copy.deepcopy(net))
+    if after_a_trainer:
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+        lightning.Trainer(accelerator="cpu", max_steps=1, **quiet).fit(module, data)
+        module.net.load_state_dict(net.state_dict())
     fabric = fabric_of()
     model, optimizer = set_up(fabric, module)
     torch.manual_seed(0)

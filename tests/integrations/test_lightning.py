@@ -517,6 +517,7 @@ def test_after_an_exception_the_module_is_as_before(pl):
         with pytest.raises(ZeroDivisionError):
             pl.fit(module, Batches())
         assert not module.extra_pass
+        assert module.trainer.optimizers[0].step.__name__ == "step"  # not what it is while a step is taken
         assert module.mean.update_count == 2
         module.net.load_state_dict(net.state_dict())
         pl.fit(module, Batches())

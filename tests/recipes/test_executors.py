@@ -194,7 +194,7 @@ def test_mps_is_started_and_stopped_or_it_is_said_that_it_is_not_on(case, words,
 def test_processes_find_mps_which_is_stopped_although_stopping_is_interrupted(control, tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "spread", lambda device, slots: ["cuda:0", "cuda:0"])
     monkeypatch.setattr(executors, "train_in_worker", settings_of)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)  # of more
     end = executors.Workers.__exit__
     monkeypatch.setattr(executors.Workers, "__exit__", lambda *a: (end(*a), interrupt()))
     with pytest.raises(KeyboardInterrupt), LocalProcesses(2) as pool:
@@ -202,6 +202,15 @@ def test_processes_find_mps_which_is_stopped_although_stopping_is_interrupted(co
     assert folder.rpartition("/")[2].startswith("bsam-mps-")
     assert threads == 3
     assert control.read_text().split() == ["get_server_list", "quit"]
+
+
+def test_a_process_is_killed_whose_start_is_interrupted(tmp_path, monkeypatch):
+    killed = []
+    monkeypatch.setattr(executors.Workers, "submit", interrupt)
+    monkeypatch.setattr(executors.Workers, "kill", lambda pool: killed.append(pool))
+    with pytest.raises(KeyboardInterrupt), LocalProcesses(1, "cpu", 1) as pool:
+        pool.submit(RunJob(RUN, tmp_path), None, None)
+    assert len(killed) == 1
 
 
 def settings_of(job):

@@ -33,7 +33,9 @@ def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"  # with it, Ray writes a token into the home folder
     import ray
 
+    before = signal.getsignal(signal.SIGTERM)
     with RayTasks(cpus=2):
+        assert signal.getsignal(signal.SIGTERM) == before
         yield ray.get_runtime_context().gcs_address
     del os.environ["RAY_AUTH_MODE"]
 
@@ -159,6 +161,11 @@ def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkey
     assert job.options == {"data_dir": tmp_path / "data", "cache_dir": Path("/cache"), "device": "cuda"}
     assert (job.out, folder) == (tmp_path / "out", str(tmp_path))
     assert cancelled == [(task, True)]
+
+    with RayTasks(gpus_per_run=0) as executor:  # the node has a GPU
+        executor.submit(RunJob(RUN, Path("out"), given), print, print)
+    assert asked[-2]["num_gpus"] == 0
+    assert asked[-1][0].options["device"] == "cpu"
 
     monkeypatch.setattr(run_job, "fit", lambda *_, **options: print(f"in {os.getcwd()}"))  # as on a node
     monkeypatch.chdir("/")

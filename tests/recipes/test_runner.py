@@ -243,10 +243,10 @@ def test_what_other_processes_do_is_told_and_measured(fake_fit, tmp_path, monkey
         if len(found) == 4:
             for run in (runs[2], runs[4]):
                 futures[run].set_exception(OSError("the executor is broken"))
-        if len(found) == 7:
-            for run in (runs[0], runs[3]):
-                fake_fit()(run, tmp_path / run_dir_name(run))
-                futures[run].set_result(Outcome(True, ("it was slow",)))
+        if len(found) in (7, 8):
+            run = runs[0] if len(found) == 7 else runs[3]
+            fake_fit()(run, tmp_path / run_dir_name(run))
+            futures[run].set_result(Outcome(True, ("it was slow",)))
 
     with pytest.raises(RunsFailed, match="the executor is broken"):
         run_all(runs, tmp_path, Callbacks(on_progress=look, tell=told.append), executor)
@@ -259,9 +259,11 @@ def test_what_other_processes_do_is_told_and_measured(fake_fit, tmp_path, monkey
         (1, 2, 1),  # a run failed, at once,
         (1, 2, 2),  # and another one;
         (1, 2, 2),  # as each second
+        (2, 1, 2),
         (3, 0, 2),
         (3, 0, 2),  # when the run of the other command is tried again
     ]
+    assert found[7].left == (5.0, 0)  # one run is left, beside two that failed
     assert [each.left for each in found[:3]] == [(0.0, 5), (57.0 / 2, 0), (57.0 / 2, 0)]  # two at a time
 
 

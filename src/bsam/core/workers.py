@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ import torch
 from .errors import BsamRuntimeError
 
 T = TypeVar("T")
-PRELOAD = ["bsam"]  # imported once, in the process from which the workers are forked
+PRELOAD = ["bsam.core.fork_server"]  # imported once, by the process from which the workers are forked
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # sent to all processes of a job: the parent decides, and stops the others
 _stop: Event | None = None  # set in a worker: once the parent no longer waits for the results
 
@@ -48,6 +49,9 @@ class Workers:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if exc_type is not None and issubclass(exc_type, BrokenProcessPool):
+            self.kill()  # the others may wait for what the one that ended had locked
+            return
         if exc_type is not None:
             self._stop.set()
         self._pool.shutdown(cancel_futures=True)
@@ -63,6 +67,11 @@ class Workers:
         """Call a function in one of the processes."""
         with _blocking_signals():
             return self._pool.submit(function, *arguments)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use, as a job of a cluster may fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stop_if_asked(*_: object) -> None:
@@ -82,8 +91,8 @@ def check_main_guard() -> None:
 
 @contextlib.contextmanager
 def _blocking_signals() -> Iterator[None]:
-    """Start processes in here that neither Ctrl-C nor SIGTERM reaches from their first instruction, also the process
-    from which they are forked: a child inherits what is blocked, and this process gets it at the end of the block.
+    """Start the process from which workers are forked so that neither Ctrl-C nor SIGTERM ends it: a child inherits what
+    is blocked. What arrives meanwhile, this process gets at the end of the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -95,7 +104,7 @@ def _blocking_signals() -> Iterator[None]:
 def _prepare(stop: Event, threads: int, environment: dict[str, str]) -> None:
     global _stop
     _stop = stop
-    for number in SIGNALS:  # not blocked where the user's program had forked processes in this way before
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(environment)
     torch.set_num_threads(threads)

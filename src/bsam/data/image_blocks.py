@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.workers import Workers, stop_if_asked
+from ..core.workers import Workers, cores, stop_if_asked
 from .image_decoding import BoxError, Decoding, decode_bytes, read_image
 
 
@@ -89,7 +88,7 @@ def decode_blocks(tasks: Mapping[int, BlockTask], workers: int | None) -> Genera
         tasks: by the numbers of the blocks.
         workers: number of processes; by default as many as there are cores, but none where they would not save time.
     """
-    count = min(workers, len(tasks)) if workers is not None else min(os.cpu_count() or 1, len(tasks) // 8)
+    count = min(workers, len(tasks)) if workers is not None else min(cores(), len(tasks) // 8)
     if count <= 1:
         for number, task in tasks.items():
             yield number, task.decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
-from ..core.workers import check_main_guard
+from ..core.workers import check_main_guard, cores
 from .examples import Dataset, Examples
 from .image_blocks import Block, BlockTask, decode_blocks, sha256
 from .image_decoding import Crop, Decoding, Resize, read_image
@@ -156,7 +155,7 @@ class _Cache:
         self.size = self.decodings[0].size
         self.shape = (len(names), self.size, self.size, 3)
         self.blocks = range(-(-len(names) // BLOCK))
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(cores()) as threads:
             files = dict.fromkeys(names)
             found = dict(zip(files, threads.map(lambda name: sha256(read_image(folder / name)), files), strict=True))
         self.digests = [found[name] for name in names]
@@ -188,7 +187,7 @@ class _Cache:
         if pixels.shape != self.shape or pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
             return None, {}
         recorded = self._recorded()
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(cores()) as threads:
             found = threads.map(lambda n: Block.of(pixels[self._rows(n)], recorded[n].corrupt), recorded)
             return pixels, {n: block for n, block in zip(recorded, found, strict=True) if block == recorded[n]}
 

@@ -15,7 +15,7 @@ import torch
 
 from ..core.checks import check_count
 from ..core.errors import BsamRuntimeError
-from ..core.workers import Workers
+from ..core.workers import Workers, cores
 from ..training.environment import pick_device
 from .mps import nvidia_mps
 from .run_job import EachEpoch, Outcome, RunJob, train_in_worker
@@ -58,8 +58,10 @@ class _Slot:
     environment: Mapping[str, str]
     pool: Workers = field(init=False)
 
-    def start(self) -> None:
+    def prepare(self) -> None:
         self.pool = Workers(1, self.threads, self.environment)
+
+    def start(self) -> None:
         self.pool.submit(os.getpid)  # starts the process
 
     def stop(self, exc_type: type[BaseException] | None, *_: object) -> None:
@@ -95,7 +97,7 @@ class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
         check_count("jobs", slots)
         self.slots = slots
         self._devices = spread(device, slots)
-        self._threads = threads or max(1, (os.cpu_count() or 1) // slots)
+        self._threads = threads or max(1, cores() // slots)
         self._tell = tell
         self._stack = contextlib.ExitStack()  # does all of it, also where Ctrl-C is pressed again meanwhile
         self._environment: Mapping[str, str] = {}
@@ -115,8 +117,9 @@ class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
             self._stack.callback(self._calls.shutdown, cancel_futures=True)
         if self._devices:
             slot = _Slot(self._devices.pop(0), self._threads, self._environment)
+            slot.prepare()
+            self._stack.push(slot.stop)  # first: Ctrl-C may come while it starts
             slot.start()
-            self._stack.push(slot.stop)
             self._free.put(slot)
         return self._calls.submit(self._train, job)
 
@@ -130,6 +133,7 @@ class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
                     if self._stopped:
                         raise
                     self._tell(f"The process of {job.log.parent.name} was killed: perhaps memory ran out.")
+                    slot.prepare()
                     slot.start()
                     if self._stopped:  # meanwhile: nobody else would kill it
                         slot.pool.kill()

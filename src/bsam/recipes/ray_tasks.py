@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -199,11 +201,14 @@ def _connect(address: str, cpus: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    stop = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BsamRuntimeError(f"Ray at {address or 'local'} cannot be used ({reason}): {START}") from error
+    if threading.current_thread() is threading.main_thread() and stop is not None:
+        signal.signal(signal.SIGTERM, stop)  # Ray's handler ends the process at once
 
 
 def _nodes() -> list[Mapping[str, Any]]:
