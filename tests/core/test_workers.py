@@ -2,6 +2,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
@@ -28,12 +30,17 @@ def test_calls_in_another_process_with_its_threads_and_variables(monkeypatch):
             pool.submit(refuse).result()
 
 
-def test_a_signal_reaches_no_process_that_starts_and_is_not_lost(monkeypatch):
-    """What is blocked here, a child inherits, and so does the process from which others are forked."""
-    found = []
+@pytest.mark.parametrize("send", [signal.raise_signal, lambda number: os.kill(os.getpid(), number)])
+def test_a_signal_reaches_no_process_that_starts_and_is_not_lost(send, monkeypatch):
+    """What is blocked here, the process from which others are forked inherits. A signal to the process, and not to its
+    main thread, is taken by another one, which waits here.
+    """
+    found, end = [], threading.Event()
+    threading.Thread(target=end.wait, args=(60,)).start()
 
     def start(*_):
-        signal.raise_signal(signal.SIGTERM)
+        send(signal.SIGTERM)
+        time.sleep(0.05)
         found.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
     pool = Workers(1)
@@ -43,6 +50,7 @@ def test_a_signal_reaches_no_process_that_starts_and_is_not_lost(monkeypatch):
         pool.submit(os.getpid)
     finally:
         signal.signal(signal.SIGTERM, before)
+        end.set()
     assert found == [{signal.SIGINT, signal.SIGTERM}, "terminated"]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 

@@ -92,13 +92,22 @@ def check_main_guard() -> None:
 @contextlib.contextmanager
 def _blocking_signals() -> Iterator[None]:
     """Start the process from which workers are forked so that neither Ctrl-C nor SIGTERM ends it: a child inherits what
-    is blocked. What arrives meanwhile, this process gets at the end of the block.
+    is blocked. What arrives meanwhile, this process gets at the end of the block, also where another thread takes it.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    arrived: list[int] = []
+    before, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), {}
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # which runs the handlers, whichever thread is interrupted
+        handlers = {number: signal.signal(number, lambda found, _: arrived.append(found)) for number in SIGNALS}
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for found in arrived:
+            signal.raise_signal(found)
 
 
 def _prepare(stop: Event, threads: int, environment: dict[str, str]) -> None:

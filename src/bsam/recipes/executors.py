@@ -138,7 +138,10 @@ class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
                     if self._stopped:  # meanwhile: nobody else would kill it
                         slot.pool.kill()
                         raise
-            raise BsamRuntimeError(f"its process ended {1 + RETRIES} times: perhaps memory ran out; try fewer --jobs")
+            raise BsamRuntimeError(
+                f"its process ended {1 + RETRIES} times: perhaps memory ran out (try fewer --jobs), or the "
+                'script has no `if __name__ == "__main__":`'
+            )
         finally:
             self._free.put(slot)
 
