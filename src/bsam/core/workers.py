@@ -96,9 +96,7 @@ def _blocking_signals() -> Iterator[None]:
     """
     arrived: list[int] = []
     before, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), {}
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # which runs the handlers, whichever thread is interrupted
+    if threading.current_thread() is threading.main_thread():  # which runs the handlers, whoever takes a signal
         handlers = {number: signal.signal(number, lambda found, _: arrived.append(found)) for number in SIGNALS}
     try:
         yield
