@@ -1,0 +1,41 @@
+"""Processes that are forked from one that has imported torch compute on the GPU, also where this one does."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from bsam.cli import main
+from bsam.core.workers import Workers
+
+pytestmark = pytest.mark.gpu
+
+
+def on_the_device(count: int) -> tuple[int, float, str]:
+    values = torch.arange(count, device="cuda", dtype=torch.float64)
+    return os.getpid(), (values @ values).item(), str(values.device)
+
+
+def test_workers_compute_on_the_device_beside_this_process():
+    assert on_the_device(4)[1] == 14
+    with Workers(2) as pool:
+        found = [future.result() for future in [pool.submit(on_the_device, 1000) for _ in range(8)]]
+    assert {value for _, value, _ in found} == {332833500}
+    assert {device for *_, device in found} == {"cuda:0"}
+    assert os.getpid() not in {pid for pid, *_ in found}
+
+
+def test_runs_side_by_side_train_on_the_device(tmp_path):
+    losses = []
+    for jobs in "12":
+        out = tmp_path / jobs
+        command = ["run", "classification", "--scale", "smoke", "--only", "sgd", "--device", "cuda", "--out", str(out)]
+        assert main([*command, "--jobs", jobs]) == 0
+        runs = json.loads((out / "results.json").read_text())["runs"]
+        assert len(runs) == 3
+        assert all(run["state"] == "done" and run["machines"][0]["captured"] for run in runs)
+        losses.append([run["last"]["train_loss"] for run in runs])
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)  # a GPU does not repeat a training bit for bit
