@@ -232,6 +232,8 @@ def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
         more: other settings that change.
     """
     new = [replace(run, seed=seed, **more) for run in runs]
+    if all(run.init is None for run in runs):
+        return new
     names = dict(zip(map(run_dir_name, runs), map(run_dir_name, new), strict=True))
     return [run if run.init is None else replace(run, init=names[run.init]) for run in new]
 
