@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 from safetensors.torch import save
 
@@ -136,8 +137,9 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def coarse(monkeypatch):
-    """Figures of few pixels, for tests that do not look at them."""
+    """Figures of few pixels, and without a layout, for tests that do not look at them."""
     monkeypatch.setattr(panels, "DPI", 20)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
 
 
 @pytest.fixture
