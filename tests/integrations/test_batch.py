@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import UserDict, namedtuple
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,34 @@ Pair = namedtuple("Pair", "x y")
 class Record:
     x: object
     y: object = None
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: object
+    parent: object = None
+
+
+class Store(MutableMapping):
+    """Its values are made when they are asked for."""
+
+    def __init__(self, content):
+        self.content = dict(content)
+
+    def __getitem__(self, key):
+        return Record(self.content[key])
+
+    def __setitem__(self, key, value):
+        self.content[key] = value.x
+
+    def __delitem__(self, key):
+        del self.content[key]
+
+    def __iter__(self):
+        return iter(self.content)
+
+    def __len__(self):
+        return len(self.content)
 
 
 class Loading:
@@ -41,6 +71,10 @@ def ones():
         (lambda: [{"a": Record(ones())}], lambda b: setattr(b[0]["a"], "x", 0), lambda b: b[0]["a"].x),
         (lambda: Pair({"q": ones()}, 1), lambda b: b.x.clear(), lambda b: b.x["q"]),
         (lambda: UserDict(a={"x": ones()}), lambda b: b["a"].pop("x"), lambda b: b["a"]["x"]),
+        (lambda: Slotted(ones()), lambda b: setattr(b, "x", 0), lambda b: b.x),
+        (lambda: Record({"q": ones()}), lambda b: b.x.clear(), lambda b: b.x["q"]),
+        (lambda: Record(Slotted([ones()])), lambda b: b.x.x.clear(), lambda b: b.x.x[0]),
+        (lambda: Record(Store({"q": ones(), "p": ones()})), lambda b: b.x.clear(), lambda b: b.x["p"].x),
     ],
 )
 def test_containers_are_copied_and_tensors_are_not(batch, change, x_of):
@@ -64,3 +98,15 @@ def test_what_carries_no_batch_is_left_alone():
     copied = containers_copied(given)
     assert all(a is b for a, b in zip(copied[0], given[0], strict=True))
     assert tensor_versions(given) == []
+
+
+def test_objects_that_refer_to_each_other_and_arrays():
+    given = Record(np.ones(2))
+    given.y = Slotted(ones(), parent=given)
+    copied = containers_copied([given])[0]
+    given.x *= 0.5
+    given.y.x = 0
+    assert copied.y.parent is copied
+    assert copied.x.tolist() == [1, 1]
+    assert copied.y.x.tolist() == [1, 1]
+    assert len(tensor_versions([copied])) == 1

@@ -48,6 +48,22 @@ def test_step_with_a_closure(fabric_of):
     assert optimizer.t == 10
 
 
+def test_what_was_set_counts_where_the_class_has_another_value(fabric_of):
+    """``passes`` is 3 in the class, in which Fabric's object looks first."""
+    net, data = network(), Batches()
+    ours, calls, method = copy.deepcopy(net), [], partial(BSAM, passes=2)
+    model, optimizer = set_up(fabric_of(), ours, method)
+    ours.register_forward_pre_hook(lambda *_: calls.append(1))
+    torch.manual_seed(0)
+    for x, y in data:
+        optimizer.zero_grad()
+        optimizer.backward(lambda: F.cross_entropy(model(x), y))
+        optimizer.step()
+    plain(net, data, method=method, epochs=1)
+    compare(ours, net)
+    assert len(calls) == 10
+
+
 def test_clipping_accumulation_and_a_checkpoint(fabric_of, tmp_path):
     """A second loop goes on from the first one's checkpoint, in the middle of LookSAM's period."""
     method = partial(bsam.LookSAM, k=4, rho=0.2)

@@ -494,6 +494,51 @@ def test_a_batch_that_is_changed_in_place_is_refused(pl):
     pl.fit(Halving(network(), lambda base, model: base), Batches(), epochs=1)  # with SGD as ever
 
 
+class Unrelated:
+    def backward(self, loss, *args, **kwargs):
+        loss.backward(*args, **kwargs)
+
+
+def test_a_backward_of_the_users_must_be_that_of_the_mixin_on_the_same_loss(pl):
+    """Otherwise there would be no step, or one of another loss in the first pass only."""
+
+    class Same(pl.Net):
+        def backward(self, loss, *args, **kwargs):
+            super().backward(loss, *args, retain_graph=True, **kwargs)
+
+    class Halved(Same):
+        def backward(self, loss, *args, **kwargs):
+            super().backward(0.5 * loss, *args, **kwargs)
+
+    class Own(pl.Net):
+        def backward(self, loss, *args, **kwargs):
+            loss.backward(*args, **kwargs)
+
+    class Before(Unrelated, pl.Net):
+        pass
+
+    class Base(pl.L.LightningModule):
+        backward = Unrelated.backward
+
+    class Behind(pl.Net, Base):  # the mixin comes before Base
+        pass
+
+    net, data = network(), Batches()
+    module = Same(copy.deepcopy(net))
+    pl.fit(module, data)
+    plain(net, data)
+    compare(module.net, net)
+    for kind, message in {
+        Halved: "Halved.backward changes the loss",
+        Own: "Own.backward did not call that of SharpnessAwareMixin",
+        Before: "Before.backward did not call that of SharpnessAwareMixin",
+        Behind: "SharpnessAwareMixin replaces Base.backward",
+    }.items():
+        with pytest.raises(bsam.BsamError, match=message):
+            pl.fit(kind(network()), data)
+        pl.fit(kind(network(), lambda base, model: base), data, epochs=1)  # with SGD as ever
+
+
 def test_after_an_exception_the_module_is_as_before(pl):
     """In the first pass, in the second, and before it: what the module knows of the pass, metrics, random numbers."""
     import torchmetrics

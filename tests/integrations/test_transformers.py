@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import UserDict
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -190,6 +192,25 @@ def test_extra_passes_are_silent(hf, tmp_path):
     assert flags == [False, True, False, True]
     assert sum("words" in entry for entry in run.state.log_history) == 2
     assert run.extra_pass is False
+
+
+def test_every_pass_gets_objects_and_arrays_as_they_were(hf, tmp_path):
+    seen = []
+
+    class Changing(hf.SharpnessAwareTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            found, array = inputs.pop("found"), inputs.pop("array")
+            found.rate *= 0.5
+            array *= 0.5
+            seen.append((found.rate, array.tolist()))
+            return super().compute_loss(model, inputs, **kwargs)
+
+    def collate(rows):
+        return {**default_collate(rows), "found": SimpleNamespace(rate=1.0), "array": np.ones(2)}
+
+    arguments = hf.arguments(tmp_path, max_steps=1, remove_unused_columns=False)
+    hf.trainer(hf.network(), arguments, Changing, data_collator=collate).train()
+    assert seen == [(0.5, [0.5, 0.5])] * 2
 
 
 def test_inputs_that_are_changed_in_place_are_refused(hf, tmp_path):

@@ -91,6 +91,19 @@ def test_rho_min_follows_the_learning_rate():
     assert math.isclose(on_device.item(), 0.03, rel_tol=1e-6)
 
 
+@pytest.mark.parametrize("start_from_min", [True, False])
+def test_gradients_that_the_network_cleared_move_nothing(plain, start_from_min):
+    """As where a batch with a loss of NaN is skipped: ``model.zero_grad()`` does not reach the optimizer."""
+    base = torch.optim.SGD(plain.model.parameters(), lr=0.1)
+    optimizer, before = bsam.BSAM(base, plain.model, start_from_min=start_from_min), plain.weights()
+    optimizer.backward(plain.loss)
+    plain.model.zero_grad()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, plain.weights(), strict=True))
+    optimizer.step(plain.loss)
+    assert not any(torch.equal(a, b) for a, b in zip(before, plain.weights(), strict=True))
+
+
 def test_start_from_min_averages_over_accumulated_calls(plain):
     """Two calls on the same batch start from the same point as one."""
     once, twice = plain.clone(), plain.clone()

@@ -163,6 +163,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         Returns:
             The loss at ``w``, detached.
         """
+        wrapped = vars(self).get("_optimizer")  # in the object that Lightning or Fabric puts around the optimizer
+        if isinstance(wrapped, SharpnessAware):  # whose own attributes hide those of the class
+            return wrapped.backward(closure, scaler)
         if not callable(closure):
             raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
         if self._step_state.phase == "in_backward":
@@ -263,7 +266,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             raise BsamRuntimeError(NOT_READY[self._step_state.phase])
         try:
             start = self._step_state.start(self._ranks)
-            if start is not None:
+            if start is not None and any(p.grad is not None for p in self._weights.params):  # else it was cleared
                 self._weights.move(start)
             self.base.step()
         except BaseException:

@@ -36,6 +36,7 @@ class _FirstPass:
     versions: list[tuple[Tensor, int]]
     states: list[tuple[torch.Generator, Tensor]]
     running: bool = True
+    loss: Tensor | None = None  # what Lightning gives to a backward of the user's
 
 
 class SharpnessAwareMixin(_Base):
@@ -46,8 +47,9 @@ class SharpnessAwareMixin(_Base):
     run it again at perturbed weights, with the same batch and the same random draws. What the Trainer does with the
     gradient, such as ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling, it does with the direction.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
-    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the lists and dicts
-    of the batch as they were; a tensor of the batch that is changed in place is an error.
+    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the lists, dicts,
+    objects and NumPy arrays of the batch as they were; a tensor of the batch that is changed in place is an error, and
+    so is a ``backward`` of the class that does not call this one with the loss it was given.
 
     With other optimizers, and with ``automatic_optimization = False``, the mixin changes nothing. Refused are MSAM,
     whose only pass is not at ``w``, ESAM and K-SAM, which choose samples, ``m_sharpness``, ``dataloader_iter``, and
@@ -83,6 +85,9 @@ class SharpnessAwareMixin(_Base):
         owner = next((each for each in cls.__mro__ if "training_step" in vars(each)), None)
         if owner is not None and owner.__name__ != "LightningModule":
             cls.training_step = _noting_first_pass(vars(owner)["training_step"])  # type: ignore[method-assign]
+        owner = next(each for each in cls.__mro__ if "backward" in vars(each))
+        if owner is not SharpnessAwareMixin:
+            cls.backward = _reaching_the_mixin(vars(owner)["backward"])  # type: ignore[method-assign]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Log as usual; in later passes do nothing."""
@@ -98,6 +103,11 @@ class SharpnessAwareMixin(_Base):
         trainer, first = self.trainer, self._first_pass
         _check(self, optimizer)
         assert first is not None
+        if first.loss is not None and loss is not first.loss:
+            raise BsamRuntimeError(
+                f"{type(self).__name__}.backward changes the loss, which the later passes of a step would not: change "
+                "it in training_step, and pass on to super().backward what it was given"
+            )
         check_unchanged(first.versions, "training_step")
         self._first_pass = None  # which holds the batch
         ddp = find_ddp(trainer.strategy.model)
@@ -172,12 +182,33 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
     return training_step
 
 
+def _reaching_the_mixin(backward: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a ``backward`` of the user's: it must call that of the mixin, with the loss that it was given."""
+
+    @functools.wraps(backward)
+    def checked(self: SharpnessAwareMixin, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        first = self._first_pass
+        if first is not None and first.loss is None:  # else one that calls this one was given it
+            first.loss = loss
+        backward(self, loss, *args, **kwargs)
+        if self._first_pass is not None and self._sharpness_aware() is not None:
+            raise BsamRuntimeError(
+                f"{type(self).__name__}.backward did not call that of SharpnessAwareMixin, so that there is nothing to "
+                "step with: call super().backward(loss, *args, **kwargs) in it; to skip a batch, return None from "
+                "training_step"
+            )
+
+    return checked
+
+
 def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     """Raise an error for what would not be exact."""
     strategy, first = module.trainer.strategy, module._first_pass
     kinds = (
         each for each in type(strategy).__mro__ if each.__module__.startswith(("lightning.", "pytorch_lightning."))
     )
+    classes = type(module).__mro__
+    behind = next(each for each in classes[classes.index(SharpnessAwareMixin) + 1 :] if "backward" in vars(each))
     problem = None
     if optimizer.m_sharpness:
         problem = "m_sharpness=True needs a first pass without DDP's reduction, and Lightning's has it: leave it out"
@@ -194,6 +225,8 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
             f"{type(module).__name__}.optimizer_step calls optimizer.step: call super().optimizer_step(epoch, "
             "batch_idx, optimizer, optimizer_closure) instead"
         )
+    elif behind.__name__ != "LightningModule":
+        problem = f"SharpnessAwareMixin replaces {behind.__name__}.backward: do in training_step what that does"
     elif first is None:
         problem = "training_step was replaced after the class was made, so that it cannot be run again: override it"
     elif any(isinstance(argument, Iterator) for argument in tree_leaves(first.arguments)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from .accelerate import check_accelerator, unwrapped
-from .batch import check_unchanged, tensor_versions
+from .batch import check_unchanged, containers_copied, tensor_versions
 
 require_package("transformers", "integrations")
 require_package("accelerate", "integrations")
@@ -103,11 +102,11 @@ class SharpnessAwareTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run the passes of the method on one micro-batch; return the loss of the first."""
-        one_pass = functools.partial(super().training_step, model, inputs, num_items_in_batch)
+        one_pass = super().training_step
         before = tensor_versions(inputs)
 
         def closure() -> Tensor:
-            loss = one_pass()
+            loss = one_pass(model, containers_copied(inputs), num_items_in_batch)
             check_unchanged(before, "compute_loss")
             self.extra_pass = True
             return loss
