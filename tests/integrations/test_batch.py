@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict, namedtuple
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -50,6 +51,27 @@ class Store(MutableMapping):
         return len(self.content)
 
 
+class Graph:
+    """As a graph of torch_geometric: a copy has a store of its own."""
+
+    def __init__(self, **content):
+        self.__dict__["store"] = Store(content)
+
+    def __setattr__(self, name, value):
+        self.store.content[name] = value
+
+    def __copy__(self):
+        return Graph(**self.store.content)
+
+
+class Lists(dict):
+    pass
+
+
+class Kind(Enum):
+    A = ([1], 2)
+
+
 class Loading:
     def __iter__(self):
         return self
@@ -75,6 +97,8 @@ def ones():
         (lambda: Record({"q": ones()}), lambda b: b.x.clear(), lambda b: b.x["q"]),
         (lambda: Record(Slotted([ones()])), lambda b: b.x.x.clear(), lambda b: b.x.x[0]),
         (lambda: Record(Store({"q": ones(), "p": ones()})), lambda b: b.x.clear(), lambda b: b.x["p"].x),
+        (lambda: Lists(q=[ones()]), lambda b: b["q"].clear(), lambda b: b["q"][0]),
+        (lambda: [Graph(x=0), Graph(x=ones())], lambda b: setattr(b[1], "x", 0), lambda b: b[1].store["x"].x),
     ],
 )
 def test_containers_are_copied_and_tensors_are_not(batch, change, x_of):
@@ -94,9 +118,11 @@ def test_what_carries_no_batch_is_left_alone():
     network, loader = torch.nn.Linear(1, 1), Loading()
     with torch.inference_mode():
         inference = torch.ones(1)
-    given = ([network, loader, "text", None, print, Record], inference)
+    values = Kind.A.value
+    given = ([network, loader, "text", None, print, Record, Kind.A], inference)
     copied = containers_copied(given)
     assert all(a is b for a, b in zip(copied[0], given[0], strict=True))
+    assert Kind.A.value is values
     assert tensor_versions(given) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,19 @@ def containers_copied(batch: Any) -> Any:
     """Copy lists, dicts, other mappings, objects such as dataclasses, and arrays of NumPy, also nested, but no tensors:
     ``batch.pop`` and ``batch.x = ...`` leave the copy as it is.
     """
-    known: dict[int, tuple[Any, Any]] = {}  # with its copy: objects may refer to each other
+    known: dict[int, tuple[Any, Any]] = {}  # objects and their copies: they may refer to each other
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
             return leaf.copy()
-        is_mapping = isinstance(leaf, MutableMapping)
-        if not is_mapping and not _attributes(leaf):
+        if not isinstance(leaf, dict) and not _attributes(leaf):
             return leaf
         if id(leaf) not in known:
             new = copy.copy(leaf)
             known[id(leaf)] = leaf, new
             if new is leaf:  # as a member of an Enum
                 return leaf
-            if is_mapping:
+            if isinstance(leaf, dict):  # of a class that tree_map does not know; other mappings have attributes
                 new.update({key: tree_map(copied, value) for key, value in leaf.items()})
             for name, value in _attributes(new).items():
                 object.__setattr__(new, name, tree_map(copied, value))  # also where a class has a __setattr__

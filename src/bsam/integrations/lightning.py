@@ -191,7 +191,7 @@ def _reaching_the_mixin(backward: Callable[..., None]) -> Callable[..., None]:
         if first is not None and first.loss is None:  # else one that calls this one was given it
             first.loss = loss
         backward(self, loss, *args, **kwargs)
-        if self._first_pass is not None and self._sharpness_aware() is not None:
+        if self._first_pass is not None:
             raise BsamRuntimeError(
                 f"{type(self).__name__}.backward did not call that of SharpnessAwareMixin, so that there is nothing to "
                 "step with: call super().backward(loss, *args, **kwargs) in it; to skip a batch, return None from "
