@@ -136,3 +136,9 @@ def test_objects_that_refer_to_each_other_and_arrays():
     assert copied.x.tolist() == [1, 1]
     assert copied.y.x.tolist() == [1, 1]
     assert len(tensor_versions([copied])) == 1
+
+
+def test_copies_of_many_objects_are_not_mixed_up():
+    """An object that lived only in a copy may have the address of one before it."""
+    copied = containers_copied([Graph(x=i) for i in range(50)])
+    assert [graph.store.content["x"] for graph in copied] == list(range(50))
