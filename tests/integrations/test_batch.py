@@ -6,6 +6,7 @@ from collections import UserDict, namedtuple
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from enum import Enum
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +69,21 @@ class Lists(dict):
     pass
 
 
+class Images(list):
+    pass
+
+
+class Guarded:
+    """Reads an attribute by a property of its name, which cannot be set."""
+
+    def __init__(self, x):
+        vars(self)["x"] = x
+
+    @property
+    def x(self):
+        return vars(self)["x"]
+
+
 class Kind(Enum):
     A = ([1], 2)
 
@@ -97,6 +113,8 @@ def ones():
         (lambda: Record({"q": ones()}), lambda b: b.x.clear(), lambda b: b.x["q"]),
         (lambda: Record(Slotted([ones()])), lambda b: b.x.x.clear(), lambda b: b.x.x[0]),
         (lambda: Record(Store({"q": ones(), "p": ones()})), lambda b: b.x.clear(), lambda b: b.x["p"].x),
+        (lambda: Images([ones()]), lambda b: b.clear(), lambda b: b[0]),
+        (lambda: Guarded([ones()]), lambda b: b.x.clear(), lambda b: b.x[0]),
         (lambda: Lists(q=[ones()]), lambda b: b["q"].clear(), lambda b: b["q"][0]),
         (lambda: [Graph(x=0), Graph(x=ones())], lambda b: setattr(b[1], "x", 0), lambda b: b[1].store["x"].x),
     ],
@@ -142,3 +160,21 @@ def test_copies_of_many_objects_are_not_mixed_up():
     """An object that lived only in a copy may have the address of one before it."""
     copied = containers_copied([Graph(x=i) for i in range(50)])
     assert [graph.store.content["x"] for graph in copied] == list(range(50))
+
+
+def test_attributes_that_hold_no_data_are_the_same_in_every_pass():
+    """A network may look up its head by such an object; a module, and a data set, are not for copying."""
+    given = Record(Loading, [task := Guarded(0), torch])
+    given.y.append(given.y[0])
+    copied = containers_copied(given)
+    assert copied is not given
+    assert copied.y is not given.y
+    assert copied.y[0] is copied.y[2] is task
+    assert copied.y[1] is torch
+
+
+def test_an_attribute_that_is_new_in_one_pass_is_new_in_the_next():
+    given = SimpleNamespace()
+    copied = containers_copied([given])[0]
+    given.h = 1
+    assert not vars(copied)

@@ -48,10 +48,17 @@ def test_step_with_a_closure(fabric_of):
     assert optimizer.t == 10
 
 
+class Halving(bsam.BSAM):
+    """A method of the user's, whose ``backward`` must run once, on whatever object it is called."""
+
+    def backward(self, closure, scaler=None):
+        return super().backward(lambda: 0.5 * closure(), scaler)
+
+
 def test_what_was_set_counts_where_the_class_has_another_value(fabric_of):
     """``passes`` is 3 in the class, in which Fabric's object looks first."""
     net, data = network(), Batches()
-    ours, calls, method = copy.deepcopy(net), [], partial(BSAM, passes=2)
+    ours, calls, method = copy.deepcopy(net), [], partial(Halving, rho_max=0.2, rho_min=0.15, passes=2)
     model, optimizer = set_up(fabric_of(), ours, method)
     ours.register_forward_pre_hook(lambda *_: calls.append(1))
     torch.manual_seed(0)

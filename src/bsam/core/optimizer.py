@@ -165,7 +165,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """
         wrapped = vars(self).get("_optimizer")  # in the object that Lightning or Fabric puts around the optimizer
         if isinstance(wrapped, SharpnessAware):  # whose own attributes hide those of the class
-            return wrapped.backward(closure, scaler)
+            return SharpnessAware.backward(wrapped, closure, scaler)
         if not callable(closure):
             raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
         if self._step_state.phase == "in_backward":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,50 +14,65 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.errors import BsamRuntimeError
 
+PLAIN = {str, bytes, int, float, bool, type(None), Tensor}  # have nothing to follow: long lists of them are fast
+
 
 def containers_copied(batch: Any) -> Any:
-    """Copy lists, dicts, other mappings, objects such as dataclasses, and arrays of NumPy, also nested, but no tensors:
-    ``batch.pop`` and ``batch.x = ...`` leave the copy as it is.
+    """Copy lists, dicts, arrays of NumPy and objects with their attributes, but no tensors: ``batch.pop`` and ``batch.x
+    = ...`` leave the copy as it is.
+
+    Of the objects that are attributes, those that hold data are copied as well: dataclasses, namespaces and mappings.
+    Others may be known by their identity, or large, as a data set is.
     """
     known: dict[int, tuple[Any, Any]] = {}  # objects and their copies: they may refer to each other
 
-    def copied(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        if not isinstance(leaf, dict) and not _attributes(leaf):
+    def copied(leaf: Any, nested: bool = False) -> Any:
+        is_array = isinstance(leaf, np.ndarray)
+        if not is_array and _attributes(leaf, nested) is None:
             return leaf
         if id(leaf) not in known:
-            new = copy.copy(leaf)
+            new = leaf.copy(order="K") if is_array else copy.copy(leaf)
             known[id(leaf)] = leaf, new
-            if new is leaf:  # as a member of an Enum
-                return leaf
-            if isinstance(leaf, dict):  # of a class that tree_map does not know; other mappings have attributes
-                new.update({key: tree_map(copied, value) for key, value in leaf.items()})
-            for name, value in _attributes(new).items():
-                object.__setattr__(new, name, tree_map(copied, value))  # also where a class has a __setattr__
+            if not is_array and new is not leaf:  # as a member of an Enum is
+                for name, value in (_attributes(new, nested) or {}).items():
+                    if name in getattr(new, "__dict__", ()):
+                        vars(new)[name] = tree_map(copied_attribute, value)
+                    else:
+                        object.__setattr__(new, name, tree_map(copied_attribute, value))  # also where it is frozen
+                if isinstance(new, dict):  # of a class that tree_map does not know, as the list below
+                    for key, value in new.items():
+                        dict.__setitem__(new, key, tree_map(copied_attribute, value))
+                elif isinstance(new, list):
+                    new[:] = tree_map(copied_attribute, list(new))
         return known[id(leaf)][1]
+
+    def copied_attribute(leaf: Any) -> Any:
+        return copied(leaf, nested=True)
 
     return tree_map(copied, batch)
 
 
-def _attributes(leaf: Any) -> dict[str, Any]:
-    """Return the attributes of an object that may carry a batch in them, also those in slots."""
-    if isinstance(leaf, (Tensor, Iterator)) or callable(leaf):
-        return {}
-    slots = [getattr(kind, "__slots__", ()) for kind in type(leaf).__mro__]
-    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
-    in_slots = {name: getattr(leaf, name) for name in names if not name.startswith("__") and hasattr(leaf, name)}
-    return in_slots | getattr(leaf, "__dict__", {})
+def _attributes(leaf: Any, nested: bool) -> dict[str, Any] | None:
+    """Return the attributes of an object that may carry a batch in them; None if it is something else."""
+    if type(leaf) in PLAIN or isinstance(leaf, (Tensor, Iterator, ModuleType)) or callable(leaf):
+        return None
+    if nested and not (is_dataclass(leaf) or isinstance(leaf, (SimpleNamespace, MutableMapping))):
+        return None
+    names = [each.name for each in fields(leaf)] if is_dataclass(leaf) else []
+    if not names and not hasattr(leaf, "__dict__"):
+        return None
+    return {name: getattr(leaf, name) for name in names if hasattr(leaf, name)} | getattr(leaf, "__dict__", {})
 
 
-def _tensors(batch: Any, known: dict[int, Any]) -> Iterator[Tensor]:
+def _tensors(batch: Any, known: dict[int, Any], nested: bool = False) -> Iterator[Tensor]:
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
             yield leaf
-        elif id(leaf) not in known:
+        elif type(leaf) not in PLAIN and id(leaf) not in known:
             known[id(leaf)] = leaf
-            yield from _tensors(list(leaf.values()) if isinstance(leaf, Mapping) else [], known)
-            yield from _tensors(list(_attributes(leaf).values()), known)
+            if isinstance(leaf, (Mapping, list)):
+                yield from _tensors(list(leaf.values() if isinstance(leaf, Mapping) else leaf), known, nested)
+            yield from _tensors(list((_attributes(leaf, nested) or {}).values()), known, nested=True)
 
 
 def tensor_versions(batch: Any) -> list[tuple[Tensor, int]]:

@@ -48,8 +48,8 @@ class SharpnessAwareMixin(_Base):
     gradient, such as ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling, it does with the direction.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
     :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the lists, dicts,
-    objects and NumPy arrays of the batch as they were; a tensor of the batch that is changed in place is an error, and
-    so is a ``backward`` of the class that does not call this one with the loss it was given.
+    dataclasses and NumPy arrays of the batch as they were; a tensor of the batch that is changed in place is an error,
+    and so is a ``backward`` of the class that does not call this one with the loss it was given.
 
     With other optimizers, and with ``automatic_optimization = False``, the mixin changes nothing. Refused are MSAM,
     whose only pass is not at ``w``, ESAM and K-SAM, which choose samples, ``m_sharpness``, ``dataloader_iter``, and
