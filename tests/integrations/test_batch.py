@@ -114,6 +114,7 @@ def ones():
         (lambda: Record(Slotted([ones()])), lambda b: b.x.x.clear(), lambda b: b.x.x[0]),
         (lambda: Record(Store({"q": ones(), "p": ones()})), lambda b: b.x.clear(), lambda b: b.x["p"].x),
         (lambda: Images([ones()]), lambda b: b.clear(), lambda b: b[0]),
+        (lambda: Images([[ones()]]), lambda b: b[0].clear(), lambda b: b[0][0]),
         (lambda: Guarded([ones()]), lambda b: b.x.clear(), lambda b: b.x[0]),
         (lambda: Lists(q=[ones()]), lambda b: b["q"].clear(), lambda b: b["q"][0]),
         (lambda: [Graph(x=0), Graph(x=ones())], lambda b: setattr(b[1], "x", 0), lambda b: b[1].store["x"].x),
