@@ -46,6 +46,7 @@ def variants() -> dict[str, Callable[..., Any]]:
         "gsam-following": partial(bsam.GSAM, rho=0.1, rho_floor=0.02),
         "ksam": partial(bsam.KSAM, k=10),  # the default is larger than the batch
         "msam": partial(bsam.MSAM, rho=0.1),  # the default is larger than this network
+        "sam-following": partial(bsam.SAM, rho=0.1, rho_floor=0.02),
     }
 
 
@@ -196,7 +197,7 @@ def expected_passes(method, t, s, memory):
     elif method == "gam-paper":
         return [24] * 4, 6  # two of the four go back twice
     else:
-        own = {"bsam-2": 2, "bsam-adaptive": 3, "bsam-released": 3, "gsam-following": 2}
+        own = {"bsam-2": 2, "bsam-adaptive": 3, "bsam-released": 3, "gsam-following": 2, "sam-following": 2}
         passes = own.get(method) or METHODS[method].passes
     return [24] * passes, passes
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch.optim import lr_scheduler as S
 
 import bsam
-from bsam.core.schedule import LR_SEEN, top_lr
+from bsam.core.schedule import LR_MAX, LR_SEEN, LR_START, top_lr
+from bsam.core.schedule import LR_MIN as GROUP_LR_MIN
 from helpers import assert_close, detached
 
 STEPS, LR, RHO, FLOOR, LR_MIN = 20, 0.1, 0.05, 0.01, 0.001
@@ -50,7 +52,7 @@ SCHEDULES = {
 
 
 def radius_of_a_step(problem, optimizer):
-    """How far downhill the third pass of a step went, found from the weights alone."""
+    """How far the last pass of a step went from ``w``, found from the weights alone."""
     points = []
 
     def closure():
@@ -58,8 +60,8 @@ def radius_of_a_step(problem, optimizer):
         return problem.loss()
 
     optimizer.step(closure)
-    w, _, down = points
-    return math.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(w, down, strict=True)))
+    w, *_, last = points
+    return math.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(w, last, strict=True)))
 
 
 def expected_radius(lr, top):
@@ -67,18 +69,30 @@ def expected_radius(lr, top):
     return FLOOR + (RHO - FLOOR) * min(max(share, 0.0), 1.0)
 
 
-@pytest.mark.parametrize("first", ["the scheduler", "the optimizer"])
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_rho_min_follows_every_scheduler(plain, name, first):
-    make, known = SCHEDULES[name]
-    base = torch.optim.SGD(plain.model.parameters(), lr=LR, momentum=0.9)
-    options = {"rho_min": RHO, "rho_min_floor": FLOOR, "lr_min": LR_MIN}
+METHODS = {
+    "rho_min": partial(bsam.BSAM, rho_min=RHO, rho_min_floor=FLOOR, lr_min=LR_MIN),
+    "rho": partial(bsam.SAM, rho=RHO, rho_floor=FLOOR, lr_min=LR_MIN),
+}
+
+
+def scheduled_optimizer(problem, name, first, method):
+    """A method whose radius follows the learning rate, and a scheduler, in the order in which a user builds them."""
+    base = torch.optim.SGD(problem.model.parameters(), lr=LR, momentum=0.9)
+    make, _ = SCHEDULES[name]
     if first == "the scheduler":
         scheduler = make(base)
-        optimizer = bsam.BSAM(base, plain.model, **options)
-    else:
-        optimizer = bsam.BSAM(base, plain.model, **options)
-        scheduler = make(optimizer)
+        return method(base, problem.model), scheduler
+    optimizer = method(base, problem.model)
+    return optimizer, make(optimizer)
+
+
+@pytest.mark.parametrize("radius", METHODS)
+@pytest.mark.parametrize("first", ["the scheduler", "the optimizer"])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_the_radius_follows_every_scheduler(plain, name, first, radius):
+    _, known = SCHEDULES[name]
+    optimizer, scheduler = scheduled_optimizer(plain, name, first, METHODS[radius])
+    base = optimizer.base
     largest = base.param_groups[0].get("initial_lr", LR)
     radii = set()
     for t in range(STEPS):
@@ -89,6 +103,69 @@ def test_rho_min_follows_every_scheduler(plain, name, first):
         radii.add(round(found, 9))
         scheduler.step(*([float(t)] if name == "plateau" else []))
     assert len(radii) > 1
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_sam_equals_a_loop_with_that_radius(plain, name):
+    """A hand-written loop of SGD with momentum, under every scheduler; saved and resumed in the middle."""
+    method = partial(bsam.SAM, rho=0.1, rho_floor=0.05)
+    optimizer, scheduler = scheduled_optimizer(plain, name, "the optimizer", method)
+    known, w, v = SCHEDULES[name][1], plain.weights(), None
+    largest = optimizer.param_groups[0].get("initial_lr", LR)
+    other = plain.clone()
+
+    def gradient(at):
+        for p, value in zip(other.model.parameters(), at, strict=True):
+            p.data = value.clone()
+        return torch.autograd.grad(other.loss(), list(other.model.parameters()))
+
+    for t in range(STEPS):
+        if t == STEPS // 2:
+            saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+            optimizer, scheduler = scheduled_optimizer(plain, name, "the optimizer", method)
+            optimizer.load_state_dict(saved[0])
+            scheduler.load_state_dict(saved[1])
+        lr, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
+        largest = max(largest, lr)
+        rho = 0.05 + 0.05 * min(max(lr / (known or largest), 0.0), 1.0)
+        g = gradient(w)
+        length = math.sqrt(sum(float((a**2).sum()) for a in g)) + 1e-12
+        d = gradient([a + rho * b / length for a, b in zip(w, g, strict=True)])
+        v = list(d) if v is None else [momentum * a + b for a, b in zip(v, d, strict=True)]
+        w = [a - lr * b for a, b in zip(w, v, strict=True)]
+        optimizer.step(plain.loss)
+        assert_close(plain.weights(), w, atol=1e-12)
+        scheduler.step(*([float(t)] if name == "plateau" else []))
+
+
+def test_sam_without_a_floor_is_the_sam_of_a_fixed_radius(plain):
+    """Bit for bit, with a learning rate that changes; and with a floor of half the radius it is not."""
+    ends = []
+    for arguments in ({}, {"rho_floor": None, "lr_max": 0.3}, {"rho_floor": 0.1}, {"rho_floor": 0.05}):
+        problem = plain.clone()
+        optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=LR), problem.model, rho=0.1, **arguments)
+        scheduler = S.CosineAnnealingLR(optimizer, T_max=STEPS)
+        for _ in range(STEPS):
+            optimizer.step(problem.loss)
+            scheduler.step()
+        ends.append(torch.cat([w.flatten() for w in problem.weights()]))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+    assert not torch.allclose(ends[0], ends[3], atol=1e-6)
+
+
+def test_a_state_saved_before_sam_had_a_floor_is_loaded(plain):
+    old = bsam.SAM(torch.optim.SGD(plain.model.parameters(), lr=LR, momentum=0.9), plain.model)
+    old.step(plain.loss)
+    saved = old.state_dict()
+    for group in saved["param_groups"]:
+        for name in ("rho_floor", LR_MAX, GROUP_LR_MIN, LR_START, LR_SEEN):
+            del group[name]
+    new = bsam.SAM(torch.optim.SGD(plain.model.parameters(), lr=LR, momentum=0.9), plain.model, rho_floor=0.01)
+    new.load_state_dict(saved)
+    new.param_groups[0]["lr"] = LR / 2
+    assert new.radii("rho") == pytest.approx(0.03)
+    new.step(plain.loss)
 
 
 def test_the_case_of_the_issue(plain):

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.gpu
 
 METHODS = {
     "sam": bsam.SAM,
+    "sam-following": partial(bsam.SAM, rho=0.1, rho_floor=0.02),
     "asam": bsam.ASAM,
     "gsam": partial(bsam.GSAM, rho_floor=0.01),
     "fisher-sam": bsam.FisherSAM,

@@ -41,6 +41,7 @@ RUNS = {
     "sgd": Run("sgd", **SAME),
     **{name: Run(name, ARGUMENTS.get(name, {}), **SAME) for name, method in METHODS.items() if method.capturable},
     "nesterov": Run("sam", nesterov=True, **SAME),
+    "sam with a floor": Run("sam", {"rho": 0.2, "rho_floor": 0.02}, **SAME),
     "bsam with a floor": Run("bsam", FLOOR, **SAME),
     "bsam-2": Run("bsam", {**FLOOR, "passes": 2}, **SAME),
     "bsam as released": Run("bsam", {"start_from_min": True}, **SAME),

@@ -62,6 +62,7 @@ SAM = partial(bsam.SAM, rho=0.2)
 IDENTITIES = {
     "F-SAM that takes off no mean is SAM": (partial(bsam.FriendlySAM, rho=0.2, sigma=0.0), SAM),
     "GSAM without its orthogonal part is SAM": (partial(bsam.GSAM, rho=0.2, alpha=0.0), SAM),
+    "SAM whose floor is its radius does not follow": (partial(bsam.SAM, rho=0.2, rho_floor=0.2), SAM),
     "GSAM whose floor is its radius does not follow": (
         partial(bsam.GSAM, rho=0.2, rho_floor=0.2),
         partial(bsam.GSAM, rho=0.2),
@@ -305,9 +306,15 @@ REFUSED = [
     (bsam.AESAM, {"rho": -0.1, "total_steps": 9}, RADIUS),
     (bsam.ASAM, {"eta": -1.0}, "eta must be a finite number of at least 0"),
     (bsam.GSAM, {"alpha": float("nan")}, "alpha must be a finite number, got nan"),
-    (bsam.GSAM, {"rho_floor": 0.1}, "rho_floor must not be above rho"),
-    (bsam.GSAM, {"rho_floor": -0.1}, "rho_floor must be a finite number that is not negative"),
-    (bsam.GSAM, {"lr_max": 0.1, "lr_min": 0.2}, "lr_max must be a finite number above lr_min"),
+    *(
+        (cls, arguments, message)
+        for cls in (bsam.SAM, bsam.ASAM, bsam.GSAM, bsam.FriendlySAM)
+        for arguments, message in (
+            ({"rho_floor": 0.6}, "rho_floor must not be above rho"),
+            ({"rho_floor": -0.1}, "rho_floor must be a finite number that is not negative"),
+            ({"lr_max": 0.1, "lr_min": 0.2}, "lr_max must be a finite number above lr_min"),
+        )
+    ),
     (bsam.FisherSAM, {"eta": float("inf")}, "eta must be a finite number of at least 0"),
     (bsam.FriendlySAM, {"sigma": float("nan")}, "sigma must be a finite number"),
     (bsam.FriendlySAM, {"decay": 1.1}, "decay must be a finite number between 0 and 1"),

@@ -138,18 +138,21 @@ def bsam_(
     return mix((1, g), (1, g_max), (-ratio(norm(g_max), norm(g_min)), g_min))
 
 
-def sam(L: Step, rho=0.05) -> Tensors:
-    return L.grad(ball(rho, L.grad()))
+def radius(L: Step, rho: float, rho_floor=None, lr_max=None, lr_min=0.0) -> float:
+    return rho if rho_floor is None else following(L.lr, rho, rho_floor, lr_max, lr_min)
 
 
-def asam(L: Step, rho=0.5, eta=0.01) -> Tensors:
-    return L.grad(adaptive_ball(L, rho, L.grad(), eta))
+def sam(L: Step, rho=0.05, **schedule) -> Tensors:
+    return L.grad(ball(radius(L, rho, **schedule), L.grad()))
 
 
-def gsam(L: Step, rho=0.05, rho_floor=None, lr_max=None, lr_min=0.0, alpha=0.4) -> Tensors:
-    rho_t = rho if rho_floor is None else following(L.lr, rho, rho_floor, lr_max, lr_min)
+def asam(L: Step, rho=0.5, eta=0.01, **schedule) -> Tensors:
+    return L.grad(adaptive_ball(L, radius(L, rho, **schedule), L.grad(), eta))
+
+
+def gsam(L: Step, rho=0.05, alpha=0.4, **schedule) -> Tensors:
     g = L.grad()
-    g_p = L.grad(ball(rho_t, g))
+    g_p = L.grad(ball(radius(L, rho, **schedule), g))
     return mix((1, g_p), (-alpha, g), (alpha, projected(g, g_p)))
 
 
@@ -159,10 +162,10 @@ def fisher_sam(L: Step, rho=0.1, eta=0.2) -> Tensors:
     return L.grad(mix((rho / (math.sqrt(dot(g, natural)) + TINY), natural)))
 
 
-def friendly_sam(L: Step, rho=0.05, sigma=1.0, decay=0.9) -> Tensors:
+def friendly_sam(L: Step, rho=0.05, sigma=1.0, decay=0.9, **schedule) -> Tensors:
     g = L.grad()
     m = L.memory.get("m")
-    d = L.grad(ball(rho, g if m is None else mix((1, g), (-sigma, m))))
+    d = L.grad(ball(radius(L, rho, **schedule), g if m is None else mix((1, g), (-sigma, m))))
     L.memory["m"] = g if m is None else mix((decay, m), (1 - decay, g))
     return d
 
@@ -242,6 +245,8 @@ RADII = {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01}
 WIDE = {"rho_max": 0.5, "rho_min": 0.4, "rho_min_floor": 0.1, "adaptive": True, "eta": 0.01}
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "sam": ("SAM", sam, {}),
+    "sam-schedule": ("SAM", sam, {"rho": 0.1, "rho_floor": 0.05}),
+    "sam-clamped": ("SAM", sam, {"rho": 0.2, "rho_floor": 0.01, "lr_max": 0.08, "lr_min": 0.02}),
     "bsam": ("BSAM", bsam_, RADII),
     "bsam-defaults": ("BSAM", bsam_, {}),
     "bsam-2": ("BSAM", bsam_, {**RADII, "passes": 2}),
@@ -251,12 +256,14 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "bsam-adaptive-2": ("BSAM", bsam_, {**WIDE, "passes": 2}),
     "asam": ("ASAM", asam, {}),
     "asam-eta": ("ASAM", asam, {"rho": 0.3, "eta": 0.2}),
+    "asam-schedule": ("ASAM", asam, {"rho": 0.8, "rho_floor": 0.2}),
     "gsam": ("GSAM", gsam, {}),
     "gsam-schedule": ("GSAM", gsam, {"rho": 0.2, "rho_floor": 0.01}),
     "gsam-clamped": ("GSAM", gsam, {"rho": 0.2, "rho_floor": 0.01, "lr_max": 0.08, "lr_min": 0.02, "alpha": 0.7}),
     "fisher": ("FisherSAM", fisher_sam, {}),
     "fisher-strong": ("FisherSAM", fisher_sam, {"rho": 0.2, "eta": 100.0}),
     "friendly": ("FriendlySAM", friendly_sam, {}),
+    "friendly-schedule": ("FriendlySAM", friendly_sam, {"rho": 0.3, "rho_floor": 0.1}),
     "friendly-0.5": ("FriendlySAM", friendly_sam, {"rho": 0.2, "sigma": 0.5, "decay": 0.6}),
     "pgn": ("PGN", pgn, {}),
     "gam": ("GAM", gam, {}),

@@ -159,6 +159,13 @@ def test_rho_min_is_told_as_the_last_step_of_the_epoch_had_it():
     assert [epoch.metrics["lr"] for epoch in found] == pytest.approx(expected)
 
 
+def test_the_radius_of_sam_is_told_and_follows_the_learning_rate():
+    found = fit(Run("sam", {"rho": 0.1, "rho_floor": 0.04}, epochs=3, **SAME), device="cpu").epochs
+    for epoch in found:
+        assert epoch.metrics["rho"] == pytest.approx(0.04 + 0.06 * epoch.metrics["lr"] / 0.1, rel=1e-6)
+        assert "rho_min" not in epoch.metrics
+
+
 def test_the_optimizer_gets_every_setting():
     model, task = DigitsNet(), Classification(Run("sgd"), CPU)
     settings = {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.01}

@@ -18,6 +18,13 @@ LR_START = "sharpness_lr_start"  # the learning rate when the optimizer was buil
 LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tensor where the learning rate is one
 
 
+def radius_settings(
+    rho: float, rho_floor: float | None, lr_max: float | None, lr_min: float
+) -> dict[str, float | None]:
+    """Return the group values of a method whose ``rho`` may follow the learning rate down to ``rho_floor``."""
+    return {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
+
+
 def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
     """Complete a group whose ``radius`` follows the learning rate down to ``floor``; raise if a setting is invalid."""
     lr_min, lr_max = group[LR_MIN], group[LR_MAX]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
+from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
 
@@ -23,7 +24,12 @@ class ASAM(SharpnessAware):
     ``T`` acts elementwise; it is 1 for biases. Weights and the scales of norm layers have the ``T`` of the formula.
 
     Args:
-        rho: the radius. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
+        rho: the radius, at its largest. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
+        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
+            schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
+        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
+            does.
+        lr_min: the learning rate at which it is smallest.
         eta: added to the absolute values of the weights.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -42,10 +48,10 @@ class ASAM(SharpnessAware):
         Networks", ICML 2021.
 
     Differences from the paper:
-        None known in the formula. The released code scales the parameters whose name contains "weight". Here these are
-        all parameters with two or more dimensions, and of the others those named "weight"; without a model, every
-        parameter of one dimension counts as a bias. The real and the imaginary part of complex weights are scaled
-        separately.
+        The radius is fixed, as in the paper, unless ``rho_floor`` is given. The released code scales the parameters
+        whose name contains "weight". Here these are all parameters with two or more dimensions, and of the others those
+        named "weight"; without a model, every parameter of one dimension counts as a bias. The real and the imaginary
+        part of complex weights are scaled separately.
     """
 
     title, reference = "ASAM", "Kwon et al., ICML 2021"
@@ -54,18 +60,24 @@ class ASAM(SharpnessAware):
     data_settings: ClassVar = {"cifar100": {"rho": 1.0}}
     tuning: ClassVar = ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0})
 
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+
     def __init__(
         self,
         base: Optimizer,
         model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.5,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
         eta: float = 0.01,
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
         self.eta = check_number("eta", eta, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
+        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

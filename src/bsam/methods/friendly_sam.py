@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
+from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
 
@@ -25,7 +26,12 @@ class FriendlySAM(SharpnessAware):
     The first step has no mean yet: it perturbs along ``g``, which becomes the mean.
 
     Args:
-        rho: the radius. The paper's for CIFAR-100: 0.2.
+        rho: the radius, at its largest. The paper's for CIFAR-100: 0.2.
+        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
+            schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
+        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
+            does.
+        lr_min: the learning rate at which it is smallest.
         sigma: the weight of the mean that is subtracted.
         decay: :math:`\lambda`, of the mean. The paper's for CIFAR-100: 0.6.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
@@ -55,6 +61,7 @@ class FriendlySAM(SharpnessAware):
     data_settings: ClassVar = {"cifar100": {"rho": 0.2, "decay": 0.6}}
 
     vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(
         self,
@@ -62,13 +69,17 @@ class FriendlySAM(SharpnessAware):
         model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.05,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
         sigma: float = 1.0,
         decay: float = 0.9,
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
         self.sigma, self.decay = check_number("sigma", sigma), check_number("decay", decay, low=0, high=1)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
+        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

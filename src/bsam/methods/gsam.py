@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
-from ..core.schedule import LR_MAX, LR_MIN
+from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
 
@@ -72,7 +72,7 @@ class GSAM(SharpnessAware):
         same_draws: bool = True,
     ) -> None:
         self.alpha = check_number("alpha", alpha)
-        settings = {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
+        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
         super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
+from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
 
@@ -21,7 +23,13 @@ class SAM(SharpnessAware):
         base: the optimizer that takes the step.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no batch norm.
             If the closure runs other modules, too, a list of all of them, this one first.
-        rho: the radius. The paper's: 0.05 for CIFAR-10, 0.1 for CIFAR-100.
+        rho: the radius, at its largest. The paper's: 0.05 for CIFAR-10, 0.1 for CIFAR-100.
+        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
+            schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``. ``rho=a + b, rho_floor=a`` has the
+            total radius of BSAM with ``rho_max=a, rho_min=b`` at every step.
+        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
+            does.
+        lr_min: the learning rate at which it is smallest.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
@@ -40,12 +48,14 @@ class SAM(SharpnessAware):
         ICLR 2021.
 
     Differences from the paper:
-        None known.
+        The paper's radius is fixed, as it is here unless ``rho_floor`` is given.
     """
 
     title, reference = "SAM", "Foret et al., ICLR 2021"
     purpose = "Flat minima at twice the cost: the method to start with."
     sam_radii = ("rho",)
+
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(
         self,
@@ -53,10 +63,14 @@ class SAM(SharpnessAware):
         model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 0.05,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
         m_sharpness: bool = False,
         same_draws: bool = True,
     ) -> None:
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
+        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -102,7 +102,7 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     """
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
-    steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho_min") if metrics.get(name) is not None)
+    steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)
     whole = dict(metrics)
     if run.task in TASKS:  # without the parts of its measure, as PCK of each group of joints
         parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_"

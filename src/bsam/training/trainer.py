@@ -95,7 +95,8 @@ class Trainer:
         """Train for an epoch, counted from 0.
 
         Returns:
-            the mean of the losses before each step, the learning rate and rho_min of the last step, and seconds.
+            the mean of the losses before each step, the learning rate and the scheduled radii of the last step, and
+            seconds.
         """
         run, device = self.run, self.context.device
         start = time.perf_counter()
@@ -112,7 +113,7 @@ class Trainer:
                 self._set_lr(lr)
                 total += self.stepper(*batch)
         loss = float(self.context.mean(total)) / self.steps
-        return {"train_loss": loss, "lr": lr, "rho_min": self._rho_min(), "seconds": time.perf_counter() - start}
+        return {"train_loss": loss, "lr": lr, **self._radii(), "seconds": time.perf_counter() - start}
 
     @contextlib.contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
@@ -133,11 +134,12 @@ class Trainer:
             else:
                 group["lr"] = own
 
-    def _rho_min(self) -> float | None:
-        """Return rho_min in the last step, which follows the learning rate; None where the method has none."""
-        if not isinstance(self.optimizer, SharpnessAware) or "rho_min" not in self.optimizer.settings:
-            return None
-        return float(self.optimizer.radius(self.optimizer.param_groups[0], "rho_min"))
+    def _radii(self) -> dict[str, float]:
+        """Return the radii that can follow the learning rate, in the last step, by name."""
+        if not isinstance(self.optimizer, SharpnessAware):
+            return {}
+        group = self.optimizer.param_groups[0]
+        return {name: float(self.optimizer.radius(group, name)) for name in self.optimizer.scheduled_radii}
 
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics of the network; in the first process only."""
