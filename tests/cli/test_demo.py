@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bsam import cli
-from bsam.cli import run as cli_run
-from bsam.recipes import digits_demo
+from bsam.recipes import digits_demo, experiments
 from bsam.recipes.scales import scale_of
 from bsam.recipes.variants import variants
 from bsam.training import loop
@@ -88,7 +87,7 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(
     before = {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept}
     # the rest in this process, and measured on less: faster
     alone = replace(scale_of("demo"), workers=1)
-    monkeypatch.setattr(cli_run, "scale_of", lambda name: alone)
+    monkeypatch.setattr(experiments, "scale_of", lambda name: alone)
     monkeypatch.setattr(digits_demo, "LANDSCAPE_POINTS", 3)
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 32)
     assert cli.main(arguments) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from bsam import cli
 from bsam.cli import run as cli_run
-from bsam.recipes import RECIPES, executors, run_job, scales
+from bsam.recipes import RECIPES, executors, experiments, run_job, scales
 from bsam.recipes.runner import run_all
 from bsam.recipes.scales import scale_of
 from bsam.training import loop
@@ -34,7 +34,7 @@ def folders(out):
     return {path.name for path in out.iterdir() if path.is_dir()}
 
 
-ELSEWHERE = ("demo", "pose")  # tests of their own
+ELSEWHERE = ("demo", "pose", "radius")  # tests of their own
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_smoke(name, tmp_path, capsys):
 def test_every_method_trains_at_the_scale_smoke(tmp_path):
     """On a network that is smaller still."""
     runs = [run for run in RECIPES["classification"].runs("smoke") if run.model == "resnet8"]
-    assert len(runs) == 19
+    assert len(runs) == 21
     runs = [replace(run, model="digits_net", limit_test=20) for run in runs]
     assert all(state.finished for state in run_all(runs, tmp_path, device="cpu"))
 
@@ -83,10 +83,10 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     command = ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "80 runs: 0 ended, 0 started, 80 not started. Time left: unknown before the first epoch." in " ".join(
+    assert "112 runs: 0 ended, 0 started, 112 not started. Time left: unknown before the first epoch." in " ".join(
         text.split()
     )
-    assert text.count("missing") == 80
+    assert text.count("missing") == 112
     assert not (tmp_path / "out").exists()
 
 
@@ -100,14 +100,14 @@ def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     command = ["run", "classification", "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "19 runs: 0 ended, 0 started, 19 not started." in text
-    assert text.count("ResNet-18, CIFAR-10,") == 19
+    assert "21 runs: 0 ended, 0 started, 21 not started." in text
+    assert text.count("ResNet-18, CIFAR-10,") == 21
     assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "--device", "cpu"]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     done = [run for run in results["runs"] if run["state"] == "done"]
     assert [run["settings"]["model"] for run in done] == ["resnet8"]
     assert sum(cell["missing"] for cell in results["table"]) == len(results["runs"]) - 1
-    assert "56 runs are not finished." in (tmp_path / "out" / "table.md").read_text()
+    assert "62 runs are not finished." in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_files_of_something_else_are_not_overwritten(tmp_path, refused):
@@ -237,7 +237,7 @@ def test_what_a_tuning_run_was_to_choose_is_not_trained_where_it_fails(tmp_path,
         raise RunLocked("another process is training there")
 
     monkeypatch.setattr(run_job, "fit", fit)
-    monkeypatch.setattr(cli_run, "scale_of", lambda name: replace(scale_of(name), workers=1))
+    monkeypatch.setattr(experiments, "scale_of", lambda name: replace(scale_of(name), workers=1))
     command = ["demo", "--out", str(tmp_path), "--methods", "sgd", "--seeds", "2", "--epochs", "1"]
     assert cli.main(command) == 2
     out, error = capsys.readouterr()

@@ -5,9 +5,10 @@ import pytest
 import bsam
 from bsam.methods import METHODS
 from bsam.recipes import run_job
+from bsam.recipes.choices import tuning_runs, with_tuned_settings
 from bsam.recipes.digits_demo import DEFAULT, TUNED_SGD, by_method, candidates, demo_recipe
-from bsam.recipes.runner import run_all, tuning_runs, with_tuned_settings
-from bsam.recipes.variants import variant_of, variants
+from bsam.recipes.runner import run_all
+from bsam.recipes.variants import arguments, variant_of, variants
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 
@@ -45,7 +46,7 @@ def demo(recipe, runs, out):
 
 def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_none():
     for variant in variants().values():
-        run = Run(variant.method, variant.arguments, **SHARED)
+        run = Run(variant.method, arguments(variant, "digits"), **SHARED)
         found = candidates(run)
         if variant.name == "sgd":
             assert found == []

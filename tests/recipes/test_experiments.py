@@ -15,13 +15,16 @@ from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 
 CIFAR = [
-    recipe for recipe in RECIPES.values() if "paper" in recipe.scales and recipe.name not in ("pose", "quantization")
+    recipe
+    for recipe in RECIPES.values()
+    if "paper" in recipe.scales and recipe.name not in ("pose", "quantization", "radius")
 ]
 PAPER = {"data": "cifar10", "precision": "bf16", "compile": True}  # with Run's defaults, ResNet-18 on CIFAR-10
 
 
 def test_every_method_is_a_column_and_bsam_is_three():
-    assert list(variants()) == ["sgd", *METHODS, "bsam-2", "bsam-released"]
+    sam, *others = METHODS
+    assert list(variants()) == ["sgd", sam, "sam-sum", "sam-follow", *others, "bsam-2", "bsam-released"]
     assert {column.method for column in variants().values()} >= set(METHODS)
     assert [variants()[name].title for name in BSAMS] == ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
     assert [variants()[name].arguments for name in BSAMS] == [{}, {"passes": 2}, {"start_from_min": True}]
@@ -39,7 +42,7 @@ def test_a_run_finds_its_column_again_and_repeats_no_default(data):
         run = Run(column.method, arguments(column, data))
         assert variant_of(run) == column
         for name, value in run.arguments.items():
-            if name not in ("rho_max", "rho_min"):
+            if name not in ("rho_max", "rho_min"):  # rho_floor has no default
                 assert inspect.signature(METHODS[run.method].cls).parameters[name].default != value
 
 
@@ -51,6 +54,10 @@ def test_hyperparameters():
         signature = inspect.signature(METHODS[column.method].cls).parameters
         return {**{n: p.default for n, p in signature.items()}, **arguments(column, data)}
 
+    for data, radius in (("cifar10", 0.05), ("cifar100", 0.1), ("digits", 0.05)):
+        total = sum(full("bsam", data)[name] if data != "digits" else radius for name in ("rho_max", "rho_min"))
+        assert [full("sam-sum", data)[name] for name in ("rho", "rho_floor")] == [total, total]
+        assert [full("sam-follow", data)[name] for name in ("rho", "rho_floor")] == [total, radius]
     for name in ("sam", "gsam", "looksam", "esam", "ksam", "aesam", "rst"):
         assert (full(name, "cifar10")["rho"], full(name, "cifar100")["rho"]) == (0.05, 0.1)
     assert (full("asam", "cifar10")["rho"], full("asam", "cifar100")["rho"]) == (0.5, 1.0)
@@ -73,7 +80,7 @@ def test_hyperparameters():
 
 def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
     runs = RECIPES["classification"].runs("paper")
-    assert len(runs) == 3 * 2 * 19
+    assert len(runs) == 3 * 2 * 21
     assert {(run.model, run.data, variant_of(run).name) for run in runs} == {
         (model, data, name)
         for model in ("resnet18", "wide_resnet28_10", "pyramidnet110")
@@ -114,9 +121,9 @@ def test_label_noise_is_four_rates_on_both_data_sets():
         (data, rate, name)
         for data in ("cifar10", "cifar100")
         for rate in (0.2, 0.4, 0.6, 0.8)
-        for name in ("sgd", "sam", *BSAMS)
+        for name in ("sgd", "sam", "sam-sum", "sam-follow", *BSAMS)
     }
-    assert len(runs) == 40
+    assert len(runs) == 56
 
 
 def test_the_curves():
@@ -140,7 +147,7 @@ def test_short_is_the_paper_with_fewer_epochs(recipe):
     short = [replace(run, probe=None) for run in recipe.runs("short")]
     assert {run.epochs for run in short} == {epochs}
     assert all(run in paper for run in short)
-    assert len(short) == {"classification": 38, "transfer": 2 * 2 * 5}.get(recipe.name, len(paper))
+    assert len(short) == {"classification": 42, "transfer": 2 * 2 * 7}.get(recipe.name, len(paper))
 
 
 @pytest.mark.parametrize("recipe", CIFAR, ids=lambda recipe: recipe.name)
@@ -179,7 +186,7 @@ def test_published_numbers_stand_where_they_belong():
             "transfer": 2 * 5 * 5,
         }
         assert len(beside) == expected[recipe.name]
-    run = RECIPES["label-noise"].runs("paper")[4]
+    run = RECIPES["label-noise"].runs("paper")[6]
     assert (variant_of(run).name, RECIPES["label-noise"].published(run).mean) == ("bsam-released", 93.34)
 
 
@@ -208,7 +215,7 @@ def test_a_selection():
     assert {(run.model, run.data) for run in chosen} == {("resnet18", "cifar10")}
     assert [run.seed for run in select(runs, ["bsam-2"], ["pyramidnet110"], ["cifar100"])] == [0, 1]
     noise = RECIPES["label-noise"].runs("smoke")
-    with pytest.raises(bsam.BsamError, match="no method 'asam': choose from sgd, sam, bsam, bsam-2, bsam-released"):
+    with pytest.raises(bsam.BsamError, match="no method 'asam': choose from sgd, sam, sam-sum, sam-follow, bsam"):
         select(noise, ["asam"])
     with pytest.raises(bsam.BsamError, match="no model 'resnet18': choose from resnet8"):
         select(noise, models=["resnet18"])

@@ -8,8 +8,9 @@ import pytest
 
 import bsam
 from bsam.recipes import RECIPES, run_job, runner
+from bsam.recipes.choices import untuned, with_tuned_settings
 from bsam.recipes.run_job import Outcome, state_of
-from bsam.recipes.runner import Callbacks, RunsFailed, run_all, untuned, with_tuned_settings
+from bsam.recipes.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
 from bsam.training.loop import fit

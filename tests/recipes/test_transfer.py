@@ -9,7 +9,8 @@ from bsam.recipes.transfer import transfer
 from bsam.recipes.variants import variant_of
 
 DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")
-COLUMNS = ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
+COLUMNS = ("sgd", "sam", "sam-sum", "sam-follow", "bsam", "bsam-2", "bsam-released")
+SAM_RADII = {"sam": [0.05, None], "sam-sum": [0.1, 0.1], "sam-follow": [0.1, 0.05]}  # rho and rho_floor
 PRINTED = {  # test accuracy in %, mean and standard deviation, on DATA
     ("timm:efficientnet_b0", "sgd"): "97.32 0.07  87.05 0.11  77.11 0.36  74.47 0.55  87.89 0.43",
     ("timm:efficientnet_b0", "sam"): "97.48 0.07  87.27 0.21  78.04 0.37  75.75 0.41  88.30 0.16",
@@ -55,8 +56,9 @@ def test_the_papers_runs():
         cls = {"sam": bsam.SAM, "bsam": bsam.BSAM}.get(run.method)
         if cls is not None:
             made = cls(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), None, **run.arguments)
-            names = ("rho",) if run.method == "sam" else ("rho_max", "rho_min")
-            assert [made.param_groups[0][name] for name in names] == [0.05] * len(names)
+            names = ("rho", "rho_floor") if run.method == "sam" else ("rho_max", "rho_min")
+            expected = SAM_RADII.get(variant_of(run).name, [0.05, 0.05])
+            assert [made.param_groups[0][name] for name in names] == expected
     numbers = {(run.model, run.data): RECIPES["transfer"].published(run).mean for run in runs if run.method == "base"}
     assert numbers["timm:resnet50", "stanford_cars"] == 80.02
 
@@ -72,4 +74,4 @@ def test_smoke_needs_no_download():
         (model, "digits", None) for model in ("timm:test_efficientnet", "timm:test_resnet")
     }
     assert {(run.image_size, run.epochs, run.lr, run.label_smoothing) for run in runs} == {(32, 2, 0.01, 0.0)}
-    assert len(runs) == 10
+    assert len(runs) == 14

@@ -28,9 +28,9 @@ def test_the_legend_names_the_lines_of_every_panel_once(finished_run, tmp_path, 
     recipe = RECIPES["label-noise"]
     states = [finished_run(run) for run in recipe.runs("paper") if (run.method, run.data) != ("bsam", "cifar10")]
     plot_accuracy_lines(accuracy_lines_info(recipe, states), "noise", tmp_path / "lines.png")
-    ours = ["SGD", "SAM", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
+    ours = ["SGD", "SAM", "SAM (sum)", "SAM (follow)", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
     assert legend_of(drawn[0]) == [*ours, "SGD, paper", "SAM, paper", "BSAM, paper"]
-    assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [4, 8]
+    assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [6, 10]
 
 
 def test_lines_against_rho_min_and_noise(finished_run):

@@ -8,7 +8,7 @@ from bsam.recipes import RECIPES
 from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
-from bsam.recipes.variants import variants
+from bsam.recipes.variants import MATCHED, MATCHED_NOTE, variant_of, variants
 from bsam.report.summaries import CellSummary, SeedStatistics, table_info
 from bsam.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info
 from bsam.training.config import Run
@@ -20,7 +20,7 @@ RUN = Run("sgd", epochs=200)
 def test_the_table_by_hand(finished_run):
     recipe = RECIPES["classification"]
     cells = table_info(recipe, [finished_run(run) for run in recipe.runs("paper", seeds=3)])
-    assert len(cells) == 114
+    assert len(cells) == 126
     values = [90.0, 91.0, 92.0]
     for each in cells:
         assert each.ours.mean == pytest.approx(statistics.fmean(values))
@@ -36,7 +36,7 @@ def test_the_table_by_hand(finished_run):
     section = sections_info(recipe, cells)[0]
     assert (section.title, section.header) == ("ResNet-18", ("method", "CIFAR-10", "paper", "CIFAR-100", "paper"))
     rows = {row[0]: row[1:] for row in section.rows}
-    assert len(rows) == 19
+    assert len(rows) == 21
     assert rows["SAM"] == ("91.00 ± 1.00 (3)", "96.74 ± 0.05", "91.00 ± 1.00 (3)", "81.08 ± 0.27")
     assert rows["ASAM"][1] == "96.63 ± 0.15ᵃ"
     assert rows["MSAM"] == ("91.00 ± 1.00 (3)", "-", "91.00 ± 1.00 (3)", "-")
@@ -74,11 +74,12 @@ def test_rows_columns_and_sections_in_which_nothing_has_ended_are_left_out(finis
     cells = table_info(recipe, states)
     (section,) = sections_info(recipe, cells)
     assert (section.title, section.header) == ("ResNet-18", ("method", "CIFAR-100", "paper"))
-    assert [row[0] for row in section.rows] == ["SGD", "SAM", "ESAM"]
-    assert [row[-1][-1] for row in section.rows] == ["8", "7", "ᵃ"]  # marks count what is shown
+    assert [row[0] for row in section.rows] == ["SGD", "SAM", "SAM (sum)", "SAM (follow)", "ESAM"]
+    assert [row[-1][-1] for row in section.rows] == ["8", "7", "-", "-", "ᵃ"]  # marks count what is shown
     lines = caption(recipe, cells, RUN)
+    assert sum(line == MATCHED_NOTE for line in lines) == 1
     assert sum("taken by the paper" in line for line in lines) == 1
-    assert lines[-1] == f"{len(states) - 3} runs are not finished."
+    assert lines[-1] == f"{len(states) - 5} runs are not finished."
     nothing = table_info(recipe, [RunState(run, Path("out")) for run in recipe.runs("paper")])
     assert len(sections_info(recipe, nothing)) == 3
 
@@ -149,17 +150,19 @@ def test_measures_are_columns_and_the_papers_numbers_rows(finished_run, shown):
     assert (section.title, section.header) == ("SimCC, ResNet-50 on MPII Human Pose, PCKh@0.5 in %", HEADER)
     rows = {row[0]: row[1:] for row in section.rows}
     bsam = ["BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
-    assert list(rows) == ["Adam", "SAM", *bsam, "Adam, paper", "SAM, paper", "BSAM, paper"]
-    assert {rows[name] for name in ("Adam", "SAM", *bsam)} == {tuple(f"{91 - i}.00 ± 1.00" for i in range(8))}
+    matched = ["SAM (sum)", "SAM (follow)"]
+    assert list(rows) == ["Adam", "SAM", *matched, *bsam, "Adam, paper", "SAM, paper", "BSAM, paper"]
+    assert {rows[name] for name in ("Adam", "SAM", *matched, *bsam)} == {tuple(f"{91 - i}.00 ± 1.00" for i in range(8))}
     assert rows["SAM, paper"] == ("96.965", "95.703", "89.637", "84.222", "88.402", "85.513", "81.862", "89.388")
     lines = caption(recipe, cells, runs[0])
     assert lines[0] == "Test PCK in %, after the last of 210 epochs: mean ± standard deviation of 3 seeds."
     assert lines[1] == (
         "paper: as published; the paper does not say after how many epochs. The paper reports one BSAM."
     )
-    assert "at most half a head size away" in lines[2]
-    assert "without pelvis and thorax" in lines[3]
-    assert lines[4].startswith("Mean pose: ")
+    assert lines[2] == MATCHED_NOTE
+    assert "at most half a head size away" in lines[3]
+    assert "without pelvis and thorax" in lines[4]
+    assert lines[5].startswith("Mean pose: ")
     assert "torso" not in " ".join(lines)
     assert not any("not finished" in line for line in lines)
     assert f"| Adam | {' | '.join(rows['Adam'])} |" in markdown("", [section], [])
@@ -180,7 +183,7 @@ def test_the_terminal_has_deviations_below_means(finished_run, shown):
 def test_rows_with_different_seeds_say_how_many(finished_run, shown):
     """As in a table without measures, diverged and missing runs count once."""
     recipe = RECIPES["pose"]
-    runs = recipe.runs("short", seeds=2)
+    runs = [run for run in recipe.runs("short", seeds=2) if variant_of(run).name not in MATCHED]
     states = [finished_run(run) for run in runs]
     states[1] = replace(states[1], finished=False, diverged="nan")  # SAM, seed 0
     states[7] = replace(states[7], finished=False)  # BSAM, seed 1

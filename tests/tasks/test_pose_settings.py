@@ -30,7 +30,7 @@ REFUSED = [
     ({"data": "coco"}, r"data must be one of .*got 'coco'"),
     ({"label_smoothing": 0.1}, r"label_smoothing has no meaning for pose: leave it out \(its value must be 0.0; got"),
     ({"label_noise": 0.2}, r"label_noise has no meaning for pose: leave it out \(its value must be 0.0; got"),
-    ({"eval_split": "validation"}, r"stick_figures has no validation set: set eval_split to test$"),
+    ({"eval_split": "validation"}, r"stick_figures has no validation set: set eval_split to test or holdout$"),
     ({"augment": "crop-flip"}, r"augment must be one of none, scale-rotate, scale-rotate-flip for pose; got 'crop-f"),
     (
         {"image_size": 30},

@@ -47,6 +47,7 @@ def add(commands: Any) -> None:
         "download": False,
         "dry_run": False,
         "report": False,
+        "tune": False,
     }
     command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **unset)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ import torch
 from ..core.errors import BsamValueError
 from ..data import check_data
 from ..recipes import RECIPES, recipe_of
+from ..recipes.choices import choices, tuning_runs, untuned, with_tuned_settings
 from ..recipes.executors import InProcess, LocalProcesses
 from ..recipes.experiments import MAX_SEEDS, Recipe, select, with_initial_runs
 from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.ray_tasks import RayTasks
-from ..recipes.runner import RunsFailed, run_all, states_of, tuning_runs, untuned, with_tuned_settings
-from ..recipes.scales import SCALES, Scale, scale_of
+from ..recipes.runner import RunsFailed, run_all, states_of
+from ..recipes.scales import SCALES, Scale
+from ..recipes.tuning import tuned
 from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
@@ -51,6 +52,11 @@ def add(commands: Any) -> None:
     flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
     flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
     flag("--data", nargs="+", default=[], help=all_of_it.format("data sets"), metavar="DATA")
+    radii = (
+        "choose each method's radius first: 1/2, 1, 2 or 4 times the paper's, by the score on a tenth of the training "
+        "samples, which the tuning runs do not train on; never on test samples"
+    )
+    flag("--tune", action="store_true", help=radii)
     files = (
         "of transfer: train the networks of these files, of `bsam weights convert`, instead of downloading weights; of "
         "pose: a file for resnet50, which short and paper need"
@@ -65,7 +71,12 @@ def add(commands: Any) -> None:
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     first = "get CIFAR and Fashion-MNIST from their authors into --data-dir first, unless they are there"
     flag("--download", action="store_true", help=first)
-    flag("--out", type=Path, help="folder of the experiment (default: runs/RECIPE-SCALE)", metavar="FOLDER")
+    flag(
+        "--out",
+        type=Path,
+        help="folder of the experiment (default: runs/RECIPE-SCALE, with --tune runs/RECIPE-SCALE-tuned)",
+        metavar="FOLDER",
+    )
     device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
     flag("--device", default="auto", help=device, metavar="NAME")
     jobs = "train N runs at a time on this machine, spread over its GPUs; more of them than GPUs share these"
@@ -90,6 +101,8 @@ def _run(arguments: argparse.Namespace) -> None:
             "with a --device"
         )
     recipe = recipe_of(arguments.recipe)
+    if arguments.tune:
+        recipe = tuned(recipe)
     runs = recipe.runs(arguments.scale, arguments.seeds)
     if arguments.weights:
         runs = with_weights(runs, arguments.weights, arguments.data_dir)
@@ -114,9 +127,10 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     from ..report.results import check_folder, text_below, write_results
     from ..report.summaries import table_info
     from ..report.tables import rich_tables, sections_info
+    from ..report.tuning import tuning_sections
 
     scale = arguments.scale or recipe.scales[0]
-    name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}"
+    name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}" + "-tuned" * arguments.tune
     arguments.out = out = arguments.out or Path("runs") / name
     if arguments.dry_run or arguments.report:
         del arguments.saved_items  # nothing is trained
@@ -131,14 +145,17 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     if not arguments.report:
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
         failed = _train(arguments, recipe, scale, chosen, console)
-    finals = states_of(with_tuned_settings(recipe, runs, out), out)
+    finals, tuning = (
+        states_of(each, out) for each in (with_tuned_settings(recipe, runs, out), tuning_runs(recipe, runs))
+    )
+    chosen_settings = choices(recipe, runs, out)
     # written before it is shown: the reader of a pipe may be gone
-    written = write_results(out, recipe, scale, finals, states_of(tuning_runs(recipe, runs), out))
+    written = write_results(out, recipe, scale, finals, tuning, chosen_settings)
     summaries = table_info(recipe, finals)
-    for table in rich_tables(sections_info(recipe, summaries)):
+    for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)
         console.print()
-    console.print("\n".join(text_below(recipe, summaries, runs[0])), highlight=False)
+    console.print("\n".join(text_below(recipe, summaries, finals, chosen_settings)), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
@@ -150,7 +167,7 @@ def _train(
     """Train; returns why runs failed or diverged, by the names of their directories."""
     from ..report.progress import run_bars
 
-    out, how = arguments.out, scale_of(scale)
+    out, how = arguments.out, recipe.scale(scale)
     if arguments.download:
         download_all((run.data for run in chosen), arguments.data_dir)
     if how.threads is not None:
@@ -178,14 +195,11 @@ def _train(
             executor.check(check, out)
         if trials := tuning_runs(recipe, chosen):
             run(trials, "tuning")
-        waiting, first_seed = untuned(recipe, chosen, out), min(each.seed for each in chosen)
-        for each in waiting:
-            own = tuning_runs(recipe, [replace(each, seed=first_seed)])
-            if any(run_dir_name(trial) in failed for trial in own):
-                failed[run_dir_name(each)] = "its tuning failed"
-        finals = with_tuned_settings(recipe, [each for each in chosen if each not in waiting], out)
-        run(finals, "runs")
-    states = states_of([*waiting, *finals], out)
+        waiting = untuned(recipe, chosen, out)
+        failed |= {name: "its tuning failed" for name, (_, trials) in waiting.items() if failed.keys() & set(trials)}
+        ready = [each for each in with_tuned_settings(recipe, chosen, out) if run_dir_name(each) not in waiting]
+        run(ready, "runs")
+    states = states_of([*(each for each, _ in waiting.values()), *ready], out)
     if not all(state.ended or state.path.name in failed for state in states):
         console.print("Some runs are not finished: another process is running them, or what they begin with.")
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}

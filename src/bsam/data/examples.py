@@ -31,10 +31,13 @@ class Examples:
         """Return the same images with other labels."""
         return replace(self, y=y)
 
+    def at(self, rows: Tensor) -> Examples:
+        """Return the examples at these indices, or where a mask is true."""
+        return Examples(self.x[rows], self.y[rows])
+
     def some(self, n: int) -> Examples:
         """Return ``n`` examples, those at :meth:`balanced_indices`."""
-        chosen = self.balanced_indices(n)
-        return Examples(self.x[chosen], self.y[chosen])
+        return self.at(self.balanced_indices(n))
 
     def balanced_indices(self, n: int) -> Tensor:
         """Return the sorted indices of ``n`` examples: the first of each class, then the second of each, and so on."""

@@ -2,7 +2,7 @@
 
 Example:
     >>> len(label_noise("paper")), len(RECIPES["label-noise"].runs("paper", seeds=3))
-    (40, 120)
+    (56, 168)
 """
 
 from ..core.errors import BsamValueError
@@ -21,6 +21,8 @@ from .experiments import (
 )
 from .pose import MEASURES, by_method, pose, pose_notes
 from .quantization import by_precision, quantization, quantization_notes
+from .radius import NOTES as RADIUS_NOTES
+from .radius import by_radius, radius_study
 from .transfer import transfer
 
 __all__ = (
@@ -32,6 +34,7 @@ __all__ = (
     "label_noise",
     "pose",
     "quantization",
+    "radius_study",
     "recipe_of",
     "rho_min_study",
     "sharpness_curves",
@@ -44,7 +47,7 @@ _CONFLICT = "Cosine of g and g_min under three schedules of rho_min"
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("classification", "Test accuracy of every method", classification, table=_TABLE),
+        Recipe("classification", "Test accuracy of every method", classification, table=_TABLE, tunable=True),
         Recipe(
             "rho-min-study",
             "BSAM with different rho_min",
@@ -61,6 +64,7 @@ RECIPES: dict[str, Recipe] = {
             by_noise,
             table="label_noise",
             figures=("accuracy_lines",),
+            tunable=True,
         ),
         Recipe(
             "training-curves",
@@ -84,7 +88,7 @@ RECIPES: dict[str, Recipe] = {
             rows="rho_min",
             figures=("gradient_conflict",),
         ),
-        Recipe("transfer", "Pretrained networks, fine-tuned", transfer, table="transfer"),
+        Recipe("transfer", "Pretrained networks, fine-tuned", transfer, table="transfer", tunable=True),
         Recipe(
             "pose",
             "Human pose estimation by SimCC",
@@ -94,6 +98,7 @@ RECIPES: dict[str, Recipe] = {
             figures=("skeletons", "training_curves"),
             notes=pose_notes,
             measures=MEASURES,
+            tunable=True,
         ),
         Recipe(
             "quantization",
@@ -103,6 +108,18 @@ RECIPES: dict[str, Recipe] = {
             table="quantization",
             details=("top_eigenvalue",),
             notes=quantization_notes,
+            tunable=True,
+        ),
+        Recipe(
+            "radius",
+            "Methods at equal total radii, 40 % of the training labels flipped",
+            radius_study,
+            by_radius,
+            figures=("radius",),
+            details=("memorised", "top_eigenvalue"),
+            notes=lambda run: RADIUS_NOTES,
+            findings="radius",
+            smoke="demo",
         ),
         demo_recipe(),
     )

@@ -25,9 +25,10 @@ from ..core.errors import BsamValueError
 from ..methods import METHODS
 from ..training.config import BASE, Run
 from ..training.loop import CURVATURE_SAMPLES
-from .experiments import Recipe, TableCell, Tuning
+from .experiments import Recipe, TableCell
 from .scales import SCALES, Scale, scale_of
-from .variants import variant_of, variants
+from .tuning import Tuning
+from .variants import arguments, variant_of, variants
 
 WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # of the row whose weight decay is chosen
 TUNED_SGD = "SGD, tuned weight decay"
@@ -66,7 +67,11 @@ def candidates(run: Run) -> list[dict[str, Any]]:
         return [{"weight_decay": decay} for decay in WEIGHT_DECAYS]
     if run.method == BASE:
         return []
-    return [{"arguments": {**own, **variant_of(run).arguments}} for own in METHODS[run.method].cls.tuning]
+    variant, tried = variant_of(run), METHODS[run.method].cls.tuning
+    if variant.radii:  # SAM at BSAM's total radius
+        share = variant.radii["rho_floor"] / variant.radii["rho"]
+        return [{"arguments": {**radius, "rho_floor": share * radius["rho"]}} for radius in tried]
+    return [{"arguments": {**radius, **variant.arguments}} for radius in tried]
 
 
 def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:
@@ -80,9 +85,9 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
 
     def runs(scale: Scale | str) -> list[Run]:
         settings = {**scale_of(scale).settings, "curvature": True, "relief": LANDSCAPE_POINTS}
-        found = [Run(v.method, v.arguments, **settings) for v in (variants()[name] for name in names)]
+        chosen = [variants()[name] for name in names]
         tuned = [Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else []
-        return found + tuned
+        return [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen] + tuned
 
     return runs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,14 +16,15 @@ from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
-from .variants import BSAMS, variant_of, variants
+from .tuning import Tuning
+from .variants import BSAMS, MATCHED, variant_of, variants
 
-BASELINES = ("sgd", "sam", *BSAMS)
+CURVES = ("sgd", "sam", *BSAMS)  # the paper's, of which it draws curves
+COMPARED = ("sgd", "sam", *MATCHED, *BSAMS)  # those and SAM at BSAM's total radius
 CONFLICT_TOP = 0.1  # rho_min at the start, in the figure of the gradient conflict ...
 CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and at the end: fixed, halved, the paper's choice
 MAIN = "resnet18"
 MAX_SEEDS = 100  # all runs are listed before the first begins
-TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
 
 Grid: TypeAlias = Callable[[Scale | str], list[Run]]
 
@@ -62,14 +63,14 @@ def label_noise(scale: Scale | str) -> list[Run]:
         scale.run(variants()[name], MAIN, data, label_noise=rate)
         for data in scale.data
         for rate in NOISE_RATES
-        for name in BASELINES
+        for name in COMPARED
     ]
 
 
 def training_curves(scale: Scale | str) -> list[Run]:
     """Return the runs whose loss and accuracy are drawn over the epochs."""
     scale = scale_of(scale)
-    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in BASELINES]
+    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in CURVES]
 
 
 def sharpness_curves(scale: Scale | str) -> list[Run]:
@@ -126,23 +127,6 @@ def schedule_of(run: Run) -> str:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Settings that are chosen before the final runs, by the score on the validation split after the last epoch.
-
-    Args:
-        settings: called with a run; returns the candidates for it, each as fields of :class:`Run` by name.
-    """
-
-    settings: Callable[[Run], Sequence[Mapping[str, Any]]]
-
-    def runs(self, run: Run) -> list[Run]:
-        """Return a tuning run for each candidate. None of them sees the test set, or measures anything else."""
-        seed = run.seed + TUNING_SEED
-        tuning_run = replace(run, eval_split="validation", seed=seed, radius=None, curvature=False, relief=None)
-        return [replace(tuning_run, **candidate) for candidate in self.settings(run)]
-
-
-@dataclass(frozen=True)
 class Recipe:
     """An experiment.
 
@@ -159,7 +143,9 @@ class Recipe:
         details: more columns of the table, names in :data:`bsam.report.tables.DETAILS`.
         notes: returns the lines below the table of runs like this one.
         measures: metrics of a run, each in a column of its own in place of :attr:`TableCell.column`; empty for the
-            measure of its task alone. Such a table has no other columns: neither details nor what tuning chose.
+            measure of its task alone. Such a table has no other columns.
+        tunable: whether ``--tune`` can choose its radii.
+        smoke: the scale that is run as ``smoke``, if not the one of that name.
         findings: what the numbers show, a name in :data:`bsam.report.results.FINDINGS`; empty for none.
     """
 
@@ -176,10 +162,12 @@ class Recipe:
     notes: Callable[[Run], Sequence[str]] = lambda run: ()
     findings: str = ""
     measures: tuple[Measure, ...] = ()
+    tunable: bool = False
+    smoke: str = "smoke"
 
     def __post_init__(self) -> None:
-        if self.measures and (self.details or self.tuning):
-            raise BsamValueError(f"the recipe {self.name} has measures: leave details and tuning out")
+        if self.measures and self.details:
+            raise BsamValueError(f"the recipe {self.name} has measures: leave details out")
 
     def cells(self, run: Run) -> dict[TableCell, Measure]:
         """Return the positions of a run's numbers in the table, and what is shown there.
@@ -208,9 +196,13 @@ class Recipe:
             raise BsamValueError(f"scale must be one of {', '.join(self.scales)}; got {scale!r}")
         check_count("seeds", seeds, high=MAX_SEEDS)
         check_count("seed", first_seed, low=0)
-        grid = self.grid(scale)
+        grid = self.grid(self.scale(scale))
         later = range(first_seed + 1, first_seed + seeds)
         return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
+
+    def scale(self, name: str) -> Scale:
+        """Return the scale that is run under this name."""
+        return scale_of(self.smoke if name == "smoke" else name)
 
     def published(self, run: Run, measure: Measure | None = None) -> Published | None:
         """Return the paper's number for a run, by one of :attr:`measures` where there are any."""

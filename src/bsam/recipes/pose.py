@@ -14,9 +14,9 @@ from ..tasks.pose_metrics import SCORES, PoseScore
 from ..training.config import BASE, POSE, Run
 from .experiments import TableCell
 from .scales import Scale, scale_of
-from .variants import BSAMS, arguments, variant_of, variants
+from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
-METHODS = ("sam", *BSAMS)  # and Adam alone
+METHODS = ("sam", *MATCHED, *BSAMS)  # and Adam alone
 # the flip test is that of SimCC's authors
 _LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16", "compile": True, "flip_test": True}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, with those of POSE
@@ -50,7 +50,9 @@ NOTES: Mapping[str, tuple[str, ...]] = {  # by score
 
 
 def pose(scale: Scale | str) -> list[Run]:
-    """Return Adam, SAM and BSAM: on MPII, on LSP Extended on the scale ``short``, on stick figures on ``smoke``.
+    """Return Adam, SAM, SAM at BSAM's total radius, and BSAM.
+
+    The data is MPII, on the scale ``short`` LSP Extended, on ``smoke`` stick figures.
 
     The runs on photographs begin with pretrained weights, of a file: see
     :func:`bsam.recipes.initial_weights.with_weights`.

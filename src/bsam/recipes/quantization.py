@@ -6,14 +6,14 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import QUANTIZED, Run
 from ..training.run_dir import run_dir_name
-from .experiments import BASELINES, TableCell
+from .experiments import COMPARED, TableCell
 from .scales import Scale, scale_of
 from .variants import variant_of, variants
 
 NETWORKS = ("resnet18", "mobilenet_v1")
 BITS = 4  # of weights and activations
 EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # with quantization; without, those of the scale
-SMOKE = {"limit_train": 10, "batch": 10}  # Hessian products take most of the time
+SMOKE = {"limit_train": 12, "batch": 10}  # Hessian products take most of the time; --tune holds one image out
 FULL_PRECISION = "Full precision"  # the row of the float network
 
 
@@ -26,7 +26,7 @@ def quantization(scale: Scale | str) -> list[Run]:
     for network in NETWORKS:
         base = scale.run(variants()["sgd"], network, data, **common)
         init = run_dir_name(base)
-        runs += [base, *(scale.run(variants()[name], network, data, init=init, **own) for name in BASELINES)]
+        runs += [base, *(scale.run(variants()[name], network, data, init=init, **own) for name in COMPARED)]
     return runs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..training.run_dir import LOG, run_dir_name
 from ..training.run_state import RunState
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
-from .experiments import Recipe, Tuning
 from .run_job import Outcome, RunJob, has_ended_undamaged, message_of, state_of
 
 LOOK = 1.0  # seconds between two looks at the runs that other processes train
@@ -225,49 +224,3 @@ class _Runs:
             len(self.failed) + sum(state.diverged is not None for state in states),
             (seconds / at_a_time, unknown),
         )
-
-
-def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that choose the settings of ``runs``, each once; none where the recipe needs no tuning."""
-    tuning = recipe.tuning
-    if tuning is None or not runs:
-        return []
-    first = min(run.seed for run in runs)
-    return [trial for run in runs if run.seed == first for trial in tuning.runs(run)]
-
-
-def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
-    """Return the runs with the settings that tuning chose; those whose tuning has not ended are returned unchanged."""
-    chosen = _choices(recipe, runs, out)
-    return [replace(run, **(chosen[_key(run)] or {})) for run in runs]
-
-
-def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
-    """Return the runs whose tuning has not ended."""
-    chosen = _choices(recipe, runs, out)
-    return [run for run in runs if chosen[_key(run)] is None]
-
-
-def _choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, Mapping[str, Any] | None]:
-    """Return what tuning chose, by the key of a run; nothing where there is no tuning."""
-    first, tuning = min((run.seed for run in runs), default=0), recipe.tuning
-    if tuning is None:
-        return {_key(run): {} for run in runs}
-    return {_key(run): _choice(tuning, run, out) for run in runs if run.seed == first}
-
-
-def _key(run: Run) -> str:
-    """Return a key that is equal for runs that differ only in their seed."""
-    return run_dir_name(replace(run, seed=0, relief=None))
-
-
-def _choice(tuning: Tuning, run: Run, out: Path) -> Mapping[str, Any] | None:
-    """Return the candidate with the highest validation score after the last epoch, the first one on ties. A candidate
-    that diverged is not chosen, unless all did; None while not all have ended. Without candidates nothing is chosen.
-    """
-    states = states_of(tuning.runs(run), out)
-    if not all(state.ended for state in states):
-        return None
-    candidates = zip(tuning.settings(run), states, strict=True)
-    scores = [(score_of(state) if state.finished else -1.0, candidate) for candidate, state in candidates]
-    return max(scores, key=lambda pair: pair[0], default=(0.0, {}))[1]

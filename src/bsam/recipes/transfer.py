@@ -7,7 +7,7 @@ from typing import Any
 
 from ..models.weights import PRETRAINED
 from ..training.config import FINE_TUNING, Run
-from .experiments import BASELINES
+from .experiments import COMPARED
 from .paper import TRANSFER_DATA
 from .scales import Scale, scale_of
 from .variants import arguments, variants
@@ -41,5 +41,5 @@ def transfer(scale: Scale | str) -> list[Run]:
         )
         for network, settings in NETWORKS.items()
         for name in data
-        for variant in (variants()[name] for name in BASELINES)
+        for variant in (variants()[name] for name in COMPARED)
     ]

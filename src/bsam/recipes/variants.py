@@ -12,6 +12,12 @@ from ..training.config import BASE, Run, method_title
 
 BSAMS = tuple(BSAM.variants)
 RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and both of BSAM's
+# SAM at BSAM's total radius: title, and rho and rho_floor in units of RADIUS
+MATCHED = {"sam-sum": ("SAM (sum)", 2, 2), "sam-follow": ("SAM (follow)", 2, 1)}
+MATCHED_NOTE = (
+    "SAM (sum), SAM (follow): SAM at the total radius of BSAM, rho = rho_max + rho_min, which is fixed, or falls with "
+    "the learning rate to rho_max as BSAM's does."
+)
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,14 @@ class MethodVariant:
         title: its name in a table.
         method: of :data:`bsam.methods.METHODS`, or ``"base"``.
         arguments: those in which it differs from its method's first variant.
+        radii: arguments that are multiples of the data set's radius.
     """
 
     name: str
     title: str
     method: str
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    radii: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 def variants() -> dict[str, MethodVariant]:
@@ -38,11 +46,16 @@ def variants() -> dict[str, MethodVariant]:
         >>> [variant.title for variant in variants().values()][-3:]
         ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
     """
-    found = [MethodVariant("sgd", "SGD", BASE)]
+    listed = [MethodVariant("sgd", "SGD", BASE)]
     for method in METHODS.values():
-        own = method.cls.variants or {method.name: (method.title, {})}
-        found += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in own.items()]
-    return {variant.name: variant for variant in found}
+        forms = method.cls.variants or {method.name: (method.title, {})}
+        listed += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in forms.items()]
+        if method.name == "sam":
+            listed += [
+                MethodVariant(name, title, "sam", radii={"rho": rho, "rho_floor": floor})
+                for name, (title, rho, floor) in MATCHED.items()
+            ]
+    return {variant.name: variant for variant in listed}
 
 
 def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
@@ -53,18 +66,23 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
         ({}, {'rho': 0.1})
         >>> arguments(variants()["bsam-2"], "cifar100")
         {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
+        >>> arguments(variants()["sam-follow"], "cifar100")
+        {'rho': 0.2, 'rho_floor': 0.1}
     """
     if variant.method == BASE:
         return {}
     cls = METHODS[variant.method].cls
     shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(cls.sam_radii, RADIUS[data])
-    return {**shared, **cls.data_settings.get(data, {}), **variant.arguments}
+    radii = {name: factor * RADIUS[data] for name, factor in variant.radii.items()}
+    return {**shared, **cls.data_settings.get(data, {}), **variant.arguments, **radii}
 
 
 def variant_of(run: Run) -> MethodVariant:
-    """Return the variant that a run belongs to.
+    """Return the variant that a run belongs to, whatever its radii.
 
     Example:
+        >>> [variant_of(Run("sam", {"rho": 0.3, "rho_floor": floor})).name for floor in (None, 0.3, 0.1)]
+        ['sam', 'sam-sum', 'sam-follow']
         >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
         'BSAM (as released)'
         >>> variant_of(Run("base", base="adam")).title
@@ -72,12 +90,15 @@ def variant_of(run: Run) -> MethodVariant:
     """
     if run.method == BASE:
         return MethodVariant(run.base, method_title(run), BASE)
-    own = [
+    if run.method == "sam" and run.arguments.get("rho_floor") is not None:
+        fixed = run.arguments["rho_floor"] == run.arguments.get("rho", RADIUS["cifar10"])
+        return variants()["sam-sum" if fixed else "sam-follow"]
+    fitting = [
         variant
         for variant in variants().values()
-        if variant.method == run.method and variant.arguments.items() <= run.arguments.items()
+        if variant.method == run.method and not variant.radii and variant.arguments.items() <= run.arguments.items()
     ]
-    return max(own, key=lambda variant: len(variant.arguments))
+    return max(fitting, key=lambda variant: len(variant.arguments))
 
 
 def passes_of(run: Run) -> float:

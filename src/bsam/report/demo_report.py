@@ -124,6 +124,7 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         lines = [_against_sgd(row, sgd) for row in rows.values()]
         several = [row for row in rows.values() if row.accuracy.std is not None]
         lines += _between_methods(several)
+        lines += _total_radii(list(rows.values()))
         lines += [] if tuned is None else [_tuned_sgd(tuned, several, run)]
         lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
     return [
@@ -161,6 +162,21 @@ def _between_methods(rows: Sequence[_Row]) -> list[str]:
     gap, spread = best.above(second)
     size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
     return [f"{best.title} is {gap:.1f} points above {second.title}, {size}."]
+
+
+def _total_radii(rows: Sequence[_Row]) -> list[str]:
+    """Return the total radii that were chosen, where SAM and BSAM are both there."""
+    sam = [(row.title, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
+    sam = [each for each in sam if each[0].startswith("SAM")]
+    both = [(row.title, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
+    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
+    if not sam or not bsam:
+        return []
+    radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))
+    return [
+        f"Chosen total radii: {radii}. To first order in the radii both methods correct the gradient in proportion to "
+        'this total, so compare them at equal totals: see "What BSAM does" in the documentation.'
+    ]
 
 
 def _eigenvalues(rows: Sequence[_Row]) -> list[str]:

@@ -96,7 +96,7 @@ def name_of(run: Run) -> str:
         >>> name_of(Run("sgd", model="resnet18", data="cifar10", weight_bits=4))
         'ResNet-18, CIFAR-10, SGD, 4 bits, seed 0'
     """
-    is_tuning = run.eval_split == "validation"
+    is_tuning = run.eval_split != "test"
     shown = run.arguments if is_tuning else [name for name in ("rho_min", "rho_min_floor") if name in run.arguments]
     own = [f"{name} {run.arguments[name]}" for name in shown]
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from ..core.errors import BsamRuntimeError
 from ..data import dataset_entry
 from ..models import model_entry
+from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.config import Run
 from ..training.files import read_json, refuse_other_files, usable, write, write_json
 from ..training.lock import locked
 from ..training.run_dir import RunDir
@@ -20,9 +20,11 @@ from ..training.run_state import RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves
+from .radius import draw_radius, radius_findings
 from .skeletons import draw_skeletons
 from .summaries import CellSummary, table_info
 from .tables import caption, markdown, score_title, sections_info
+from .tuning import tuning_notes, tuning_sections
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
 FIGURES: dict[str, Draw] = {
@@ -32,10 +34,14 @@ FIGURES: dict[str, Draw] = {
     "gradient_conflict": draw_gradient_conflict,
     "demo": draw_demo,
     "skeletons": draw_skeletons,
+    "radius": draw_radius,
 }
 WORDS = {"train": "training"}  # for the names of splits
 NOTES = ("data", "weights")  # of a run: which split of image files it was trained on, and from which weights
-FINDINGS: dict[str, Callable[[Sequence[CellSummary], Run], list[str]]] = {"demo": demo_findings}
+FINDINGS: dict[str, Callable[[Sequence[CellSummary], Sequence[RunState]], list[str]]] = {
+    "demo": lambda summaries, states: demo_findings(summaries, states[0].run),
+    "radius": radius_findings,
+}
 
 
 def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
@@ -69,10 +75,12 @@ def cell_info(summary: CellSummary) -> dict[str, Any]:
     return {**asdict(summary.cell), **ours, **counts, "paper": paper, **details, "chosen": summary.chosen}
 
 
-def text_below(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
-    """Return the lines below a table of runs like this one, with what the numbers show."""
-    findings = FINDINGS[recipe.findings](summaries, run) if recipe.findings else []
-    return [*caption(recipe, summaries, run), *findings]
+def text_below(
+    recipe: Recipe, summaries: Sequence[CellSummary], states: Sequence[RunState], chosen: Sequence[Choice] = ()
+) -> list[str]:
+    """Return the lines below a table of these runs, with how they were tuned and what the numbers show."""
+    findings = FINDINGS[recipe.findings](summaries, states) if recipe.findings else []
+    return [*caption(recipe, summaries, states[0].run), *tuning_notes(recipe, chosen), *findings]
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -114,7 +122,12 @@ def check_folder(out: Path, recipe: Recipe) -> None:
 
 
 def write_results(
-    out: Path, recipe: Recipe, scale: str, states: Sequence[RunState], tuning: Sequence[RunState] = ()
+    out: Path,
+    recipe: Recipe,
+    scale: str,
+    states: Sequence[RunState],
+    tuning: Sequence[RunState] = (),
+    chosen: Sequence[Choice] = (),
 ) -> list[Path]:
     """Write ``table.md``, ``results.json`` and the recipe's figures, of the finished runs.
 
@@ -124,6 +137,7 @@ def write_results(
         scale: its scale.
         states: of its final runs.
         tuning: of the runs that chose their settings.
+        chosen: what they chose.
 
     Returns:
         the files that were written.
@@ -144,9 +158,10 @@ def write_results(
     }
     paths = [out / "table.md", out / "results.json"]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
-        lines = [*text_below(recipe, summaries, run), *origin_info(runs)]
+        sections = [*sections_info(recipe, summaries), *tuning_sections(recipe, chosen)]
+        lines = [*text_below(recipe, summaries, states, chosen), *origin_info(runs)]
         write_json(paths[1], content)  # first: it says that the folder is ours
-        write(paths[0], markdown(recipe.title, sections_info(recipe, summaries), lines).encode())
+        write(paths[0], markdown(recipe.title, sections, lines).encode())
         if any(state.finished for state in states):
             for name in recipe.figures:
                 paths.append(out / f"{name}.png")

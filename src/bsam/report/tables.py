@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..recipes.experiments import Recipe, TableCell
 from ..recipes.paper import DECIMALS, DEFAULT_DECIMALS, DEFAULT_EPOCHS, EPOCHS, Published
+from ..recipes.variants import MATCHED, MATCHED_NOTE
 from ..tasks import TASKS
 from ..training.config import Run
 from .summaries import DETAILS, CellSummary
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
+MATCHED_TITLES = [title for title, *_ in MATCHED.values()]
 PAPER_ROW = ", paper"  # ends the label of a row with published numbers
 
 
@@ -123,7 +125,7 @@ def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummar
     with_n = len(_seed_counts(summaries)) > 1
     body = {}
     for row, own in rows.items():
-        label = _row_label(row, own, with_n)
+        label = _row_label(row, own, with_n) + (f", {chosen_text(own[0].chosen)}" if own[0].chosen else "")
         body[label] = ["-" if each.ours is None else each.ours.without_n for each in own]
     for row, own in rows.items():
         if any(each.paper is not None for each in own):  # the paper has one BSAM
@@ -170,6 +172,8 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
         repeated = "" if recipe.measures else "; its number is repeated for our three variants"
         lines.append(f"paper: as published{after}. The paper reports one BSAM{repeated}.")
     lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
+    if any(each.cell.row in MATCHED_TITLES for each in shown_summaries(summaries)):
+        lines.append(MATCHED_NOTE)
     lines += recipe.notes(run)
     if any(each.diverged for each in summaries):
         lines.append(

@@ -25,7 +25,7 @@ from ..quantization import calibrate, quantize
 from .inputs import Inputs, inputs_of, load_data
 from .pretrained import PretrainedTask, freeze_backbone
 from .settings import TaskSettings, refuse_settings
-from .task import Measure, TaskBatch
+from .task import Measure, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
 LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
@@ -69,19 +69,27 @@ class Classification(PretrainedTask):
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs = inputs_of(run, data)
         self._split, self._digest = data.split, data.digest
-        eval_split: Examples | None = getattr(data, run.eval_split)
-        if eval_split is None:
-            raise BsamValueError(
-                f"{run.data} has no {run.eval_split} set: set eval_split to test, or add one (of image files, folders "
-                "train, val and test)"
-            )
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
-        self.classes, self.samples = data.classes, len(train)
-        self._original_splits = train, eval_split
         self._host = torch.device("cpu") if data.digest is not None else device  # files stay mapped to host memory
-        self._train, self._labels = train.labelled(noisy).to(self._host), noisy.to(device)
+        labelled, self._true_holdout = train.labelled(noisy), None
+        if run.eval_split == "holdout":
+            held_out = holdout_mask(len(train), run.seed)
+            eval_split = labelled.at(held_out)
+            if run.label_noise:
+                self._true_holdout = train.at(held_out).to(self._host)
+            labelled, flipped = labelled.at(~held_out), (noisy != train.y)[~held_out].nonzero().flatten()
+        elif (split := getattr(data, run.eval_split)) is not None:
+            eval_split = split
+        else:
+            raise BsamValueError(
+                f"{run.data} has no {run.eval_split} set: set eval_split to test, or to holdout, or add one (of image "
+                "files, folders train, val and test)"
+            )
+        self.classes, self.samples = data.classes, len(labelled)
+        self._original_splits = train, eval_split
+        self._train, self._labels = labelled.to(self._host), labelled.y.to(device)
         self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(self._host)
         self.eval_samples = len(self._eval_split)
         seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
@@ -152,10 +160,13 @@ class Classification(PretrainedTask):
 
         Where training labels are flipped, also ``memorised``: the share of flipped training samples, not augmented, for
         which the network predicts the flipped label. Of more than :data:`MEMORISED_SAMPLES`, evenly spaced ones count.
+        Training samples that are held out have flipped labels, too: ``holdout_clean_accuracy`` is by their true ones.
         """
         split = self.run.eval_split
         loss, accuracy = self._loss_and_accuracy(network, self._eval_split)
         found = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
+        if self._true_holdout is not None:
+            found["holdout_clean_accuracy"] = self._loss_and_accuracy(network, self._true_holdout)[1]
         if len(self._memorised):
             found["memorised"] = self._loss_and_accuracy(network, self._memorised)[1]
         return found

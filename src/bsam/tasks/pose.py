@@ -26,7 +26,7 @@ from .pose_settings import check_input_side, check_pose_settings
 from .pretrained import PretrainedTask
 from .settings import TaskSettings
 from .simcc_loss import simcc_losses
-from .task import Measure, TaskBatch
+from .task import Measure, TaskBatch, holdout_size
 
 GROUPS = tuple(pose_metrics.LSP.groups)
 EVALUATION_BATCH = 64
@@ -74,8 +74,11 @@ class Pose(PretrainedTask):
         self.classes = len(data.skeleton.joints)
         self._split, self._digest = data.split, data.digest
         self._host = torch.device("cpu") if from_files else device  # files stay mapped to host memory
-        self._train = _limited(data.train, "limit_train", run.limit_train)
-        self._test = _limited(data.test, "limit_test", run.limit_test)
+        self._train, test = _limited(data.train, "limit_train", run.limit_train), data.test
+        if run.eval_split == "holdout":
+            kept = len(self._train) - holdout_size(len(self._train))
+            self._train, test = self._train.part(slice(0, kept)), self._train.part(slice(kept, None))
+        self._test = _limited(test, "limit_test", run.limit_test)
         self._x, self._y, self._to_image = _on(self._train, self._host, device)
         self._test_x, self._test_y, self._test_to_image = _on(self._test, self._host, device)
         self.samples = len(self._train)

@@ -19,8 +19,8 @@ def check_pose_settings(run: TaskSettings) -> None:
     if model_entry(run.model).backbone is None:
         names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
         raise BsamValueError(f"{run.model} does not find joints: use --model with one of {names}")
-    if run.eval_split != "test":
-        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test")
+    if run.eval_split == "validation":
+        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout")
     if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
         raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
     refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})

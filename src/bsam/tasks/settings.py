@@ -17,7 +17,7 @@ from ..data.pose_augment import POSE_AUGMENTATIONS
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
-Split = Literal["validation", "test"]
+Split = Literal["validation", "holdout", "test"]
 Quantizer = Literal["lsq", "minmax"]
 QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 MAX_BINS = 16  # for each pixel: the layers that they come from grow with it
@@ -142,7 +142,10 @@ class TaskSettings:
         check_count,
     )
     eval_split: Split = setting(
-        "test", "the data that the network is evaluated on; settings are chosen on validation only", one_of(Split)
+        "test",
+        "the data that the network is evaluated on. holdout is a tenth of the training samples, which are then not "
+        "trained on; their labels are flipped like the others. Choose settings on validation or holdout",
+        one_of(Split),
     )
     simcc_k: float = setting(
         2.0,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -16,6 +17,26 @@ from ..flatness.dataset_loss import Batches
 from .settings import TaskSettings
 
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # the inputs, then targets, and last each sample's index in the training set
+HOLDOUT = 0.1  # of the training samples, where a run is evaluated on the split "holdout"
+_HOLDOUT_STREAM = 0x401D  # separates the random choice of these samples from that of the flipped labels
+
+
+def holdout_size(samples: int) -> int:
+    """Return how many of the training samples are held out."""
+    return max(1, round(HOLDOUT * samples))
+
+
+def holdout_mask(samples: int, seed: int) -> Tensor:
+    """Return which training samples are held out: a random choice.
+
+    Example:
+        >>> mask = holdout_mask(640, seed=0)
+        >>> int(mask.sum())
+        64
+    """
+    mask = torch.zeros(samples, dtype=torch.bool)
+    mask[np.random.default_rng((seed, _HOLDOUT_STREAM)).permutation(samples)[: holdout_size(samples)]] = True
+    return mask
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""What tuning chose, by the scores of finished tuning runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..training.config import Run
+from ..training.run_dir import run_dir_name
+from ..training.run_state import RunState
+from .experiments import Recipe
+from .runner import score_of, states_of
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates for the settings of a run, and the tuning run of each.
+
+    Args:
+        run: the run, before tuning.
+        candidates: its settings that may be chosen, as fields of :class:`Run` by name; none leaves it as it is.
+        trials: the state of each candidate's tuning run.
+    """
+
+    run: Run
+    candidates: Sequence[Mapping[str, Any]]
+    trials: Sequence[RunState]
+
+    def scores(self, clean: bool = False) -> list[float | None]:
+        """Return the score of each candidate after the last epoch; None where it diverged or is not finished.
+
+        Args:
+            clean: by the true labels, where those that the candidates are evaluated on are partly flipped.
+        """
+        return [_score(state, clean) if state.finished else None for state in self.trials]
+
+    def best(self, clean: bool = False) -> int | None:
+        """Return the index of the candidate with the highest score, the first one on ties; None while not all have
+        ended. A candidate that diverged is not chosen, unless all did.
+        """
+        if not self.trials or not all(state.ended for state in self.trials):
+            return None
+        scores = [-1.0 if score is None else score for score in self.scores(clean)]
+        return scores.index(max(scores))
+
+    @property
+    def settings(self) -> Mapping[str, Any] | None:
+        """The chosen candidate; empty without candidates, None while not all tuning runs have ended."""
+        if not self.candidates:
+            return {}
+        best = self.best()
+        return None if best is None else self.candidates[best]
+
+
+def _score(state: RunState, clean: bool) -> float | None:
+    score = state.epochs[-1].get(f"{state.run.eval_split}_clean_accuracy") if clean else None
+    return score_of(state) if score is None else 100 * score
+
+
+def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that choose the settings of ``runs``, each once; none where the recipe needs no tuning."""
+    if recipe.tuning is None:
+        return []
+    first = _first_seed(runs)
+    initial = {run.init for run in first}
+    begin = [recipe.tuning.run(run) for run in first if run_dir_name(run) in initial]
+    return begin + [trial for run in first for trial in recipe.tuning.runs(run, first)]
+
+
+def choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Choice]:
+    """Return what tuning chose for each run of the first seed; nothing where the recipe needs no tuning."""
+    if recipe.tuning is None:
+        return []
+    first = _first_seed(runs)
+    return [Choice(run, recipe.tuning.settings(run), states_of(recipe.tuning.runs(run, first), out)) for run in first]
+
+
+def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
+    """Return the runs with the settings that tuning chose; those whose tuning has not ended are returned unchanged."""
+    chosen = _by_key(choices(recipe, runs, out))
+    return [replace(run, **(chosen[_key(run)].settings or {})) if chosen else run for run in runs]
+
+
+def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, tuple[Run, list[str]]]:
+    """Return the runs whose tuning has not ended, by the names of their directories, with the names of its runs."""
+    chosen = _by_key(choices(recipe, runs, out))
+    waiting = [(run, chosen[_key(run)]) for run in runs if chosen and chosen[_key(run)].settings is None]
+    return {run_dir_name(run): (run, [state.path.name for state in choice.trials]) for run, choice in waiting}
+
+
+def _first_seed(runs: Sequence[Run]) -> list[Run]:
+    seed = min((run.seed for run in runs), default=0)
+    return [run for run in runs if run.seed == seed]
+
+
+def _by_key(found: Sequence[Choice]) -> dict[str, Choice]:
+    return {_key(choice.run): choice for choice in found}
+
+
+def _key(run: Run) -> str:
+    """Return a key that is equal for runs that differ only in their seed."""
+    return run_dir_name(replace(run, seed=0, relief=None, init=None))

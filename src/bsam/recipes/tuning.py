@@ -1,0 +1,95 @@
+"""Settings that are chosen before the final runs, on data that is not the test set."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import BsamValueError
+from ..methods import METHODS
+from ..tasks.settings import Split
+from ..training.config import BASE, Run
+from ..training.run_dir import run_dir_name
+from .scales import Scale
+from .variants import variant_of
+
+if TYPE_CHECKING:
+    from .experiments import Recipe
+
+TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
+TUNING_FACTORS = (0.5, 1, 2, 4)  # on the paper's radii
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Settings that are chosen before the final runs, by the score after the last epoch on data that is not the test
+    set.
+
+    Args:
+        settings: called with a run; returns the candidates for it, each as fields of :class:`Run` by name.
+        split: the data that they are evaluated on.
+        labels: names of the candidates in a table.
+    """
+
+    settings: Callable[[Run], Sequence[Mapping[str, Any]]]
+    split: Split = "validation"
+    labels: tuple[str, ...] = ()
+
+    def run(self, run: Run, **candidate: Any) -> Run:
+        """Return a tuning run. It does not see the test set, and measures nothing else."""
+        alone: dict[str, Any] = {"radius": None, "curvature": False, "relief": None, "probe": None, "limit_test": None}
+        return replace(run, seed=run.seed + TUNING_SEED, eval_split=self.split, **alone, **candidate)
+
+    def runs(self, run: Run, runs: Sequence[Run]) -> list[Run]:
+        """Return a tuning run for each candidate.
+
+        Args:
+            run: the run whose settings are chosen.
+            runs: of the recipe. If ``run`` begins with one of them, its tuning runs begin with the tuning run of that
+                one, which has not seen the data that they are evaluated on either.
+        """
+        trials = [self.run(run, **candidate) for candidate in self.settings(run)]
+        if run.init is None:
+            return trials
+        initial = next(each for each in runs if run_dir_name(each) == run.init)
+        return [replace(trial, init=run_dir_name(self.run(initial))) for trial in trials]
+
+
+def radius_candidates(run: Run) -> list[dict[str, Any]]:
+    """Return a run's arguments with all radii (of SAF and MESA the weight of their loss) times each factor.
+
+    Example:
+        >>> radius_candidates(Run("sam", {"rho": 0.1, "rho_floor": 0.05}))[-1]
+        {'arguments': {'rho': 0.4, 'rho_floor': 0.2}}
+        >>> radius_candidates(Run("bsam", {"passes": 2}))[0]
+        {'arguments': {'passes': 2, 'rho_max': 0.025, 'rho_min': 0.025}}
+        >>> radius_candidates(Run("sgd"))
+        []
+    """
+    if run.method == BASE:
+        return []
+    defaults = inspect.signature(METHODS[run.method].cls).parameters
+    names = [name for name in defaults if name.startswith("rho")] or ["lam"]
+    values = {name: run.arguments.get(name, defaults[name].default) for name in names}
+    return [
+        {"arguments": {**run.arguments, **{name: factor * value for name, value in values.items() if value}}}
+        for factor in TUNING_FACTORS
+    ]
+
+
+def tuned(recipe: Recipe) -> Recipe:
+    """Return a recipe whose radii are chosen first, on training images that are held out.
+
+    SAM at the sum of both radii is left out: it is SAM at twice the radius, which SAM's candidates contain.
+    """
+    if not recipe.tunable:
+        names = "classification, label-noise, transfer, pose or quantization"
+        raise BsamValueError(f"the recipe {recipe.name} sets its radii itself: leave --tune out, or tune {names}")
+
+    def grid(scale: Scale | str) -> list[Run]:
+        return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]
+
+    labels = tuple(f"x {factor:g}" for factor in TUNING_FACTORS)
+    return replace(recipe, grid=grid, tuning=Tuning(radius_candidates, "holdout", labels))

@@ -1,0 +1,81 @@
+"""What tuning chose, from what, and at which cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..recipes.choices import Choice
+from ..recipes.experiments import Recipe
+from ..recipes.variants import passes_of
+from ..tasks.task import HOLDOUT
+from .progress import duration
+from .tables import TableSection, chosen_text
+
+
+def tuning_sections(recipe: Recipe, found: Sequence[Choice]) -> list[TableSection]:
+    """Return a table for each network, data set and rate of label noise: a row for each method, a column for each
+    candidate, what was chosen, and the cost. Nothing where the candidates have no names, or no tuning run has ended.
+    """
+    if recipe.tuning is None or not recipe.tuning.labels:
+        return []
+    sections: dict[str, list[Choice]] = {}
+    for choice in found:
+        if any(state.ended for state in choice.trials):
+            sections.setdefault(_title(recipe, choice), []).append(choice)
+    return [_section(recipe, title, group) for title, group in sections.items()]
+
+
+def tuning_notes(recipe: Recipe, found: Sequence[Choice]) -> list[str]:
+    """Return the lines below these tables."""
+    if not tuning_sections(recipe, found):
+        return []
+    noisy = any(choice.run.label_noise for choice in found)
+    labels = ", with labels that are flipped like the others" if noisy else ""
+    lines = [
+        f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
+        f"not train on{labels}; times the paper's radius. One seed, which no other run has. Ties take the smaller "
+        "radius.",
+        "cost: gradient passes over the training samples, of all candidates together, and their training time.",
+    ]
+    if noisy:
+        lines.insert(1, "In brackets: by the true labels, which a user does not have, and what they would have chosen.")
+    return lines
+
+
+def _title(recipe: Recipe, choice: Choice) -> str:
+    cell = recipe.cell(choice.run)
+    return f"Tuning: {cell.section}" + (f", {cell.column}" if cell.column else "")
+
+
+def _section(recipe: Recipe, title: str, found: Sequence[Choice]) -> TableSection:
+    assert recipe.tuning is not None
+    header = (recipe.rows, *recipe.tuning.labels, "chosen", "cost")
+    return TableSection(title, header, tuple(_row(recipe, choice) for choice in found))
+
+
+def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:
+    noisy, best, clean_best = bool(choice.run.label_noise), choice.best(), choice.best(clean=True)
+    pairs = zip(choice.trials, choice.scores(), choice.scores(clean=True), strict=True)
+    scores = [
+        "diverged" if state.diverged is not None else _number(score) + (f" ({_number(clean)})" if noisy else "")
+        for state, score, clean in pairs
+    ]
+    chosen = _radii(choice, best)
+    if noisy and clean_best != best:
+        chosen += f" ({_radii(choice, clean_best)})"
+    passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.trials)
+    seconds = sum(metrics["seconds"] for state in choice.trials for metrics in state.epochs)
+    return (recipe.cell(choice.run).row, *scores, chosen, f"{passes:g} passes, {duration(seconds)}")
+
+
+def _number(score: float | None) -> str:
+    return "-" if score is None else f"{score:.2f}"
+
+
+def _radii(choice: Choice, number: int | None) -> str:
+    """Return the settings of a candidate in which the candidates differ, as text."""
+    if number is None:
+        return "-"
+    tried = [candidate["arguments"] for candidate in choice.candidates]
+    varied = {name: value for name, value in tried[number].items() if any(each[name] != value for each in tried)}
+    return chosen_text(varied)
