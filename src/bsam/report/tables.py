@@ -75,12 +75,15 @@ class TableSection:
 
 
 def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
-    """Return the cells of rows and columns in which a run has ended; all cells before the first has."""
+    """Return the cells of rows, and of a section's columns, in which a run has ended; all cells before the first has.
+
+    A row that has ended in one section is shown in all, with dashes where it is missing.
+    """
     ended = [each.cell for each in summaries if each.ours is not None or each.diverged]
-    rows, columns = {(cell.section, cell.row) for cell in ended}, {(cell.section, cell.column) for cell in ended}
+    rows, columns = {cell.row for cell in ended}, {(cell.section, cell.column) for cell in ended}
 
     def is_shown(cell: TableCell) -> bool:
-        return (cell.section, cell.row) in rows and (cell.section, cell.column) in columns
+        return cell.row in rows and (cell.section, cell.column) in columns
 
     return [each for each in summaries if not ended or is_shown(each.cell)]
 

@@ -1,0 +1,89 @@
+"""Write tables, figures and results.json of a folder from the metrics in it: python results/assemble.py FOLDER
+
+`runs.json` in the folder says what the metrics are of: the settings that all runs share, and of each file `NAME.jsonl`
+its method, arguments, seed, commit, machine, and the largest eigenvalue where it was measured. Each recipe in it is
+written to a folder of its own, "." for this one. A run of a recipe without metrics is shown as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bsam.recipes import recipe_of
+from bsam.recipes.experiments import Recipe
+from bsam.report.results import FIGURES, write_results
+from bsam.training.config import Run
+from bsam.training.run_dir import run_dir_name
+from bsam.training.run_state import RunState
+
+
+def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Iterator[RunState]:
+    """Return the state of each run whose metrics are in the folder."""
+    for name, about in listed["runs"].items():
+        lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        run = Run(about["method"], about.get("arguments", {}), seed=about["seed"], **listed["settings"])
+        if len(lines) != run.epochs:
+            raise SystemExit(f"{name}.jsonl has {len(lines)} epochs, and the runs have {run.epochs}")
+        path = scratch / run_dir_name(run)
+        path.mkdir()
+        (path / "environment.json").write_text(json.dumps(listed["machines"].get(about.get("machine"), [])))
+        if "top_eigenvalue" in about:
+            curvature = {"top_eigenvalue": about["top_eigenvalue"], "relief": None}
+            (path / "curvature.json").write_text(json.dumps(curvature))
+        yield RunState(run, path, tuple(map(json.loads, lines)), finished=True)
+
+
+def states_of(recipe: Recipe, found: list[RunState], scale: str, seeds: int) -> list[RunState]:
+    """Return the states of a recipe's runs on the data of these, in its order; of those without metrics, unfinished.
+
+    SAM at the sum of both radii is trained as SAM with a fixed radius, which is the same to the last bit.
+    """
+    first = found[0].run
+    by_settings = {_key(state.run): state for state in found}
+    states = []
+    for run in recipe.runs(scale, seeds):
+        if (run.model, run.data, run.label_noise) == (first.model, first.data, first.label_noise):
+            state = by_settings.get(_key(run))
+            states.append(RunState(run, Path(run_dir_name(run))) if state is None else replace(state, run=run))
+    return states
+
+
+def _key(run: Run) -> str:
+    arguments = {name: value for name, value in run.arguments.items() if name != "rho_floor" or value != _rho(run)}
+    defaults = (
+        {"rho": 0.05} if run.method == "sam" else {"rho_max": 0.05, "rho_min": 0.05} if run.method == "bsam" else {}
+    )
+    return json.dumps([run.method, run.seed, {**defaults, **arguments}], sort_keys=True)
+
+
+def _rho(run: Run) -> float:
+    return run.arguments.get("rho", 0.05)
+
+
+def main() -> None:
+    """Write what `runs.json` of a folder lists."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    listed = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    for name, about in listed["recipes"].items():
+        with tempfile.TemporaryDirectory() as scratch:
+            found = list(finished_runs(folder, listed, Path(scratch)))
+            recipe, out = recipe_of(name), (folder / about["out"]).resolve()
+            states = states_of(recipe, found, about["scale"], about["seeds"])
+            out.mkdir(exist_ok=True)
+            for path in write_results(out, replace(recipe, figures=()), about["scale"], states):
+                print(path)
+            for figure, file in about["figures"].items():
+                FIGURES[figure](recipe, states, out / file)
+                print(out / file)
+
+
+if __name__ == "__main__":
+    main()
