@@ -18,6 +18,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results"
 GREY = "#808080"
 METHODS = {"sgd": ("SGD", "#8c8c8c"), "sam": ("SAM", "#2f8fd0"), "bsam": ("BSAM", "#e0701a")}
+NOISE_RUNS = {  # of seed 1, and their titles and colours
+    "sgd": METHODS["sgd"],
+    "sam": (r"SAM, $\rho$ 0.05", "#2f8fd0"),
+    "bsam": (r"BSAM, $\rho$ 0.05 + 0.05", "#e0701a"),
+    "sam-rho0.1": (r"SAM, $\rho$ 0.1", "#7a5fc0"),
+}
+RADIUS_ROWS = {  # of the table, and their titles, colours and markers
+    "SAM": (r"SAM, $\rho$ fixed", "#2f8fd0", "o"),
+    "SAM (follow)": (r"SAM, $\rho$ falls to half, as BSAM's total radius does", "#7a5fc0", "s"),
+    "BSAM (Algorithm 1)": ("BSAM", "#e0701a", "o"),
+    "BSAM (2 passes)": ("BSAM, two passes", "#3a9a5b", "D"),
+}
 STYLE = {
     "font.size": 11,
     "text.color": GREY,
@@ -34,16 +46,41 @@ STYLE = {
 def label_noise() -> plt.Figure:
     """Test accuracy of every epoch, with 40 % of the training labels flipped."""
     figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
-    for name, (title, colour) in METHODS.items():
-        lines = (RESULTS / f"cifar10-resnet18-noise40/{name}-seed0.jsonl").read_text(encoding="utf-8").splitlines()
+    for name, (title, colour) in NOISE_RUNS.items():
+        lines = (RESULTS / f"cifar10-resnet18-noise40/{name}-seed1.jsonl").read_text(encoding="utf-8").splitlines()
         accuracy = [100 * json.loads(line)["test_accuracy"] for line in lines]
         ax.plot(range(1, len(accuracy) + 1), accuracy, color=colour, linewidth=1.5)
         ax.annotate(
-            f"{title} {accuracy[-1]:.1f}", (len(accuracy), accuracy[-1]), (6, 0), textcoords="offset points",
+            f"{title}: {accuracy[-1]:.1f}", (len(accuracy), accuracy[-1]), (6, 0), textcoords="offset points",
             va="center", color=colour, fontweight="bold",
         )  # fmt: skip
-    ax.set(xlim=(0, 200), xlabel="epoch", ylabel="test accuracy, %")
+    ax.set(xlim=(0, 200), ylim=(40, 96), xlabel="epoch", ylabel="test accuracy, %")
     ax.set_title("ResNet-18 on CIFAR-10, 40 % of the training labels flipped", fontsize=11, color=GREY)
+    return figure
+
+
+def radius() -> plt.Figure:
+    """Test accuracy and memorised labels against the total radius, with 40 % of the training labels flipped."""
+    table = json.loads((RESULTS / "cifar10-resnet18-radius/results.json").read_text(encoding="utf-8"))["table"]
+    cells = {(cell["row"], float(cell["section"].rpartition(" ")[2])): cell for cell in table if cell["n"]}
+    totals = sorted({total for _, total in cells if total})
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
+    sgd = cells["SGD", 0.0]
+    for ax, value in zip(axes, (lambda cell: cell["mean"], lambda cell: cell["memorised"]["mean"]), strict=True):
+        for number, (row, (title, colour, marker)) in enumerate(RADIUS_ROWS.items()):
+            points = [(total, cells[row, total]) for total in totals if (row, total) in cells]
+            x = [total * 1.015**number for total, _ in points]  # side by side
+            y = [value(cell) for _, cell in points]
+            ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, label=title)
+        ax.axhline(value(sgd), color=METHODS["sgd"][1], linewidth=1.5, linestyle="--", label="SGD")
+        ax.set(xscale="log", xlabel=r"total radius at the start: $\rho$, or $\rho_{max} + \rho_{min}$")
+        ax.set_xticks(totals, [f"{total:g}" for total in totals])
+        ax.minorticks_off()
+    axes[0].set(ylabel="test accuracy, %")
+    axes[1].set(ylabel="flipped labels memorised, %")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+    figure.suptitle("ResNet-18 on CIFAR-10, 40 % of the training labels flipped, 200 epochs", fontsize=11, color=GREY)
     return figure
 
 
@@ -71,7 +108,7 @@ def flatness() -> plt.Figure:
 
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
-        for draw in (label_noise, flatness):
+        for draw in (radius, label_noise, flatness):
             path = HERE / f"{draw.__name__}.svg"
             draw().savefig(path, transparent=True, metadata={"Date": None})
             print(path, path.stat().st_size)

@@ -8,7 +8,7 @@ from bsam.recipes import RECIPES
 from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
-from bsam.recipes.variants import MATCHED, MATCHED_NOTE, variant_of, variants
+from bsam.recipes.variants import MATCHED, MATCHED_NOTES, variant_of, variants
 from bsam.report.summaries import CellSummary, SeedStatistics, table_info
 from bsam.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info
 from bsam.training.config import Run
@@ -77,7 +77,7 @@ def test_rows_columns_and_sections_in_which_nothing_has_ended_are_left_out(finis
     assert [row[0] for row in section.rows] == ["SGD", "SAM", "SAM (sum)", "SAM (follow)", "ESAM"]
     assert [row[-1][-1] for row in section.rows] == ["8", "7", "-", "-", "ᵃ"]  # marks count what is shown
     lines = caption(recipe, cells, RUN)
-    assert sum(line == MATCHED_NOTE for line in lines) == 1
+    assert [line for line in lines if line.startswith("SAM (")] == list(MATCHED_NOTES.values())
     assert sum("taken by the paper" in line for line in lines) == 1
     assert lines[-1] == f"{len(states) - 5} runs are not finished."
     nothing = table_info(recipe, [RunState(run, Path("out")) for run in recipe.runs("paper")])
@@ -159,10 +159,10 @@ def test_measures_are_columns_and_the_papers_numbers_rows(finished_run, shown):
     assert lines[1] == (
         "paper: as published; the paper does not say after how many epochs. The paper reports one BSAM."
     )
-    assert lines[2] == MATCHED_NOTE
-    assert "at most half a head size away" in lines[3]
-    assert "without pelvis and thorax" in lines[4]
-    assert lines[5].startswith("Mean pose: ")
+    assert lines[2:4] == list(MATCHED_NOTES.values())
+    assert "at most half a head size away" in lines[4]
+    assert "without pelvis and thorax" in lines[5]
+    assert lines[6].startswith("Mean pose: ")
     assert "torso" not in " ".join(lines)
     assert not any("not finished" in line for line in lines)
     assert f"| Adam | {' | '.join(rows['Adam'])} |" in markdown("", [section], [])

@@ -164,6 +164,7 @@ def test_the_radius_of_sam_is_told_and_follows_the_learning_rate():
     for epoch in found:
         assert epoch.metrics["rho"] == pytest.approx(0.04 + 0.06 * epoch.metrics["lr"] / 0.1, rel=1e-6)
         assert "rho_min" not in epoch.metrics
+    assert "rho" not in fit(Run("sam", epochs=1, **SAME), device="cpu").last.metrics  # it is fixed
 
 
 def test_the_optimizer_gets_every_setting():

@@ -20,8 +20,7 @@ NOISE = 0.4
 TOTALS = {"digits": (0.1, 0.2, 0.4, 0.8), "cifar10": (0.05, 0.1, 0.2, 0.4)}  # total radii, by data set
 METHODS = ("sam", "sam-follow", "bsam", "bsam-2")
 NOTES = (
-    "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the start of training. SAM (follow) falls with the "
-    "learning rate to half of it, as the total radius of BSAM does, whose rho_min falls to 0.",
+    "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the start of training; the two radii of BSAM are equal.",
     "Memorised: the share of the flipped training labels that the network predicts after the last epoch, in %.",
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",

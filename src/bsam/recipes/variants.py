@@ -14,10 +14,11 @@ BSAMS = tuple(BSAM.variants)
 RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and both of BSAM's
 # SAM at BSAM's total radius: title, and rho and rho_floor in units of RADIUS
 MATCHED = {"sam-sum": ("SAM (sum)", 2, 2), "sam-follow": ("SAM (follow)", 2, 1)}
-MATCHED_NOTE = (
-    "SAM (sum), SAM (follow): SAM at the total radius of BSAM, rho = rho_max + rho_min, which is fixed, or falls with "
-    "the learning rate to rho_max as BSAM's does."
-)
+MATCHED_NOTES = {  # by title
+    "SAM (sum)": "SAM (sum): SAM at the total radius of BSAM, rho = rho_max + rho_min, fixed.",
+    "SAM (follow)": "SAM (follow): SAM whose radius falls with the learning rate from rho_max + rho_min to rho_max, as "
+    "the total radius of BSAM does.",
+}
 
 
 @dataclass(frozen=True)

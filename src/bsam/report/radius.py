@@ -48,7 +48,8 @@ METRICS: Mapping[str, Value] = {
 
 
 def radius_lines_info(states: Sequence[RunState]) -> list[RadiusLine]:
-    """Return a line per method, of finished runs."""
+    """Return a line per method, of finished runs, in the order of the tables."""
+    order = [variant.title for variant in variants().values()]
     groups: dict[str, dict[float, list[RunState]]] = {}
     for state in states:
         if state.finished:
@@ -59,7 +60,7 @@ def radius_lines_info(states: Sequence[RunState]) -> list[RadiusLine]:
             tuple(sorted(points)),
             tuple(tuple(_statistics(points[x], value) for x in sorted(points)) for value in METRICS.values()),
         )
-        for title, points in groups.items()
+        for title, points in sorted(groups.items(), key=lambda group: order.index(group[0]))
     ]
 
 

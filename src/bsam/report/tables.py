@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..recipes.experiments import Recipe, TableCell
 from ..recipes.paper import DECIMALS, DEFAULT_DECIMALS, DEFAULT_EPOCHS, EPOCHS, Published
-from ..recipes.variants import MATCHED, MATCHED_NOTE
+from ..recipes.variants import MATCHED_NOTES
 from ..tasks import TASKS
 from ..training.config import Run
 from .summaries import DETAILS, CellSummary
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
-MATCHED_TITLES = [title for title, *_ in MATCHED.values()]
 PAPER_ROW = ", paper"  # ends the label of a row with published numbers
 
 
@@ -175,8 +174,8 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
         repeated = "" if recipe.measures else "; its number is repeated for our three variants"
         lines.append(f"paper: as published{after}. The paper reports one BSAM{repeated}.")
     lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
-    if any(each.cell.row in MATCHED_TITLES for each in shown_summaries(summaries)):
-        lines.append(MATCHED_NOTE)
+    rows = {each.cell.row for each in shown_summaries(summaries)}
+    lines += [note for title, note in MATCHED_NOTES.items() if title in rows]
     lines += recipe.notes(run)
     if any(each.diverged for each in summaries):
         lines.append(

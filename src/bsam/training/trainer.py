@@ -135,11 +135,12 @@ class Trainer:
                 group["lr"] = own
 
     def _radii(self) -> dict[str, float]:
-        """Return the radii that can follow the learning rate, in the last step, by name."""
+        """Return the radii that follow the learning rate, in the last step, by name."""
         if not isinstance(self.optimizer, SharpnessAware):
             return {}
         group = self.optimizer.param_groups[0]
-        return {name: float(self.optimizer.radius(group, name)) for name in self.optimizer.scheduled_radii}
+        following = [name for name, floor in self.optimizer.scheduled_radii.items() if group[floor] is not None]
+        return {name: float(self.optimizer.radius(group, name)) for name in following}
 
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics of the network; in the first process only."""
