@@ -83,7 +83,7 @@ def test_the_sentences_on_digits():
     assert f"with two passes {against[0]}, {against[1]}, and {against[2]} at 0.4" in text
     three, *two_passes = (difference(runs(x), found["SAM", x / 2]) for runs, x in ((bsam, 0.2), (two, 0.2), (two, 0.4)))
     assert f"{three} at total radius 0.2; with two passes {two_passes[0]}, and {two_passes[1]} at 0.4" in text
-assert (sum(value < 20 for value in bsam(0.4)), sum(value < 20 for value in bsam(0.8))) == (1, 10)
+    assert (sum(value < 20 for value in bsam(0.4)), sum(value < 20 for value in bsam(0.8))) == (1, 10)
     best = [max((statistics.fmean(found[title, x]), x) for x in (0.1, 0.2, 0.4, 0.8)) for title in TITLES.values()]
     sam, falling, three, two_passes = (f"{mean:.2f} ({radius:g})" for mean, radius in best)
     assert f"SAM {sam}, SAM (follow) {falling}, BSAM with two passes {two_passes}, BSAM {three}" in text
