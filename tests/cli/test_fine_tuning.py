@@ -311,7 +311,7 @@ def test_bsam_run_trains_the_networks_of_files(tmp_path, monkeypatch, capsys):
     assert cli.main(command) == 0
     ((runs, options),) = asked
     assert {(run.model, run.weights, run.data) for run in runs} == {("resnet50", "a.safetensors", "oxford_pet")}
-    assert len(runs) == 5
+    assert len(runs) == 7
     assert (options["data_dir"], options["cache_dir"]) == (tmp_path, tmp_path / "cache")
     table = (tmp_path / "out/table.md").read_text()
     assert "## ResNet-50" in table

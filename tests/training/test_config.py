@@ -22,7 +22,7 @@ WRONG = {  # by setting: the values, and what the message says
     "base": [("lbfgs", "base must be one of sgd, adam, adamw; got 'lbfgs'")],
     "schedule": [("linear", "schedule must be one of cosine, constant")],
     "precision": [("fp16", "precision must be one of fp32, bf16")],
-    "eval_split": [("train", "eval_split must be one of validation, test")],
+    "eval_split": [("train", "eval_split must be one of validation, holdout, test")],
     **{name: [(wrong, name) for wrong in (0, -1, 1.5, True, "3")] for name in COUNTS},
     **{
         name: [(wrong, name) for wrong in (-0.1, math.nan, math.inf, "0.1", None)]

@@ -40,7 +40,7 @@ def arguments_of(method: str) -> tuple[str, ...]:
 
     Example:
         >>> arguments_of("asam")
-        ('rho', 'eta', 'm_sharpness', 'same_draws')
+        ('rho', 'rho_floor', 'lr_max', 'lr_min', 'eta', 'm_sharpness', 'same_draws')
     """
     cls = METHODS[method].cls
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
