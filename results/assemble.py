@@ -1,13 +1,14 @@
 """Write tables, figures and results.json of a folder from the metrics in it: python results/assemble.py FOLDER
 
-`runs.json` in the folder says what the metrics are of: the settings that all runs share, and of each file `NAME.jsonl`
-its method, arguments, seed, commit, machine, and the largest eigenvalue where it was measured. Each recipe in it is
-written to a folder of its own, "." for this one. A run of a recipe without metrics is shown as missing.
+`runs.json` in the folder describes the runs: the settings that all of them share, and for each file `NAME.jsonl` its
+method, arguments, seed, commit, machine, and the largest eigenvalue where it was measured. Each recipe that it lists is
+written to a folder, "." for this one. A run of a recipe without metrics is shown as missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bsam.methods import METHODS
 from bsam.recipes import recipe_of
 from bsam.recipes.experiments import Recipe
 from bsam.report.results import FIGURES, write_results
-from bsam.training.config import Run
+from bsam.training.config import BASE, Run, arguments_of
 from bsam.training.run_dir import run_dir_name
 from bsam.training.run_state import RunState
 
@@ -55,15 +57,14 @@ def states_of(recipe: Recipe, found: list[RunState], scale: str, seeds: int) -> 
 
 
 def _key(run: Run) -> str:
-    arguments = {name: value for name, value in run.arguments.items() if name != "rho_floor" or value != _rho(run)}
-    defaults = (
-        {"rho": 0.05} if run.method == "sam" else {"rho_max": 0.05, "rho_min": 0.05} if run.method == "bsam" else {}
-    )
-    return json.dumps([run.method, run.seed, {**defaults, **arguments}], sort_keys=True)
-
-
-def _rho(run: Run) -> float:
-    return run.arguments.get("rho", 0.05)
+    """Return the settings of a run with all arguments of its method; a floor that equals the radius is none."""
+    arguments = dict(run.arguments)
+    if run.method != BASE:
+        parameters = inspect.signature(METHODS[run.method].cls).parameters
+        arguments = {name: arguments.get(name, parameters[name].default) for name in arguments_of(run.method)}
+        if arguments.get("rho_floor") == arguments.get("rho"):
+            arguments["rho_floor"] = None
+    return json.dumps({**run.settings(), "arguments": arguments, "curvature": None}, sort_keys=True)
 
 
 def main() -> None:

@@ -48,8 +48,14 @@ def noise_claims() -> list[tuple[str, list[str]]]:
     low, high = sorted(last(f"bsam-seed{seed}") - last(f"sam-seed{seed}") for seed in (0, 1))
     fixed, follow = last("sam-rho0.1-seed1"), last("sam-follow-seed1")
     bsam, wide, wide2 = (last(f"{name}-seed1") for name in ("bsam", "bsam-rho0.1", "bsam-2-rho0.1"))
+    two = [last(f"bsam-2-seed{seed}") - last(f"sam-seed{seed}") for seed in (0, 1)]
+    means = [statistics.fmean(last(f"{name}-seed{seed}") for seed in (0, 1)) for name in ("sgd", "sam", "bsam")]
     readme, results, page, guide = PAGES
     return [
+        (f"confirmed, 2 seeds | {means[0]:.2f}, {means[1]:.2f}, {means[2]:.2f} |", [results]),
+        (f"with two passes the gap is {two[0]:.1f} and {two[1]:.1f} points", [results]),
+        (f"at total radius 0.1 is {bsam - follow:+.1f} points", [results]),
+        (f"(with two passes {last('bsam-2-seed1') - follow:+.1f}), minus SAM {bsam - fixed:+.1f}", [results]),
         (f"BSAM is {low:.1f} to {high:.1f} points above SAM", [readme, guide]),
         (f"is {fixed - bsam:.1f} points above BSAM", [readme, guide]),
         (f"it is {bsam - follow:.1f} points below", [readme]),
@@ -75,18 +81,46 @@ def test_the_sentences_on_flipped_labels(sentence, pages):
 
 
 def test_the_sentences_on_digits():
-    found, text = digits(), PAGES["docs/results.md"]
-    follow, bsam, two = (lambda total, title=TITLES[name]: found[title, total] for name in ("follow", "bsam", "bsam-2"))
+    found, text, page = digits(), PAGES["docs/results.md"], PAGES["docs/what-bsam-does.md"]
+    sam, follow, bsam, two = (lambda total, title=title: found[title, total] for title in TITLES.values())
     against = [difference(bsam(total), follow(total)) for total in (0.1, 0.2)]
-    assert f"{against[0]} points at total radius 0.1, {against[1]} at 0.2" in text
+    assert f"{against[0]} points at total radius 0.1 and {against[1]} at 0.2" in text
+    means = [text.split(" ±")[0].lstrip("+") for text in against]
+    assert f"BSAM above, by {means[0]} and {means[1]}, 10 seeds" in text
+    assert f"on digits {means[0]} at 0.1 and {means[1]} at 0.2 (10 seeds)" in page
     against = [difference(two(total), follow(total)) for total in (0.1, 0.2, 0.4)]
     assert f"with two passes {against[0]}, {against[1]}, and {against[2]} at 0.4" in text
+    against = [difference(two(total), sam(total)) for total in (0.1, 0.2, 0.4)]
+    assert f"minus SAM, fixed: {against[0]}, {against[1]} and {against[2]} at 0.1, 0.2 and 0.4" in text
     three, *two_passes = (difference(runs(x), found["SAM", x / 2]) for runs, x in ((bsam, 0.2), (two, 0.2), (two, 0.4)))
     assert f"{three} at total radius 0.2; with two passes {two_passes[0]}, and {two_passes[1]} at 0.4" in text
-    assert (sum(value < 20 for value in bsam(0.4)), sum(value < 20 for value in bsam(0.8))) == (1, 10)
-    best = [max((statistics.fmean(found[title, x]), x) for x in (0.1, 0.2, 0.4, 0.8)) for title in TITLES.values()]
-    sam, falling, three, two_passes = (f"{mean:.2f} ({radius:g})" for mean, radius in best)
-    assert f"SAM {sam}, SAM (follow) {falling}, BSAM with two passes {two_passes}, BSAM {three}" in text
+    failed = [sum(value < 20 for value in runs) for runs in (bsam(0.4), bsam(0.6), two(0.4), two(0.6))]
+    assert failed == [1, 10, 0, 9]
+    trained = [seed for seed, value in enumerate(bsam(0.4)) if value > 20]
+    rest = difference([bsam(0.4)[seed] for seed in trained], [follow(0.4)[seed] for seed in trained])
+    assert f"without that seed it is {rest} above SAM (follow)" in text
+    best = {t: max((statistics.fmean(found[t, x]), x) for x in (0.1, 0.2, 0.4, 0.6)) for t in TITLES.values()}
+    shown = [f"{mean:.2f} ({radius:g})" for mean, radius in best.values()]
+    assert f"SAM {shown[0]}, SAM (follow) {shown[1]}, BSAM with two passes {shown[3]}, BSAM {shown[2]}" in text
+    top, _, three_passes, two_best = (mean for mean, _ in best.values())
+    below = f"by {top - three_passes:.1f} (2 passes: {top - two_best:.1f}), 10 seeds | {three_passes:.2f} and {top:.2f}"
+    assert below in text
+    spread = [f"{statistics.fmean(x):.2f} ± {statistics.stdev(x):.2f}" for x in (sam(0.6), two(0.4))]
+    assert f"SAM {spread[0]}, BSAM with two passes {spread[1]} on digits" in page
+
+
+def test_the_sentences_on_the_part_along_the_gradient():
+    stored = json.loads((DIGITS / "across.json").read_text(encoding="utf-8"))["total_radius"]
+    across = {float(total): [100 * value for value in values] for total, values in stored.items()}
+    found, text = digits(), PAGES["docs/results.md"]
+    means = [f"{statistics.fmean(across[total]):.2f}" for total in (0.1, 0.2, 0.4)]
+    assert f"{means[0]}, {means[1]} and {means[2]} at 0.1, 0.2 and 0.4" in text
+    above = [difference(across[total], found[TITLES["follow"], total]) for total in (0.1, 0.2, 0.4)]
+    assert f"{above[0]}, {above[1]} and {above[2]} above SAM (follow)" in text
+    rest = [difference(found[TITLES["bsam"], total], across[total]) for total in (0.1, 0.2)]
+    assert f"another {rest[0]} and {rest[1]} above it at 0.1 and 0.2" in text
+    first, second = (value.split(" ±")[0].lstrip("+") for value in above[:2])
+    assert f"is {first} and {second} points above SAM there" in PAGES["docs/what-bsam-does.md"]
 
 
 def test_the_forms_of_bsam_on_digits():
@@ -117,7 +151,7 @@ def test_the_table_of_what_bsam_does():
         cell = cifar.get((title, total))
         return "-" if cell is None else f"{cell['mean']:.2f} ({cell['n']})"
 
-    for data, totals in (("cifar", (0.05, 0.1, 0.2)), ("digits", (0.1, 0.2, 0.4))):
+    for data, totals in (("cifar", (0.05, 0.1, 0.2)), ("digits", (0.1, 0.2, 0.4, 0.6))):
         for total in totals:
             row = " | ".join(shown(title, total, data) for title in TITLES.values())
             assert f"{total:g} | {row} |" in text

@@ -321,10 +321,10 @@ def test_gsam_follows_a_warm_up_that_was_there_before_it(plain):
 
 
 class WithoutRate(torch.optim.Optimizer):
-    """A base whose groups have no lr, such as one that finds its step length by itself."""
+    """A base whose groups have no lr, or one of None, such as one that finds its step length by itself."""
 
-    def __init__(self, params):
-        super().__init__(params, {"decay": 0.0})
+    def __init__(self, params, **defaults):
+        super().__init__(params, {"decay": 0.0, **defaults})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -333,11 +333,12 @@ class WithoutRate(torch.optim.Optimizer):
                 p.sub_(0.1 * p.grad)
 
 
-def test_a_base_without_a_learning_rate(plain):
+@pytest.mark.parametrize("defaults", [{}, {"lr": None}])
+def test_a_base_without_a_learning_rate(plain, defaults):
     """Works where no radius follows it, and says so where one does."""
-    for method in (bsam.SAM, bsam.GSAM, lambda *args: bsam.BSAM(*args, rho_min_floor=0.05)):
+    for method in (bsam.SAM, bsam.ASAM, bsam.GSAM, lambda *args: bsam.BSAM(*args, rho_min_floor=0.05)):
         other, reference = plain.clone(), plain.clone()
-        ours = method(WithoutRate(other.model.parameters()), other.model)
+        ours = method(WithoutRate(other.model.parameters(), **defaults), other.model)
         whole = method(torch.optim.SGD(reference.model.parameters(), lr=0.1), reference.model)
         for _ in range(3):
             ours.step(other.loss)
@@ -345,7 +346,7 @@ def test_a_base_without_a_learning_rate(plain):
         for a, b in zip(other.weights(), reference.weights(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
     with pytest.raises(bsam.BsamError, match=r"no lr in its parameter groups.*rho_min_floor=0\.05"):
-        bsam.BSAM(WithoutRate(plain.model.parameters()), plain.model)
+        bsam.BSAM(WithoutRate(plain.model.parameters(), **defaults), plain.model)
 
 
 def test_rates_that_were_scaled_before_the_scheduler_are_followed(plain):

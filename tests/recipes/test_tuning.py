@@ -1,10 +1,12 @@
 """Radii that are chosen on held-out training samples: the candidates, what they begin with, and what is chosen."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 import bsam
+from bsam import cli
 from bsam.recipes import RECIPES, run_job
 from bsam.recipes.choices import choices, tuning_runs, untuned, with_tuned_settings
 from bsam.recipes.runner import run_all
@@ -145,7 +147,7 @@ def test_a_try_that_diverged_is_a_result(small, fake_fit, monkeypatch, tmp_path)
     run_all(trials, tmp_path)
     (section,) = tuning_sections(small, choices(small, runs, tmp_path))
     assert section.rows[0][1:6] == ("30.00 (30.00)", "50.00 (50.00)", "diverged", "40.00 (40.00)", "rho 0.05")
-    assert section.rows[1][1:6] == ("diverged",) * 4 + ("rho_max 0.025, rho_min 0.025",)
+    assert section.rows[1][1:6] == ("diverged",) * 4 + ("rho_max 0.025, rho_min 0.025*",)  # at the edge of the grid
 
 
 def test_without_flipped_labels_there_is_one_choice(fake_fit, monkeypatch, tmp_path):
@@ -183,7 +185,27 @@ def test_a_row_of_measures_says_what_was_chosen(fake_fit, monkeypatch, tmp_path)
     assert "BSAM (2 passes), rho_max 0.1, rho_min 0.1" in labels
 
 
+def test_the_command_line_tunes_runs_of_several_seeds(fake_fit, monkeypatch, tmp_path, capsys):
+    """Quantized ones, which begin with a network of their own seed: the choice of the first seed holds for all."""
+    fit = fake_fit(lambda run: 0.9 if radii(run) == {"rho": 0.2} else 0.5)
+    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "quantization", "--only", "sgd", "sam", "--models", "resnet8", "--seeds", "2", "--device", "cpu"]
+    assert cli.main([*command, "--tune"]) == 0
+    finals = [run for run in fit.asked if run.eval_split == "test"]
+    by_seed = {seed: [run for run in finals if run.seed == seed] for seed in (0, 1)}
+    for runs in by_seed.values():
+        rows = [(variant_of(run).name, run.weight_bits, radii(run)) for run in runs]
+        assert rows == [("sgd", None, {}), ("sgd", 4, {}), ("sam", 4, {"rho": 0.2})]
+    assert len(fit.asked) == 5 + 6  # a float network and four radii; three runs of each seed
+    out = tmp_path / "runs" / "quantization-smoke-tuned"
+    assert "rho 0.2*" in (out / "table.md").read_text()  # the largest candidate
+    assert json.loads((out / "results.json").read_text())["tuned"]
+    assert cli.main([*command, "--report", "--out", str(out)]) == 2
+    assert "holds results with --tune, and this run is without: choose another folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in TUNABLE])
 def test_recipes_that_set_their_radii_are_not_tuned(name):
-    with pytest.raises(bsam.BsamError, match=f"the recipe {name} sets its radii itself: leave --tune out"):
+    with pytest.raises(bsam.BsamError, match=f"the recipe {name} sets or chooses its radii itself: leave --tune out"):
         tuned(RECIPES[name])

@@ -57,6 +57,17 @@ def test_held_out_images_are_not_trained_on_and_keep_their_flipped_labels(limit)
     assert torch.equal(batch[1], noisy[~held_out])
 
 
+def test_a_limit_holds_for_both_scores():
+    run = Run("sgd", label_noise=0.4, limit_test=10, **SHARED)
+    task, data = Classification(run, CPU), load("digits").train
+    noisy, _ = flip_labels(data.y, 0.4, 10, seed=0)
+    found = task.evaluate(Constant(data.x, noisy))
+    assert found["holdout_accuracy"] == 1.0
+    rows = data.labelled(noisy).at(holdout_mask(len(data), 0)).balanced_indices(10)
+    right = (noisy == data.y)[holdout_mask(len(data), 0)][rows]
+    assert found["holdout_clean_accuracy"] == pytest.approx(float(right.float().mean()))
+
+
 def test_which_images_are_held_out_depends_on_the_seed_and_not_on_which_labels_are_flipped():
     masks = [holdout_mask(1000, seed) for seed in range(20)]
     assert torch.equal(masks[0], holdout_mask(1000, 0))

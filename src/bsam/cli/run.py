@@ -145,9 +145,8 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     if not arguments.report:
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
         failed = _train(arguments, recipe, scale, chosen, console)
-    finals, tuning = (
-        states_of(each, out) for each in (with_tuned_settings(recipe, runs, out), tuning_runs(recipe, runs))
-    )
+    finals = states_of(with_tuned_settings(recipe, runs, out), out)
+    tuning = states_of(tuning_runs(recipe, runs), out)
     chosen_settings = choices(recipe, runs, out)
     # written before it is shown: the reader of a pipe may be gone
     written = write_results(out, recipe, scale, finals, tuning, chosen_settings)

@@ -34,8 +34,8 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
             raise BsamValueError(f"{floor} must not be above {radius}, got {group[floor]} and {group[radius]}")
     if not is_number(lr_min) or lr_min < 0:
         raise BsamValueError(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
-    if "lr" in group:
-        lr = group["lr"]
+    lr = group.get("lr")
+    if lr is not None:  # some optimizers set their own step length, and have an lr of None
         group = {**group, LR_START: float(group.get("initial_lr", lr))}
         group[LR_SEEN] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
         if lr_max is None:

@@ -24,7 +24,8 @@ class ASAM(SharpnessAware):
     ``T`` acts elementwise; it is 1 for biases. Weights and the scales of norm layers have the ``T`` of the formula.
 
     Args:
-        rho: the radius, at its largest. The paper's: 0.5 for CIFAR-10, 1.0 for CIFAR-100.
+        rho: the radius; the largest one if it follows the learning rate. The paper's: 0.5 for CIFAR-10, 1.0 for
+            CIFAR-100.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
             schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
         lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`

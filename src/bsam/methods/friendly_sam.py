@@ -26,7 +26,7 @@ class FriendlySAM(SharpnessAware):
     The first step has no mean yet: it perturbs along ``g``, which becomes the mean.
 
     Args:
-        rho: the radius, at its largest. The paper's for CIFAR-100: 0.2.
+        rho: the radius; the largest one if it follows the learning rate. The paper's for CIFAR-100: 0.2.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
             schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
         lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`

@@ -23,7 +23,8 @@ class SAM(SharpnessAware):
         base: the optimizer that takes the step.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no batch norm.
             If the closure runs other modules, too, a list of all of them, this one first.
-        rho: the radius, at its largest. The paper's: 0.05 for CIFAR-10, 0.1 for CIFAR-100.
+        rho: the radius; the largest one if it follows the learning rate. The paper's: 0.05 for CIFAR-10, 0.1 for
+            CIFAR-100.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
             schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``. ``rho=a + b, rho_floor=a`` has the
             total radius of BSAM with ``rho_max=a, rho_min=b`` at every step.

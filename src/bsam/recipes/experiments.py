@@ -200,6 +200,11 @@ class Recipe:
         later = range(first_seed + 1, first_seed + seeds)
         return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
 
+    @property
+    def tuned(self) -> bool:
+        """Whether ``--tune`` chooses its radii."""
+        return self.tuning is not None and bool(self.tuning.labels)
+
     def scale(self, name: str) -> Scale:
         """Return the scale that is run under this name."""
         return scale_of(self.smoke if name == "smoke" else name)

@@ -17,10 +17,10 @@ from .scales import Scale, scale_of
 from .variants import variant_of, variants
 
 NOISE = 0.4
-TOTALS = {"digits": (0.1, 0.2, 0.4, 0.8), "cifar10": (0.05, 0.1, 0.2, 0.4)}  # total radii, by data set
+TOTALS = {"digits": (0.1, 0.2, 0.4, 0.6), "cifar10": (0.05, 0.1, 0.2, 0.4)}  # total radii, by data set
 METHODS = ("sam", "sam-follow", "bsam", "bsam-2")
 NOTES = (
-    "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the start of training; the two radii of BSAM are equal.",
+    "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal.",
     "Memorised: the share of the flipped training labels that the network predicts after the last epoch, in %.",
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",
@@ -53,7 +53,7 @@ def radii(name: str, total: float) -> dict[str, float]:
 
 
 def total_radius(run: Run) -> float:
-    """Return the total radius of a run of this study, at the start of training; 0 without a method.
+    """Return the total radius of a run of this study, at the largest learning rate; 0 without a method.
 
     Example:
         >>> total_radius(Run("bsam", {"rho_max": 0.1, "rho_min": 0.1})), total_radius(Run("sgd"))

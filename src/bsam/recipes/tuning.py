@@ -85,8 +85,7 @@ def tuned(recipe: Recipe) -> Recipe:
     SAM at the sum of both radii is left out: it is SAM at twice the radius, which SAM's candidates contain.
     """
     if not recipe.tunable:
-        names = "classification, label-noise, transfer, pose or quantization"
-        raise BsamValueError(f"the recipe {recipe.name} sets its radii itself: leave --tune out, or tune {names}")
+        raise BsamValueError(f"the recipe {recipe.name} sets or chooses its radii itself: leave --tune out")
 
     def grid(scale: Scale | str) -> list[Run]:
         return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]

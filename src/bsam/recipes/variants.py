@@ -79,7 +79,7 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
 
 
 def variant_of(run: Run) -> MethodVariant:
-    """Return the variant that a run belongs to, whatever its radii.
+    """Return the variant that a run belongs to; its radii may be any.
 
     Example:
         >>> [variant_of(Run("sam", {"rho": 0.3, "rho_floor": floor})).name for floor in (None, 0.3, 0.1)]

@@ -97,7 +97,7 @@ def name_of(run: Run) -> str:
         'ResNet-18, CIFAR-10, SGD, 4 bits, seed 0'
     """
     is_tuning = run.eval_split != "test"
-    shown = run.arguments if is_tuning else [name for name in ("rho_min", "rho_min_floor") if name in run.arguments]
+    shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
     own = [f"{name} {run.arguments[name]}" for name in shown]
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []

@@ -109,7 +109,7 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def check_folder(out: Path, recipe: Recipe) -> None:
-    """Refuse a folder with files that are not results of this recipe: they would be overwritten."""
+    """Raise if a folder holds files that are not results of this recipe, with the same tuning: they would be lost."""
     with usable(out, "results"):
         if not out.exists():
             return
@@ -117,8 +117,13 @@ def check_folder(out: Path, recipe: Recipe) -> None:
     file = out / "results.json"
     if file not in inside:
         refuse_other_files(out, (path.name for path in inside if path.is_dir()))
-    elif read_json(file, dict, "choose another folder, or remove it").get("recipe") != recipe.name:
+        return
+    stored = read_json(file, dict, "choose another folder, or remove it")
+    if stored.get("recipe") != recipe.name:
         raise BsamRuntimeError(f"{file} holds results of something else: choose another folder")
+    if stored.get("tuned", False) != recipe.tuned:
+        there, here = ("with", "without") if stored.get("tuned") else ("without", "with")
+        raise BsamRuntimeError(f"{file} holds results {there} --tune, and this run is {here}: choose another folder")
 
 
 def write_results(
@@ -149,6 +154,7 @@ def write_results(
     content = {
         "recipe": recipe.name,
         "scale": scale,
+        "tuned": recipe.tuned,
         "title": recipe.title,
         "unit": score_title(run),
         "seeds": sorted({state.run.seed for state in states}),

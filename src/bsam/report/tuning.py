@@ -16,7 +16,7 @@ def tuning_sections(recipe: Recipe, found: Sequence[Choice]) -> list[TableSectio
     """Return a table for each network, data set and rate of label noise: a row for each method, a column for each
     candidate, what was chosen, and the cost. Nothing where the candidates have no names, or no tuning run has ended.
     """
-    if recipe.tuning is None or not recipe.tuning.labels:
+    if not recipe.tuned:
         return []
     sections: dict[str, list[Choice]] = {}
     for choice in found:
@@ -33,12 +33,13 @@ def tuning_notes(recipe: Recipe, found: Sequence[Choice]) -> list[str]:
     labels = ", with labels that are flipped like the others" if noisy else ""
     lines = [
         f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
-        f"not train on{labels}; times the paper's radius. One seed, which no other run has. Ties take the smaller "
-        "radius.",
-        "cost: gradient passes over the training samples, of all candidates together, and their training time.",
+        f"not train on{labels}. Columns: the paper's radius times this factor. All candidates use one extra seed. Ties "
+        "take the smaller radius. * The chosen radius is the smallest or the largest candidate: a better one may lie "
+        "beyond.",
+        "Cost: gradient passes over the training samples and training time, of all candidates together.",
     ]
     if noisy:
-        lines.insert(1, "In brackets: by the true labels, which a user does not have, and what they would have chosen.")
+        lines.insert(1, "In brackets: the score on the true labels, and their choice where it differs.")
     return lines
 
 
@@ -60,7 +61,7 @@ def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:
         "diverged" if state.diverged is not None else _number(score) + (f" ({_number(clean)})" if noisy else "")
         for state, score, clean in pairs
     ]
-    chosen = _radii(choice, best)
+    chosen = _radii(choice, best) + "*" * (best in (0, len(choice.trials) - 1))
     if noisy and clean_best != best:
         chosen += f" ({_radii(choice, clean_best)})"
     passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.trials)

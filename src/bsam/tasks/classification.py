@@ -91,6 +91,8 @@ class Classification(PretrainedTask):
         self._original_splits = train, eval_split
         self._train, self._labels = labelled.to(self._host), labelled.y.to(device)
         self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(self._host)
+        if self._true_holdout is not None and run.limit_test is not None:
+            self._true_holdout = self._true_holdout.at(eval_split.balanced_indices(run.limit_test))
         self.eval_samples = len(self._eval_split)
         seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
         self._memorised = Examples(self._train.x[seen], self._train.y[seen])
@@ -205,7 +207,7 @@ class Classification(PretrainedTask):
         return F.cross_entropy(outputs, y)
 
     def fingerprint(self) -> str:
-        """Return a digest of pixels and true labels, in their order."""
+        """Return a digest of pixels and labels, in their order."""
         if self._digest is not None:
             return self._digest
         digest = hashlib.sha256()
