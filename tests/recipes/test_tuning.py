@@ -8,9 +8,8 @@ import pytest
 import bsam
 from bsam import cli
 from bsam.recipes import RECIPES, run_job
-from bsam.recipes.choices import choices, tuning_runs, untuned, with_tuned_settings
+from bsam.recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
 from bsam.recipes.runner import run_all
-from bsam.recipes.tuning import tuned
 from bsam.recipes.variants import variant_of
 from bsam.report.results import write_results
 from bsam.report.tables import sections_info

@@ -1,4 +1,4 @@
-"""What tuning chose, by the scores of finished tuning runs."""
+"""Recipes whose radii are tuned, and what tuning chose, by the scores of finished tuning runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import BsamValueError
 from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from ..training.run_state import RunState
 from .experiments import Recipe
 from .runner import score_of, states_of
+from .scales import Scale
+from .tuning import TUNING_FACTORS, Tuning, radius_candidates
+from .variants import variant_of
+
+
+def tuned(recipe: Recipe) -> Recipe:
+    """Return a recipe whose radii are chosen first, on training images that are held out.
+
+    SAM at the sum of both radii is left out: it is SAM at twice the radius, which SAM's candidates contain.
+    """
+    if not recipe.tunable:
+        raise BsamValueError(f"the recipe {recipe.name} sets or chooses its radii itself: leave --tune out")
+
+    def grid(scale: Scale | str) -> list[Run]:
+        return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]
+
+    labels = tuple(f"x {factor:g}" for factor in TUNING_FACTORS)
+    return replace(recipe, grid=grid, tuning=Tuning(radius_candidates, "holdout", labels))
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..core.errors import BsamValueError
 from ..methods import METHODS
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
 from ..training.run_dir import run_dir_name
-from .scales import Scale
-from .variants import variant_of
-
-if TYPE_CHECKING:
-    from .experiments import Recipe
 
 TUNING_SEED = 10_000  # added to the seed: a tuning run shares its random numbers with no final run
 TUNING_FACTORS = (0.5, 1, 2, 4)  # on the paper's radii
@@ -77,18 +71,3 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
         {"arguments": {**run.arguments, **{name: factor * value for name, value in values.items() if value}}}
         for factor in TUNING_FACTORS
     ]
-
-
-def tuned(recipe: Recipe) -> Recipe:
-    """Return a recipe whose radii are chosen first, on training images that are held out.
-
-    SAM at the sum of both radii is left out: it is SAM at twice the radius, which SAM's candidates contain.
-    """
-    if not recipe.tunable:
-        raise BsamValueError(f"the recipe {recipe.name} sets or chooses its radii itself: leave --tune out")
-
-    def grid(scale: Scale | str) -> list[Run]:
-        return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]
-
-    labels = tuple(f"x {factor:g}" for factor in TUNING_FACTORS)
-    return replace(recipe, grid=grid, tuning=Tuning(radius_candidates, "holdout", labels))
