@@ -21,6 +21,7 @@ from .errors import BsamRuntimeError
 T = TypeVar("T")
 PRELOAD = ["bsam.core.fork_server"]  # imported once, by the process from which the workers are forked
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # sent to all processes of a job: the parent decides, and stops the others
+KILL_SECONDS = 5.0  # to wait at most until the pool has noticed that its processes are killed
 _stop: Event | None = None  # set in a worker: once the parent no longer waits for the results
 
 
@@ -59,9 +60,12 @@ class Workers:
     def kill(self) -> None:
         """Kill the processes, also those that still start; whoever waits for them gets a BrokenProcessPool."""
         processes = list((self._pool._processes or {}).values())  # as kill_workers of Python 3.14 does
+        manager: Any = self._pool._executor_manager_thread  # typeshed has another class
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.kill()
+        if manager is not None:
+            manager.join(KILL_SECONDS)  # at exit it would print a traceback if it found its pipes closed
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function in one of the processes."""
