@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
 
 import bsam
 from helpers import detached, same, sgd
@@ -43,59 +42,6 @@ def test_a_loss_from_outside_the_closure_is_refused():
                 optimizer.step(lambda: closure(loss))
             assert same(before, detached(layer.parameters()))
         optimizer.step(lambda: (layer(x) ** 2).mean())
-
-
-def test_a_part_from_outside_the_closure_is_refused(plain):
-    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
-
-    def own_backward():
-        loss = F.cross_entropy(plain.model[2:](features), plain.y)
-        loss.backward(retain_graph=True)
-        return loss
-
-    for closure in (
-        lambda: F.cross_entropy(plain.model[2:](features), plain.y),
-        own_backward,
-        lambda: F.cross_entropy(plain.model(plain.x), plain.y) + penalty,
-    ):
-        features, penalty = plain.model[:2](plain.x), sum(p.sum() for p in plain.model.parameters())
-        with pytest.raises(bsam.BsamError, match="the loss, or a part of it, was computed before this pass"):
-            optimizer.step(closure)
-        optimizer.zero_grad()
-    other = plain.clone()
-    optimizer.step(lambda: F.cross_entropy(plain.model(plain.x), plain.y))
-    bsam.SAM(sgd(other.model.parameters()), other.model).step(other.loss)
-    assert same(plain.weights(), other.weights())
-
-
-def test_a_part_from_outside_is_noticed_in_a_later_step_too(plain):
-    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
-    optimizer.step(plain.loss)
-    features = plain.model[:2](plain.x)
-
-    def retained():
-        loss = F.cross_entropy(plain.model[2:](features), plain.y)
-        loss.backward(retain_graph=True)
-        return loss
-
-    with pytest.raises(bsam.BsamError, match="computed before this pass"):
-        optimizer.step(retained)
-
-
-def test_a_weight_that_is_cached_between_the_passes_is_refused():
-    """Else SAM would equal SGD."""
-
-    class Symmetric(nn.Module):
-        def forward(self, w):
-            return w.triu() + w.triu(1).T
-
-    torch.manual_seed(0)
-    layer, x = nn.Linear(3, 3).double(), torch.randn(8, 3, dtype=torch.float64)
-    parametrize.register_parametrization(layer, "weight", Symmetric())
-    optimizer = bsam.SAM(sgd(layer.parameters()), layer, rho=0.5)
-    with parametrize.cached(), pytest.raises(bsam.BsamError, match="computed before this pass"):
-        optimizer.step(lambda: layer(x).square().mean())
-    optimizer.step(lambda: layer(x).square().mean())
 
 
 def test_a_loss_from_outside_is_refused_by_a_method_of_one_pass():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.core.modules import TracksStatistics
 from helpers import detached, interrupted, same, sgd
 
 
@@ -25,22 +23,6 @@ def test_batch_norm_of_any_momentum_moves_once_a_step(problem, momentum):
         expected.loss()
     assert same(problem.buffers(), expected.buffers())
     assert problem.model[1].momentum == momentum
-
-
-def test_sync_batch_norm_is_found(problem):
-    """Its kernels need a GPU; its flag, which is all that is toggled, does not."""
-    problem.model = nn.SyncBatchNorm.convert_sync_batchnorm(problem.model)
-    flags = []
-
-    def closure():
-        flags.append(problem.model[1].track_running_stats)
-        return (problem.model[0](problem.x) ** 2).mean()
-
-    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
-    optimizer.backward(closure)
-    assert isinstance(problem.model[1], nn.SyncBatchNorm)
-    assert flags == [True, False, False]
-    assert problem.model[1].track_running_stats is True
 
 
 def test_batch_norm_without_statistics_and_in_eval_mode_is_left_alone(problem):
@@ -59,34 +41,6 @@ def test_batch_norm_without_statistics_and_in_eval_mode_is_left_alone(problem):
             or given.mean(0).abs().max() < 1e-3
         )
     assert int(affine.num_batches_tracked) == 0
-
-
-class Counter(TracksStatistics):
-    """A module of a user that counts its forward passes in training mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x):
-        if self.training and self.track_running_stats:
-            self.count += 1
-        return x
-
-
-def test_other_modules_with_statistics_are_updated_once_a_step(problem):
-    counter = Counter()
-    problem.model.append(counter)
-    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
-    for failing in (None, 2, 3):
-        before = counter.count.item()
-        with pytest.raises(KeyboardInterrupt) if failing else contextlib.nullcontext():
-            optimizer.step(interrupted(problem.loss, failing))
-        assert counter.count.item() == before + 1
-        assert counter.track_running_stats is True
-    counter.track_running_stats = False  # the user's own choice
-    optimizer.step(problem.loss)
-    assert counter.track_running_stats is False
 
 
 class Generator(nn.Module):
@@ -145,7 +99,6 @@ def test_a_step_of_the_generator_leaves_the_discriminator(gan, own_backward):
         assert all(p.grad is h and p.requires_grad for p, h in zip(d.parameters(), held, strict=True))
         assert all(h is None or torch.equal(h, v) for h, v in zip(held, values, strict=True))
     assert not backwards  # no work was spent on them
-    assert d[1].track_running_stats is True
 
 
 def test_a_closure_that_raises_gives_the_discriminator_back(gan):
@@ -156,7 +109,7 @@ def test_a_closure_that_raises_gives_the_discriminator_back(gan):
         with pytest.raises(KeyboardInterrupt):
             optimizer.step(interrupted(lambda: loss_of(g, d, z), failing))
         assert [p.requires_grad for p in d.parameters()] == [False] + [True] * 5
-        assert d[1].track_running_stats is True
+        assert int(d[1].num_batches_tracked) == 0
         assert all(p.grad is None for p in d.parameters())
 
 

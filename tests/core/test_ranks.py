@@ -107,6 +107,44 @@ def test_scales_and_ranges_of_a_quantized_network_are_those_of_the_batch_of_all_
             assert_close(own, expected)
 
 
+@pytest.mark.parametrize("method", two_ranks.ROUTED)
+def test_ranks_may_use_different_parameters(method, ranks):
+    """The loss of one process is the mean over both halves of the batch, each with its head."""
+    model = two_ranks.Routed()
+    optimizer = two_ranks.build(method, model)
+    x, y = two_ranks.batch()
+    halves = torch.arange(24) >= 12
+    for t in range(two_ranks.STEPS):
+
+        def both_heads(x, t=t):
+            uses_first = (halves[: len(x)] == (t % 2 == 1))[:, None]
+            return torch.where(uses_first, model(x, 0), model(x, 1))
+
+        optimizer.step(two_ranks.closure(method, both_heads, x, y))
+    for rank in ranks:
+        assert_close(rank[f"routed-{method}"]["weights"], [p.detach() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("method", ["sam", "bsam"])
+def test_buffers_that_change_the_loss_are_those_of_one_process(method, ranks):
+    model = two_ranks.spectral_network()
+    optimizer = two_ranks.build(method, model)
+    for _ in range(two_ranks.STEPS):
+        optimizer.step(two_ranks.closure(method, model, *two_ranks.batch()))
+    for rank in ranks:
+        assert_close(rank[f"spectral-{method}"]["state"], [t.detach() for t in model.state_dict().values()])
+
+
+def test_check_finds_wrappers_that_the_closure_does_not_call(ranks):
+    for rank in ranks:
+        found = rank["check"]
+        assert found["right"] == []
+        assert "does not call the DistributedDataParallel wrapper" in "".join(found["bypassed"])
+        assert "no DistributedDataParallel or FSDP wrapper" in "".join(found["not wrapped"])
+    first, second = (rank["check"]["steps"] for rank in ranks)
+    assert_close(first, second, atol=0)  # the wrapper still reduces
+
+
 @pytest.mark.parametrize("method", CHOOSING_LESS)
 def test_ranks_that_choose_their_own_samples_stay_together(method, ranks):
     first, second = (rank[f"ddp-{method}"] for rank in ranks)

@@ -451,6 +451,56 @@ def adversarial(rank: int) -> dict:
     return {"kept": kept, "tracked": tracked, "weights": [p.detach() for p in g.parameters()]}
 
 
+class Routed(nn.Module):
+    """A network with two heads, of which a batch uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.heads = network(), nn.ModuleList(nn.Linear(3, 3).double() for _ in range(2))
+
+    def forward(self, x: torch.Tensor, head: int) -> torch.Tensor:
+        return self.heads[head](self.trunk(x).tanh())
+
+
+def routed(rank: int, method: str) -> dict:
+    """Ranks use different parameters, and others in the next step."""
+    model = DistributedDataParallel(Routed(), find_unused_parameters=True)
+    optimizer = build(method, model)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for t in range(STEPS):
+        optimizer.step(closure(method, lambda x, t=t: model(x, (rank + t) % 2), x, y))
+    return {"weights": [p.detach() for p in model.parameters()]}
+
+
+def spectral_network() -> nn.Module:
+    """Its buffers, the vectors of spectral norm, move in every pass and change what it computes."""
+    net = network()
+    nn.utils.parametrizations.spectral_norm(net[2])
+    return net
+
+
+def spectral(rank: int, method: str) -> dict:
+    model = DistributedDataParallel(spectral_network())
+    optimizer = build(method, model)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for _ in range(STEPS):
+        optimizer.step(closure(method, model, x, y))
+    return {"state": [t.detach() for t in model.module.state_dict().values()]}
+
+
+def check_findings(rank: int) -> dict:
+    """What ``check`` says of a closure that calls the wrapper, the network in it, or a network without a wrapper."""
+    x, y = (t.chunk(2)[rank] for t in batch())
+    wrapper, alone = DistributedDataParallel(network()), network()
+    optimizer, other = build("bsam", wrapper), build("bsam", alone)
+    return {
+        "right": optimizer.check(closure("bsam", wrapper, x, y)),
+        "bypassed": optimizer.check(closure("bsam", wrapper.module, x, y)),
+        "not wrapped": other.check(closure("bsam", alone, x, y)),
+        "steps": [p.detach() for _ in [optimizer.step(closure("bsam", wrapper, x, y))] for p in wrapper.parameters()],
+    }
+
+
 ALL = sorted(METHODS)
 # on sharded parameters: a metric, an offset, memory, numbers, the momentum of the base, chosen weights and samples
 FSDP = ["sam", "bsam", "released", "asam", "looksam", "aesam", "msam", "esam", "ksam", "esam-half", "ksam-5"]
@@ -462,6 +512,7 @@ WRAPPED_LATER = [
     *((order, method) for order in ("transformers", "lightning") for method in ("bsam", "friendly", "esam-half")),
 ]
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
+ROUTED = ["bsam", "gam", "gam-paper", "esam"]
 PROBED = ["sam", "bsam", "ksam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
 CASES = {
@@ -507,6 +558,9 @@ CASES = {
         for scheme, method in QUANTIZED
     },
     "adversarial": adversarial,
+    **{f"routed-{method}": partial(routed, method=method) for method in ROUTED},
+    **{f"spectral-{method}": partial(spectral, method=method) for method in ("sam", "bsam")},
+    "check": check_findings,
     "fsdp-refusal": fsdp_refusal,
     "talking": talking,
     "static-refusal": static_refusal,

@@ -137,7 +137,7 @@ def test_one_graph_holds_a_layer(scheme):
     """No graph break once it is initialized: nothing depends on the value of a tensor."""
     ours = QuantConv2d(conv(), scheme=scheme)
     ours(images())
-    ours.input_quantizer.track_running_stats = False
+    ours.input_quantizer.eval()
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     found = []
     for layer in (compiled, ours):

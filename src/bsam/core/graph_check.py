@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ class GraphCheck:
 
     Args:
         params: the parameters of the optimizer.
-        whole: whether to compare all nodes of the graphs, or only the roots.
+        on_leaf: compare all nodes of the graphs, also of passes at ``w``, and call this with each leaf before
+            ``backward``; if not given, only the roots are compared.
     """
 
-    def __init__(self, params: Sequence[Tensor], whole: bool) -> None:
-        self._params, self._whole = params, whole
+    def __init__(self, params: Sequence[Tensor], on_leaf: Callable[[Tensor], None] | None = None) -> None:
+        self._params, self._on_leaf = params, on_leaf
         self._earlier: set[Any] = set()  # nodes of earlier passes
         self._current: list[Any] = []  # nodes of this pass
 
@@ -43,17 +44,24 @@ class GraphCheck:
         root: Any = loss.grad_fn
         if root is None:
             return
-        if moved and not self._earlier and root._sequence_nr() < self._since:
+        compare = moved or self._on_leaf is not None
+        if compare and not self._earlier and root._sequence_nr() < self._since:
             raise BsamRuntimeError(_OUTSIDE)
-        nodes = list(_graph(root)) if self._whole else [root]
-        if moved and any(self._reaches_parameters(node) for node in nodes if node in self._earlier):
+        nodes = [root] if self._on_leaf is None else list(_graph(root))
+        if compare and any(self._reaches_parameters(node) for node in nodes if node in self._earlier):
             raise BsamRuntimeError(_OUTSIDE)
         self._current += nodes
+        if self._on_leaf is not None:
+            for leaf in _leaves(root):
+                self._on_leaf(leaf)
 
     def _reaches_parameters(self, node: Any) -> bool:
         own = {id(p) for p in self._params}
-        leaves = (n.variable for n in _graph(node, leaves=True) if type(n).__name__ == "AccumulateGrad")
-        return any(id(leaf) in own for leaf in leaves)
+        return any(id(leaf) in own for leaf in _leaves(node))
+
+
+def _leaves(root: Any) -> Iterator[Tensor]:
+    return (n.variable for n in _graph(root, leaves=True) if type(n).__name__ == "AccumulateGrad")
 
 
 def _graph(root: Any, leaves: bool = False) -> Iterator[Any]:

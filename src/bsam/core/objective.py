@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .buffers import Buffers
 from .closure import Closure, as_losses, call
 from .errors import BsamRuntimeError
 from .foreach import Scalar
@@ -34,19 +35,20 @@ class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad``
-    empty. After ``close`` the weights and the batch-norm flags are as they were. Running statistics of batch norm
-    are updated in the first evaluation only, and later ones repeat its random numbers, if ``rng`` is enabled.
+    empty. After ``close`` the weights are as they were, and the buffers of modules as the first evaluation left them.
+    Every evaluation begins with the buffers before the step, and repeats the random numbers of the first one, if
+    ``rng`` is enabled.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
             loss per micro-batch. Methods that choose samples also call it with their indices.
         weights: the parameters, refreshed for this step.
-        modules: those that the closure runs: where batch norm is found.
+        modules: those that the closure runs.
+        buffers: of these modules.
         ranks: averages gradients over ranks.
         rng: the random generators.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
-        compare_graphs: whether to compare the whole graphs of the passes, to find parts of the loss that were computed
-            outside the closure.
+        graph_check: detects a loss that was computed outside the closure.
     """
 
     def __init__(
@@ -54,18 +56,19 @@ class Objective:
         closure: Closure,
         weights: Weights,
         modules: Modules,
+        buffers: Buffers,
         ranks: Ranks,
         rng: RngReplay,
         scaler: torch.amp.GradScaler | None = None,
         *,
-        compare_graphs: bool = False,
+        graph_check: GraphCheck | None = None,
     ) -> None:
         self.loss: Tensor | None = None  # of the first evaluation
         self.has_grad = [False] * len(weights.params)  # parameters that some pass gave a gradient
         self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
         self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # on demand: this keeps gradients alive
         self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
-        self._graph_check = GraphCheck(weights.params, whole=compare_graphs)
+        self._buffers, self._graph_check = buffers, graph_check or GraphCheck(weights.params)
         ranks.begin(weights.sharded, weights.params)
         rng.begin()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -76,10 +79,11 @@ class Objective:
         self._latest: Term | None = None  # the gradient of the previous pass
         self._buffered = 0  # gradients that were moved to buffers
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Restore the weights, the modules and the random generators. Calling it again has no effect."""
         self._weights.restore()
         self._modules.restore()
+        self._buffers.close(failed)
         self._rng.close()
 
     @contextlib.contextmanager
@@ -170,8 +174,7 @@ class Objective:
         self._buffer_gradient()
         if self.loss is None:
             self._modules.freeze_others()
-        else:
-            self._modules.freeze_statistics()
+        self._buffers.begin_pass(self._modules.all)
         self._rng.begin_pass(self._weights.layout.devices)
         with self._ranks.pass_context(without_reducer, self._weights.params):
             yield
@@ -250,7 +253,11 @@ class Objective:
                 "the closure returned a loss that does not require grad: it does not depend on any parameter of the "
                 "optimizer. Was it detached, computed under torch.no_grad, or is every parameter frozen?"
             )
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward(inputs=inputs)
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        if inputs is None:
+            scaled.backward()
+        else:
+            self._differentiate([scaled], None, inputs)
 
     def _second_backward(self, loss: Tensor, along: list[Tensor]) -> None:
         params = self._weights.params
@@ -258,7 +265,16 @@ class Objective:
         first = torch.autograd.grad(scaled, params, create_graph=True, allow_unused=True)
         curved = [(g, v) for g, v in zip(first, along, strict=True) if g is not None and g.requires_grad]
         if curved:
-            torch.autograd.backward([g for g, _ in curved], [v for _, v in curved], inputs=params)
+            self._differentiate([g for g, _ in curved], [v for _, v in curved], params)
+
+    def _differentiate(self, outputs: list[Tensor], along: list[Tensor] | None, inputs: list[Tensor]) -> None:
+        """Add gradients by ``inputs`` to ``p.grad``."""
+        if not self._ranks.records_used_parameters:
+            torch.autograd.backward(outputs, along, inputs=inputs)
+            return
+        for p, g in zip(inputs, torch.autograd.grad(outputs, inputs, along, allow_unused=True), strict=True):
+            if g is not None:
+                p.grad = g.clone() if p.grad is None else p.grad + g
 
     def _take_gradient(self, wrt: Sequence[bool] | None = None, *, without_reducer: bool = False) -> Vector:
         """Take ``p.grad`` over, without a copy, and leave None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -11,13 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .buffers import Buffers
+from .check import examine
 from .checks import check_base, check_modules, check_names
 from .closure import WITHOUT_MIXIN, Closure, split_lightning
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from .graph_check import GraphCheck
 from .layout import local
 from .method_info import MethodInfo
 from .method_state import MethodState
-from .modules import Modules
+from .module_calls import calls_seen
+from .modules import Modules, refuse_batch_norm
 from .objective import Objective
 from .ranks import Ranks
 from .rng import RngReplay
@@ -48,10 +53,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     Args:
         base: the optimizer that takes the step, built on the parameters.
-        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: where batch norm is found. None
-            if it has none. If the closure also runs other modules (the discriminator, when a generator is trained), a
-            list of all of them, the trained one first: batch norm of all of them is updated once a step, and gradients
-            of parameters that ``base`` does not have stay as they were.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: whose buffers, such as batch
+            norm's statistics, are to move once a step. None if it has none. If the closure also runs other modules (the
+            discriminator, when a generator is trained), a list of all of them, the trained one first: the buffers of
+            all of them move once a step, and gradients of parameters that ``base`` does not have stay as they were.
         settings: the method's group values by name; those called ``rho...`` are radii.
         m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
         same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU
@@ -150,8 +155,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Tensor:
         """Add this method's direction to ``p.grad``, where ``loss.backward()`` would add the gradient.
 
-        If the closure raises, the weights, the batch-norm flags and ``p.grad`` are as they were before the call. Every
-        pass must compute the loss from scratch: one that was computed outside the closure is an error.
+        If the closure raises, the weights, the buffers of ``model`` and ``p.grad`` are as they were before the call.
+        Every pass must compute the loss from scratch: one that was computed outside the closure is an error.
 
         Args:
             closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or
@@ -189,11 +194,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             raise BsamRuntimeError(
                 "parameters were added, frozen or moved since the last backward: call zero_grad() before this one"
             )
-        known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
-        modules = Modules(() if self.model is None else (self.model, *self.others), known)
-        L = Objective(
-            closure, self._weights, modules, self._ranks, self._rng, scaler, compare_graphs=self.t & (self.t - 1) == 0
-        )
+        L = self._objective(closure, scaler)
         try:
             self._step_state.phase, self._step_state.offset = "in_backward", None
             self._method_state.begin()
@@ -201,7 +202,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 p.grad = None
             observers = [observer for observer in self.observers if observer.due(self.t)]
             L.keep_evaluations = bool(observers)
-            d = self.direction(L) * L.scale
+            with calls_seen(refuse_batch_norm) if self.model is None and self.t == 0 else contextlib.nullcontext():
+                d = self.direction(L) * L.scale
             with L.extra_evaluations():
                 for observer in observers:
                     observer.observe(self, L)
@@ -224,13 +226,61 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         except BaseException:
             self._step_state.phase = "failed"
             try:
-                L.close()
+                L.close(failed=True)
             finally:
-                L.close()  # again: a second Ctrl-C may have interrupted the first call
+                L.close(failed=True)  # again: a second Ctrl-C may have interrupted the first call
                 for p, g in zip(params, held, strict=True):
                     p.grad = g
             raise
         return L.loss  # type: ignore[return-value]
+
+    def check(self, closure: Closure) -> list[str]:
+        """Say what would be silently wrong in a loop with this closure. Call it once, before training.
+
+        The closure is evaluated twice at ``w``, with the same random draws. Found are: a closure that does not compute
+        the same loss twice (it takes another batch, or draws from NumPy); a loss, or a part of it, that was computed
+        outside; batch norm and other buffers of modules that ``model`` does not contain; parameters that get a gradient
+        and are not in ``base``, and the reverse; a DDP wrapper that the closure does not call. Weights, buffers,
+        gradients and torch's random generators are as before afterwards.
+
+        Args:
+            closure: as in :meth:`step`, for one batch. With several ranks, all of them call this.
+
+        Returns:
+            A sentence for each finding, which says what to do; they are printed too.
+
+        Example:
+            >>> import bsam
+            >>> model, batches = nn.Linear(4, 1), iter(torch.randn(8, 16, 4))
+            >>> optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+            >>> x = next(batches)
+            >>> optimizer.check(lambda: model(x).square().mean())
+            SAM.check: nothing found
+            []
+            >>> len(optimizer.check(lambda: model(next(batches)).square().mean()))  # doctest: +ELLIPSIS
+            SAM.check: two evaluations of the closure ... before it is called
+            1
+        """
+        wrapped = vars(self).get("_optimizer")
+        findings = examine(wrapped if isinstance(wrapped, SharpnessAware) else self, closure)
+        print(*(f"{self.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
+        return findings
+
+    def save_buffers(self) -> None:
+        """Save the buffers before the first pass of a step. Call if a framework runs that pass before the closure."""
+        self._buffers.save(self._modules())
+
+    def _modules(self) -> tuple[nn.Module, ...]:
+        return () if self.model is None else (self.model, *self.others)
+
+    def _objective(
+        self, closure: Closure, scaler: torch.amp.GradScaler | None = None, graph_check: GraphCheck | None = None
+    ) -> Objective:
+        known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
+        modules = Modules(self._modules(), known)
+        return Objective(
+            closure, self._weights, modules, self._buffers, self._ranks, self._rng, scaler, graph_check=graph_check
+        )
 
     def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
@@ -319,12 +369,20 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"step", "_weights", "_ranks", "_rng", "_step_state", "observers"}  # schedulers patch `step`
+        transient = {
+            "step",
+            "_weights",
+            "_buffers",
+            "_ranks",
+            "_rng",
+            "_step_state",
+            "observers",
+        }  # schedulers patch `step`
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also makes the hooks; Optimizer.__init__ would make groups, which are base's
-        self._weights, self._step_state = Weights(), StepState()
+        self._weights, self._buffers, self._step_state = Weights(), Buffers(), StepState()
         self._ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
         self._reset()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .errors import BsamRuntimeError
+from .module_calls import calls_seen
 
 
 class Ranks:
@@ -92,25 +93,20 @@ class Ranks:
     @contextlib.contextmanager
     def _find_ddp_in_closure(self, without_reducer: bool, params: Sequence[Tensor]) -> Iterator[None]:
         """Find the DDP wrapper of ``params`` when it is called, in time to turn its reducer off for this pass."""
-        with contextlib.ExitStack() as stack, warnings.catch_warnings():
-            # torch.compile warns of hooks that are called twice, which does no harm here
-            warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
-            ours = set(params)
+        ours = set(params)
 
-            def find_wrapper_hook(module: nn.Module, args: Any) -> None:
-                if self.ddp is not None or torch.compiler.is_compiling():
-                    return
-                compiled = hasattr(module, "_orig_mod")  # no hook sees what is called inside
-                may_contain_ddp = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
-                ddp = find_ddp(module, ours) if may_contain_ddp else None
-                if ddp is not None:
-                    self._ddp_from_closure = weakref.ref(ddp)
-                    handle.remove()
-                    if without_reducer:
-                        stack.enter_context(self._ddp_no_sync())
+        def find_wrapper(module: nn.Module) -> None:
+            if self.ddp is not None:
+                return
+            compiled = hasattr(module, "_orig_mod")  # no hook sees what is called inside
+            may_contain_ddp = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
+            ddp = find_ddp(module, ours) if may_contain_ddp else None
+            if ddp is not None:
+                self._ddp_from_closure = weakref.ref(ddp)
+                if without_reducer:
+                    stack.enter_context(self._ddp_no_sync())
 
-            handle = nn.modules.module.register_module_forward_pre_hook(find_wrapper_hook)
-            stack.callback(handle.remove)
+        with contextlib.ExitStack() as stack, calls_seen(find_wrapper):
             yield
 
     def mean(self, number: float) -> float:
@@ -148,6 +144,15 @@ class Ranks:
     def under_no_sync(self) -> bool:
         """Whether the user's ``no_sync`` keeps this rank's gradients apart; False with ``m_sharpness``, as intended."""
         return self.ddp is not None and not self.m_sharpness and not self.ddp.require_backward_grad_sync
+
+    @property
+    def records_used_parameters(self) -> bool:
+        """Whether DDP notes which parameters a ``backward`` reaches, also without its reducer.
+
+        The next pass with the reducer would expect a gradient of each of them, so the others must not call
+        ``backward``.
+        """
+        return self.ddp is not None and self.ddp.find_unused_parameters and not self.m_sharpness
 
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average a gradient that was computed without DDP's reducer, if the reducer would have averaged it."""

@@ -167,8 +167,10 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def training_step(self: SharpnessAwareMixin, *args: Any, **kwargs: Any) -> Any:
         outer = self._first_pass
-        if self.extra_pass or (outer is not None and outer.running) or self._sharpness_aware() is None:
+        optimizer = self._sharpness_aware()
+        if self.extra_pass or (outer is not None and outer.running) or optimizer is None:
             return step(self, *args, **kwargs)
+        optimizer.save_buffers()
         generators = [torch.default_generator]
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index])

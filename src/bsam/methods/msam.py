@@ -67,6 +67,12 @@ class MSAM(SharpnessAware):
         same_draws: bool = True,
     ) -> None:
         super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        modules = (m for root in self._modules() for m in root.modules())
+        if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
+            raise BsamValueError(
+                "an embedding of model has max_norm, which changes its weights in the forward pass, and the only pass "
+                "of MSAM is at perturbed weights: leave max_norm out, or use another method"
+            )
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         if not group.get("momentum") and not group.get("betas", (0,))[0]:

@@ -12,19 +12,18 @@ from torch._compile import _disable_dynamo
 
 from ..core.errors import BsamRuntimeError
 from ..core.layout import sharding
-from ..core.modules import TracksStatistics
 from ..core.ranks import several_ranks
 from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 
-class InputQuantizer(TracksStatistics):
+class InputQuantizer(nn.Module):
     """Affine fake quantization of the input of a layer, with one scale and zero point for the tensor; a base class.
 
     The codes are unsigned, from 0 to :math:`2^b - 1`, and 0 is among the values that they represent, so that padding
     with zeros is exact: the input of a layer after ReLU has the zero point 0.
 
-    Statistics of the inputs change in training mode only, and in a sharpness-aware step in its first pass only. Before
-    the first batch in training mode there is no scale, and a pass in eval mode is an error.
+    Statistics of the inputs change in training mode only, and once in a sharpness-aware step. Before the first batch in
+    training mode there is no scale, and a pass in eval mode is an error.
 
     Args:
         bits: of the codes, 2 to 8.
@@ -66,7 +65,7 @@ class InputQuantizer(TracksStatistics):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the values that the codes represent."""
-        if self.training and self.track_running_stats:
+        if self.training:
             if not self._checked:
                 self._check(x.detach())
             self.update(x.detach())
@@ -106,9 +105,8 @@ class InputQuantizer(TracksStatistics):
 class MinMaxInputQuantizer(InputQuantizer):
     """Scale and zero point follow from moving averages of the smallest and the largest input of a batch.
 
-    In several processes (``torch.distributed``) the batch is that of all of them, and all must run it: in a pass that
-    updates them the scales would else differ between ranks, and from those of the later passes of a step, in which
-    DistributedDataParallel has copied the buffers of rank 0.
+    In several processes (``torch.distributed``) the batch is that of all of them, and all must run it: otherwise the
+    scales would differ between ranks.
 
     Args:
         bits, dtype, device: as in :class:`~bsam.quantization.input_quantizers.InputQuantizer`.
@@ -136,19 +134,16 @@ class MinMaxInputQuantizer(InputQuantizer):
         self.low.fill_(torch.inf)
         self.high.fill_(-torch.inf)
 
-    @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
-        """Begin from the first batch."""
-        low, high = _range(x)
-        self.low.copy_(low)
-        self.high.copy_(high)
+        """Nothing: an update begins from the first batch."""
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Update the averages by a batch."""
-        low, high = _range(x)
-        self.low.lerp_(low.to(self.low.dtype), self.momentum)
-        self.high.lerp_(high.to(self.high.dtype), self.momentum)
+        """Update the averages with a batch, or set them to its range if it is the first."""
+        low, high = (t.to(self.low.dtype) for t in _range(x))
+        first = self.low > self.high
+        self.low.copy_(torch.where(first, low, self.low.lerp(low, self.momentum)))
+        self.high.copy_(torch.where(first, high, self.high.lerp(high, self.momentum)))
 
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
         """Return the scale, positive, and the zero point, of one element each; without gradient."""
@@ -166,6 +161,7 @@ class LearnedInputQuantizer(InputQuantizer):
     """
 
     zero_point: Tensor
+    buffers_set_once = True  # the zero point, by the first batch
 
     def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(bits, dtype=dtype, device=device)

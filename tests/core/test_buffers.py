@@ -1,0 +1,325 @@
+"""Buffers of any module: every pass sees them as before the step; after it they are as the first pass left them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bsam
+from bsam.core.buffers import LARGE, Buffers
+from bsam.flatness import Probe
+from helpers import alike, detached, distance, interrupted, same, sgd
+
+
+class InPlaceAverage(nn.Module):
+    """Subtracts a moving average of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.update(x.mean(0))
+        return x - self.mean
+
+    def update(self, mean):
+        self.mean.mul_(0.9).add_(0.1 * mean)
+
+
+class ReplacedAverage(InPlaceAverage):
+    def update(self, mean):
+        self.mean = 0.9 * self.mean + 0.1 * mean
+
+
+class DataAverage(InPlaceAverage):
+    """``.data`` hides the change from the tensor's version."""
+
+    def update(self, mean):
+        self.mean.data.copy_(0.9 * self.mean + 0.1 * mean)
+
+
+class LateAverage(ReplacedAverage):
+    """Has no value before its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+
+    def update(self, mean):
+        self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean
+
+
+class FunctionalBatchNorm(nn.Module):
+    """In eval mode as in training mode it normalizes with the statistics that it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
+
+    def forward(self, x):
+        F.batch_norm(x.detach(), self.mean, self.var, training=True)
+        return F.batch_norm(x, self.mean, self.var, training=False)
+
+
+class Observed(nn.Module):
+    """Fake quantization with the per-channel observer of torch.ao, whose buffers are resized by the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import MovingAveragePerChannelMinMaxObserver
+
+            self.observer = MovingAveragePerChannelMinMaxObserver(averaging_constant=0.1, ch_axis=1)
+
+    def forward(self, x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.observer(x)
+        return x / (self.observer.max_val - self.observer.min_val).to(x.dtype)
+
+
+def norm_2d(norm):
+    return nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Upsample(scale_factor=2), norm, nn.Flatten(), nn.Linear(24, 6))
+
+
+def evo_norm():
+    from timm.layers import EvoNorm2dB0
+
+    return EvoNorm2dB0(6)
+
+
+def instance_norm():
+    return nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten())
+
+
+def exported():
+    norm = nn.BatchNorm1d(6).double()
+    return torch.export.export(norm, (torch.randn(16, 6, dtype=torch.float64),), strict=False).module()
+
+
+def traced():
+    return torch.jit.trace(nn.BatchNorm1d(6).double(), torch.randn(16, 6, dtype=torch.float64))
+
+
+LAYERS = {
+    "batch norm": lambda: nn.BatchNorm1d(6),
+    "cumulative batch norm": lambda: nn.BatchNorm1d(6, momentum=None),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+    "old spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(6, 6)),
+    "instance norm": instance_norm,
+    "in-place average": InPlaceAverage,
+    "replaced average": ReplacedAverage,
+    "average through .data": DataAverage,
+    "average without a start": LateAverage,
+    "functional batch norm": FunctionalBatchNorm,
+    "observer": Observed,
+    "EvoNorm": lambda: norm_2d(evo_norm()),
+    "scripted": lambda: torch.jit.script(nn.BatchNorm1d(6)),
+    "traced": traced,
+    "exported": exported,
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    """A function that makes the layer, always the same."""
+
+    def make():
+        torch.manual_seed(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TorchScript and of the old spectral norm, which are deprecated
+            return LAYERS[request.param]().double()
+
+    return make
+
+
+class Task:
+    def __init__(self, layer):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 6), layer, nn.Tanh(), nn.Linear(6, 1)).double()
+        self.batches = torch.randn(5, 16, 4, dtype=torch.float64)
+
+    def loss(self, x):
+        return (self.model(x) - x.sum(1, keepdim=True)).square().mean()
+
+    def state(self):
+        return copy.deepcopy(dict(self.model.state_dict()))
+
+    def train(self, optimizer, probe=None):
+        if probe is not None:
+            probe.attach(optimizer)
+        for x in self.batches:
+
+            def closure():
+                optimizer.zero_grad()
+                loss = self.loss(x)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        return self.state()
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_sam_without_a_radius_equals_its_base(layer, probed):
+    """Bit for bit: weights and buffers. Were a buffer to move in the second pass, both would be off."""
+    task, other = Task(layer()), Task(layer())
+    optimizer = bsam.SAM(sgd(task.model.parameters()), task.model, rho=0.0)
+    ours = task.train(optimizer, Probe(every=2, rho_max=0.3, rho_min=0.2) if probed else None)
+    assert alike(ours, other.train(sgd(other.model.parameters())))
+
+
+def test_all_passes_see_the_buffers_as_they_were(layer):
+    """And after the step they are as one pass at w leaves them."""
+    task, twin, seen = Task(layer()), Task(layer()), []
+    optimizer = bsam.BSAM(sgd(task.model.parameters(), lr=0.0), task.model, rho_max=0.5, rho_min=0.5)
+    for x in task.batches[:2]:
+        twin.loss(x)
+
+        def closure():
+            seen.append(copy.deepcopy(dict(task.model.named_buffers())))
+            return task.loss(x)
+
+        seen.clear()
+        optimizer.step(closure)
+        assert len(seen) == 3
+        assert alike(seen[1], seen[0])
+        assert alike(seen[2], seen[0])
+        assert alike(dict(task.model.named_buffers()), dict(twin.model.named_buffers()))
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_buffers_are_as_before_if_a_pass_raises(failing):
+    for make in (lambda: nn.BatchNorm1d(6), ReplacedAverage, LateAverage):
+        task = Task(make())
+        optimizer = bsam.BSAM(sgd(task.model.parameters()), task.model)
+        for x in task.batches[:2]:
+            before = task.state()
+
+            def raises_late(x=x):
+                loss = task.loss(x)  # the buffers have moved
+                raised()
+                return loss
+
+            raised = interrupted(lambda: None, failing)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step(raises_late)
+            assert alike(task.state(), before)
+            optimizer.step(lambda x=x: task.loss(x))
+            assert not alike(task.state(), before)
+
+
+def test_a_buffer_is_the_object_that_the_first_pass_left():
+    """A wrapper that holds the tensors, as DDP does, goes on holding those of the module."""
+    task = Task(InPlaceAverage())
+    held = list(task.model.buffers())
+    bsam.BSAM(sgd(task.model.parameters()), task.model).step(lambda: task.loss(task.batches[0]))
+    assert all(a is b for a, b in zip(held, task.model.buffers(), strict=True))
+
+
+class Table(nn.Module):
+    """A large buffer; it moves from step ``begins`` on."""
+
+    def __init__(self, begins):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(LARGE // 8 + 1, dtype=torch.float64))
+        self.calls, self.begins = 0, begins
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 2 * self.begins:
+            self.table += x.detach().mean()
+        return x + self.table[0]
+
+
+@pytest.mark.parametrize("begins", [0, 2, 99])
+def test_a_large_buffer_is_copied_only_if_it_moves(begins):
+    task = Task(Table(begins))
+    table = task.model[1].table
+    optimizer = bsam.SAM(sgd(task.model.parameters()), task.model)
+    moves = []
+    for t, x in enumerate(task.batches):
+        before = table[0].clone()
+        optimizer.step(lambda: task.loss(x))
+        # one that begins to move is noticed after that step, in which it moves twice
+        assert any(table is b for group, _, _ in optimizer._buffers._copies for b in group) is (
+            t > begins or begins == 0
+        )
+        moves.append(float(table[0] != before))
+    assert moves == [float(t >= begins) for t in range(5)]
+
+
+def test_no_memory_is_spent_on_large_buffers_that_stay():
+    module = Table(99)
+    buffers = Buffers()
+    for _ in range(2):
+        for _ in range(3):
+            buffers.begin_pass([module])
+        buffers.close()
+    assert buffers._copies == []
+
+
+def test_buffers_that_cannot_be_written_are_left_alone():
+    """An expanded buffer, and one that was made in inference mode."""
+    task = Task(nn.Identity())
+    task.model.register_buffer("wide", torch.zeros(1).expand(8))
+    with torch.inference_mode():
+        task.model.register_buffer("constant", torch.ones(3))
+    bsam.BSAM(sgd(task.model.parameters()), task.model).step(lambda: task.loss(task.batches[0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["batch norm", "in-place average"])
+def test_a_compiled_network_equals_the_eager_one(name):
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        task = Task(LAYERS[name]())
+        network = task.model
+        call = torch.compile(network, backend="aot_eager") if compiled else network
+        optimizer = bsam.BSAM(sgd(network.parameters()), call)
+        for x in task.batches:
+            optimizer.step(lambda: (call(x) - x.sum(1, keepdim=True)).square().mean())
+        ends.append(task.state())
+    assert alike(*ends)
+
+
+def test_batch_norm_that_the_optimizer_does_not_know_is_an_error(problem, plain):
+    """Its statistics would move in every pass."""
+    before = problem.buffers(), problem.weights()
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), None)
+    with pytest.raises(bsam.BsamError, match="model=network"):
+        optimizer.step(problem.loss)
+    assert same(before[0], problem.buffers())
+    assert same(before[1], problem.weights())
+    problem.model.eval()
+    optimizer.step(problem.loss)
+    bsam.BSAM(sgd(plain.model.parameters()), None).step(plain.loss)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_renormalize_their_weights(kind):
+    """The forward pass changes the weights; the only pass of MSAM changes perturbed ones, and that is refused."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(7, 4, max_norm=1.0), nn.Flatten(), nn.LazyLinear(1)).double()
+    x = torch.randint(0, 7, (9, 3))
+    model(x)
+    other = copy.deepcopy(model)
+    with pytest.raises(bsam.BsamError, match="max_norm"):
+        bsam.MSAM(sgd(model.parameters()), model)
+    optimizer, base = bsam.SAM(sgd(model.parameters()), model, rho=0.0), sgd(other.parameters())
+    for _ in range(3):
+        optimizer.step(lambda: model(x).square().mean())
+        base.zero_grad()
+        other(x).square().mean().backward()
+        base.step()
+    assert distance(detached(model.parameters()), detached(other.parameters())) == 0
