@@ -91,7 +91,8 @@ class RunDir:
     the last epoch, ``model.safetensors`` the trained network, ``predictions.npz`` what it says of some samples, and
     ``checksums.json`` the SHA-256 and the size of checkpoints and network. Other files hold notes of the task: of
     classification ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; of pose ``data.json``,
-    ``pose.json``, ``baseline.json`` and ``weights.json``. Each file is written completely or not at all, but for
+    ``pose.json``, ``baseline.json`` and ``weights.json``. ``bsam train`` adds ``classes.md``, ``confusion.png`` and
+    ``mistakes.png`` to a run of classification. Each file is written completely or not at all, but for
     ``log.txt``, to which ``bsam run`` adds epochs, messages and errors. A damaged file raises a BsamRuntimeError.
     """
 
