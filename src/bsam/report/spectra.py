@@ -13,7 +13,7 @@ import numpy as np
 
 from ..flatness.density import Density, smoothed
 from ..flatness.spectrum import Eigenvalues
-from .panels import COLOURS, figure, grouped, line_style, panel_title, panels, save, tidy
+from .panels import COLOURS, figure, grouped, line_style, panel_title, panels, save, tidy, typeset
 
 BINS = 25
 POINTS = 2000  # along a density
@@ -116,7 +116,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.set_xlabel("eigenvalue of the Hessian")
             ax.locator_params(axis="x", nbins=5)
             title = info.title + ("" if info.converged else " (not converged)")
-            ax.set_title(panel_title(title), pad=TITLE_PAD, fontsize=10)
+            ax.set_title(typeset(panel_title(title)), pad=TITLE_PAD, fontsize=10)
             numbers = f"max {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
             ax.text(0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")
             tidy(ax)
@@ -141,7 +141,7 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
         peak = np.max(curves)
         for info, curve in zip(group, curves, strict=True):
             shown = np.maximum(curve, 1e-300)  # a line without gaps on the logarithmic axis
-            ax.plot(grid, shown, label=info.title, **line_style(infos.index(info)))
+            ax.plot(grid, shown, label=typeset(info.title), **line_style(infos.index(info)))
         ax.set_yscale("log")
         ax.set_ylim(10.0**-DECADES * peak, 2 * peak)
         ax.set_xlabel("eigenvalue of the Hessian")
