@@ -26,7 +26,8 @@ SMALL = {  # what differs from the commands of the guide
     "--density-probes 1 --tol 0.1 --device cpu",
 }
 SMALL_CODE = {
-    '"simcc_resnet50", weights="resnet50.safetensors"': '"simcc_resnet8", image_size=16, simcc_sigma=1.5',
+    'model="simcc_resnet50"': 'model="simcc_resnet8"',
+    'weights="resnet50.safetensors"': "image_size=16, simcc_sigma=1.5",
     '"epochs": 30': '"epochs": 1, "batch": 11',
     "photos/a.jpg": "photos/0.jpg",
 }
