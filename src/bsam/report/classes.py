@@ -44,7 +44,10 @@ def classes_info(predictions: Mapping[str, NDArray[Any]]) -> list[ClassAccuracy]
     """Return the accuracy of each class, from what a run of classification keeps in ``predictions.npz``.
 
     Example:
-        >>> kept = {"confusion": np.array([[8, 2], [0, 5]]), "class_names": np.array(["cat", "dog"])}
+        >>> kept = {
+        ...     "confusion": np.array([[8, 2], [0, 5]]),
+        ...     "class_names": np.array(["cat", "dog"]),
+        ... }
         >>> classes_info(kept)[0]
         ClassAccuracy(name='cat', samples=10, accuracy=0.8, mistaken_for=('dog', 2))
     """

@@ -66,7 +66,9 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
 
     Example:
         >>> axis = np.array([-1.0, 0.0, 1.0])
-        >>> info = landscape_info({"SGD": Landscape((axis, axis), np.add.outer(axis**2, axis**2))})[0]
+        >>> info = landscape_info(
+        ...     {"SGD": Landscape((axis, axis), np.add.outer(axis**2, axis**2))}
+        ... )[0]
         >>> info.centre, info.lowest, info.highest, round(info.share_near, 3)
         (0.0, 0.0, 2.0, 0.111)
     """

@@ -87,7 +87,10 @@ def grouped(infos: Sequence[Info]) -> list[list[Info]]:
 
     Example:
         >>> from types import SimpleNamespace as S
-        >>> [[info.n for info in group] for group in grouped([S(group="a", n=1), S(group="b", n=2), S(group="a", n=3)])]
+        >>> [
+        ...     [info.n for info in group]
+        ...     for group in grouped([S(group="a", n=1), S(group="b", n=2), S(group="a", n=3)])
+        ... ]
         [[1, 3], [2]]
     """
     return [[info for info in infos if info.group == name] for name in dict.fromkeys(info.group for info in infos)]

@@ -29,7 +29,9 @@ def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
 
     Example:
         >>> rest = [1.0] * 6 + [0]
-        >>> probe_info([Reading(0, 2.0, 0.3, 0.1, 0.4, *rest), Reading(10, 1.0, 0.2, 0.1, 0.3, *rest)])["bilateral"]
+        >>> probe_info(
+        ...     [Reading(0, 2.0, 0.3, 0.1, 0.4, *rest), Reading(10, 1.0, 0.2, 0.1, 0.3, *rest)]
+        ... )["bilateral"]
         [0.4, 0.3]
     """
     return _columns([asdict(reading) for reading in readings])

@@ -65,7 +65,9 @@ def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str 
         which: of the eigenvalues these are, as in :func:`bsam.flatness.top_eigenvalues`.
 
     Example:
-        >>> found = Eigenvalues(np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9)
+        >>> found = Eigenvalues(
+        ...     np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9
+        ... )
         >>> info = spectrum_info({"SGD": found})[0]
         >>> info.maximum, info.mean, info.variance
         (3.0, 2.0, 1.0)
@@ -85,8 +87,14 @@ def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityI
         group: models of one group are drawn on one scale.
 
     Example:
-        >>> grid, nodes, weights = np.array([0.0, 4.0]), np.array([0.0, 4.0]), np.array([0.75, 0.25])
-        >>> density = Density(grid, np.array([0.2, 0.1]), nodes, weights, sigma=0.1, products=2)
+        >>> grid, nodes, weights = (
+        ...     np.array([0.0, 4.0]),
+        ...     np.array([0.0, 4.0]),
+        ...     np.array([0.75, 0.25]),
+        ... )
+        >>> density = Density(
+        ...     grid, np.array([0.2, 0.1]), nodes, weights, sigma=0.1, products=2
+        ... )
         >>> info = density_info({"SGD": density})[0]
         >>> info.mean, info.second_moment
         (1.0, 4.0)

@@ -47,7 +47,9 @@ class Classification(PretrainedTask):
         cache_dir: the folder for decoded image files; None keeps them in a folder beside the files.
 
     Example:
-        >>> task = Classification(TaskSettings(label_noise=0.25, eval_split="validation"), torch.device("cpu"))
+        >>> task = Classification(
+        ...     TaskSettings(label_noise=0.25, eval_split="validation"), torch.device("cpu")
+        ... )
         >>> task.samples, task.classes, len(task.notes()["flipped"])
         (640, 10, 160)
     """

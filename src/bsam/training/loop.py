@@ -71,7 +71,9 @@ def fit(
 
     Example:
         >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
-        >>> result = fit(Run("bsam", radii, lr=0.1, batch=64, epochs=1, eval_split="validation"))
+        >>> result = fit(
+        ...     Run("bsam", radii, lr=0.1, batch=64, epochs=1, eval_split="validation")
+        ... )
         >>> result.score > 0.5
         True
     """
