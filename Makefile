@@ -44,6 +44,6 @@ test-gpu:  ## the tests that need a CUDA device, with the python3 that has one
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
 
 clean:  ## remove .venv, caches and runs
-	rm -rf docs/_build docs/methods docs/reference/settings.md docs/reference/command-line.md
+	rm -rf docs/_build docs/methods docs/reference/settings.md docs/reference/command-line.md docs/reference/examples.md
 	rm -rf .venv runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

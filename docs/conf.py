@@ -9,7 +9,8 @@ import bsam  # noqa: E402
 
 project, author, copyright = "bsam", "bsam contributors", "bsam contributors"
 release = version = bsam.__version__
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "generated_pages", "mathml"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "sphinx_copybutton"]
+extensions += ["generated_pages", "mathml"]
 exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "attrs_inline"]
@@ -25,6 +26,11 @@ nitpick_ignore_regex = [
     # types of other projects in signatures: their inventories would have to be downloaded
     ("py:class", r"(torch|numpy|collections\.abc|pathlib)\..*"),
 ]
+
+smartquotes_action = "qe"  # quotes and ellipses; no dashes, which would make a flag unusable
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 
 html_theme = "furo"
 html_title = f"bsam {release}"

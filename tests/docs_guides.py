@@ -1,7 +1,8 @@
-"""Run the commands of a guide on small data."""
+"""Run the commands of a guide on small data, and compare its code with a script."""
 
 from __future__ import annotations
 
+import ast
 import glob
 import re
 import shlex
@@ -20,9 +21,17 @@ def in_small(text: str, changes: Mapping[str, str]) -> str:
     return text
 
 
+def definition(text: str, name: str) -> str:
+    """Return a class or function of a script, or of the code in a page, without its layout and its comments."""
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)) or text
+    (found,) = (node for node in ast.parse(code).body if getattr(node, "name", "") == name)
+    return ast.dump(found)
+
+
 def first_commands(text: str) -> str:
-    """Return the commands of a guide's first block, after the installation."""
-    return re.search(r"```bash\npip install [^\n]*\n(.*?)```", text, flags=re.DOTALL)[1]
+    """Return the commands of a guide's first block, after the installation, each in one line."""
+    block = re.search(r"```bash\npip install [^\n]*\n(.*?)```", text, flags=re.DOTALL)[1]
+    return re.sub(r"\\\n\s*", "", block)
 
 
 def run_commands(commands: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

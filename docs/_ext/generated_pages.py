@@ -1,7 +1,11 @@
-"""Pages that are made from the code: one for each method, their overview, and the help of every command."""
+"""Pages that are made from the code: one for each method, their overview, the settings of a run, the help of every
+command, and the examples.
+"""
 
 import argparse
+import ast
 import os
+import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -71,6 +75,24 @@ OPTIMIZER = (
     "[`step`](../reference/optimizers.md), `backward` and `state_dict` are those of "
     "{class}`bsam.SharpnessAware`; [which radius to start with](../guides/methods-and-radii.md)."
 )
+PAPERS = {  # on arXiv
+    "sam": "2010.01412",
+    "asam": "2102.11600",
+    "gsam": "2203.08065",
+    "fisher_sam": "2206.04920",
+    "friendly_sam": "2403.12350",
+    "pgn": "2202.03599",
+    "gam": "2303.03108",
+    "looksam": "2203.02714",
+    "esam": "2110.03141",
+    "ksam": "2210.12864",
+    "msam": "2401.12033",
+    "aesam": "2304.14647",
+    "rst": "2203.09962",
+    "saf": "2205.14083",
+    "mesa": "2205.14083",
+    "bsam": "2409.13173",
+}
 LOSS = "It is a `torch.nn.Module`: `state_dict` holds what it remembers."
 COMMANDS = """\
 # Command line
@@ -79,12 +101,20 @@ COMMANDS = """\
 
 {commands}
 """
+EXAMPLES = """\
+# Examples
+
+Short scripts that run in seconds on a CPU and download nothing; the tests run all of them. They are in the folder
+`examples/` of the repository.
+
+{examples}
+"""
 SETTINGS = """\
 # Settings of a run
 
 The arguments of {{class}}`bsam.training.Run`, and with dashes the flags of [`bsam train`](command-line.md).
 
-:::{{container}} wide-last-column
+:::{{container}} wide-last-column stacked-rows
 | setting | default | what it is |
 |---|---|---|
 {rows}
@@ -98,6 +128,7 @@ def pages() -> dict[str, str]:
         "methods/index.md": overview(),
         **{f"methods/{name}.md": method_page(method) for name, method in METHODS.items()},
         "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, settings()))),
+        "reference/examples.md": EXAMPLES.format(examples="\n".join(map(example_section, example_files()))),
         "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, parsers()))),
     }
 
@@ -122,7 +153,7 @@ def method_page(method: Method) -> str:
         needs=method.needs or "nothing but a closure that returns the loss",
         captured="can" if method.capturable else "cannot",
         name=method.name,
-        reference=method.reference,
+        reference=f"[{method.reference}](https://arxiv.org/abs/{PAPERS[method.name]})",
         cls=method.cls.__name__,
         options="   :members: set_epoch, forward" if method.is_loss else "",
         after=LOSS if method.is_loss else OPTIMIZER,
@@ -138,7 +169,24 @@ def setting_row(setting: Field[Any]) -> str:
     """Return the row of a setting, with the help that the command line shows."""
     default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
     about = setting.metadata.get("help", "the arguments of the method, by name")
-    return f"| `{setting.name}` | {default} | {about} |"
+    flags_as_code = re.sub(r"(?<!`)--[a-z][a-z-]+", r"`\g<0>`", about)
+    return f"| `{setting.name}` | {default} | {flags_as_code} |"
+
+
+def example_files() -> list[Path]:
+    """Return the examples, the shortest complete loop first."""
+    folder = Path(__file__).parents[2] / "examples"
+    return sorted(folder.glob("*.py"), key=lambda path: (path.stem != "minimal", path.stem))
+
+
+def example_section(path: Path) -> str:
+    """Return what an example shows, from its docstring, and the line that runs it."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    about, _, run = docstring.partition("Run: ")
+    command, needs = run.partition("        ")[0], re.search(r'pip install "[^"]+"', run)
+    lines = [*([needs[0]] if needs else []), command]
+    link = f"The file: {{download}}`{path.name} <../../examples/{path.name}>`"
+    return "\n".join([f"## {path.stem}", "", about.strip(), "", "```bash", *lines, "```", "", link, ""])
 
 
 def parsers() -> list[argparse.ArgumentParser]:
@@ -158,7 +206,7 @@ def help_of(parser: argparse.ArgumentParser) -> str:
 
 def write(app: Any) -> None:
     """Write the pages that have changed, and remove those of methods that are gone."""
-    os.environ["COLUMNS"] = "90"  # of argparse
+    os.environ["COLUMNS"] = "89"  # of argparse, which leaves two of them free
     made = pages()
     for path in Path(app.srcdir, "methods").glob("*.md"):
         if f"methods/{path.name}" not in made:

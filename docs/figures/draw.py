@@ -73,7 +73,7 @@ def radius() -> plt.Figure:
             y = [value(cell) for _, cell in points]
             ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, label=title)
         ax.axhline(value(sgd), color=METHODS["sgd"][1], linewidth=1.5, linestyle="--", label="SGD")
-        ax.set(xscale="log", xlabel=r"total radius: $\rho$, or $\rho_{max} + \rho_{min}$")
+        ax.set(xscale="log", xlabel=r"total radius: $\rho$, or $\rho_{\max} + \rho_{\min}$")
         ax.set_xticks(totals, [f"{total:g}" for total in totals])
         ax.minorticks_off()
     axes[0].set(ylabel="test accuracy, %")

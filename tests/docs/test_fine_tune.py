@@ -23,7 +23,8 @@ SMALL = {  # what differs from the commands of the guide
     "new/*.jpg": "new/*.png",
 }
 SMALL_CODE = {
-    '"timm:resnet50", weights="pretrained"': '"timm:test_resnet", image_size=32',
+    'model="timm:resnet50"': 'model="timm:test_resnet"',
+    'weights="pretrained"': "image_size=32",
     '"epochs": 5, "batch": 32': '"epochs": 1, "batch": 40',
     "new/cat.jpg": "new/circle.png",
 }

@@ -29,6 +29,7 @@ class Page(HTMLParser):
         super().__init__()
         self.links, self.anchors, self.loads = list[str](), set[str](), list[str]()
         self.texts = list[tuple[str, str]]()  # of elements that are closed, innermost first: (tag.class, text)
+        self.code = list[str]()  # the blocks, with their line ends
         self._open = list[tuple[str, str, list[str]]]()
         self.feed(html if isinstance(html, str) else html.read_text(encoding="utf-8"))
 
@@ -51,6 +52,8 @@ class Page(HTMLParser):
         while any(tag == own for own, *_ in self._open):
             own, name, text = self._open.pop()
             self.texts.append((name, " ".join("".join(text).split())))
+            if own == "pre":
+                self.code.append("".join(text))
             if own == tag:
                 break
 
@@ -113,6 +116,17 @@ def missing_parts(page: Page, method: Method) -> list[str]:
     return missing
 
 
+def long_code_lines(site: Path, pages: dict[Path, Page]) -> list[str]:
+    """Return the lines of code that a page of usual width shows only after scrolling."""
+    return [
+        f"{path.relative_to(site)}: {line}"
+        for path, page in pages.items()
+        for block in page.code
+        for line in block.splitlines()
+        if len(line) >= 88
+    ]
+
+
 def test_the_site_is_complete(tmp_path: Path) -> None:
     site = tmp_path / "html"
     log = tmp_path / "log"
@@ -137,6 +151,25 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
     titles = [text.rstrip("\N{PILCROW SIGN}") for text in commands.text("h2")]
     assert {"bsam", "bsam list", "bsam demo", "bsam train", "bsam run", "bsam flatness"} <= set(titles)
     assert all(text.startswith(f"usage: {title} [") for title, text in zip(titles, commands.text("pre"), strict=True))
+
+    assert long_code_lines(site, pages) == []
+    links = {name: pages[site / f"methods/{name}.html"].links for name in METHODS}
+    papers = {name: [link for link in links[name] if "arxiv.org/abs/" in link] for name in METHODS}
+    assert [name for name, found in papers.items() if len(found) != 1] == []
+    assert papers["bsam"] == ["https://arxiv.org/abs/2409.13173"]  # as in the README
+    assert len({found[0] for found in papers.values()}) == len(METHODS) - 1  # SAF and MESA share theirs
+    scripts = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+    examples = pages[site / "reference/examples.html"]
+    assert sorted(text.rstrip("\N{PILCROW SIGN}") for text in examples.text("h2")) == scripts
+    assert sorted(Path(link).stem for link in examples.links if link.endswith(".py")) == scripts
+    settings = pages[site / "reference/settings.html"].text("td.")
+    assert any("see --weights" in text for text in settings)
+    assert (site / "_static/copybutton.js").is_file()
+    first = re.findall(r'toctree-l1[^>]*><a[^>]*href="([^"]+)"', (site / "index.html").read_text("utf-8"))
+    assert first[:4] == ["what-bsam-does.html", "results.html", "benchmarks.html", "guarantees.html"]
+    assert pages[site / "index.html"].text("span.caption-text") == [
+        *("Use it", "Measure and experiment", "Extend it", "Reference"),
+    ]
 
     page = (site / "methods/pgn.html").read_text(encoding="utf-8")  # the checks above find what is missing
     for part, fault in (

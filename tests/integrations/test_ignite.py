@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 import runpy
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 import bsam
+from docs_guides import definition
 from integrations.conftest import ROOT, import_framework
 from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
 
@@ -141,8 +141,7 @@ def test_the_example(ignite, example):
     assert state.metrics["accuracy"] > 0.9
     assert out.splitlines()[-1] == f"3 {state.metrics}"
     text, page = ((ROOT / name).read_text("utf-8") for name in ("examples/ignite_engine.py", "docs/guides/ignite.md"))
-    (step,) = re.findall(r"def sharpness_aware_step.*?return update\n", text, flags=re.DOTALL)
-    assert step in page
+    assert definition(text, "sharpness_aware_step") == definition(page, "sharpness_aware_step")
 
 
 def test_the_guide(ignite, guide):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import runpy
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
+from docs_guides import definition
 from helpers import detached, distance
 from integrations.conftest import ROOT, import_framework
 from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
@@ -180,8 +180,7 @@ def test_the_example(skorch, example):
     text, page = (
         (ROOT / name).read_text("utf-8") for name in ("examples/skorch_classifier.py", "docs/guides/skorch.md")
     )
-    (written,) = re.findall(r"class SharpnessAwareClassifier.*?get_step\(\)\n", text, flags=re.DOTALL)
-    assert written in page
+    assert definition(text, "SharpnessAwareClassifier") == definition(page, "SharpnessAwareClassifier")
 
 
 def test_the_guide(skorch, guide):

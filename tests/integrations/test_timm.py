@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 import bsam
+from docs_guides import definition
 from helpers import assert_close, detached, distance
 from integrations.conftest import ROOT
 from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
@@ -159,8 +160,7 @@ def test_the_example(timm, example):
     assert (len(losses), optimizer.t, int(model.bn1.num_batches_tracked)) == (2, 10, 20)
     assert 0.001 < distance(detached(model.parameters()), detached(ema.module.parameters())) < 1.0
     text, page = ((ROOT / name).read_text("utf-8") for name in ("examples/timm_loop.py", "docs/guides/timm.md"))
-    (scaler,) = re.findall(r"class ClosureScaler.*?return loss\n", text, flags=re.DOTALL)
-    assert scaler in page
+    assert definition(text, "ClosureScaler") == definition(page, "ClosureScaler")
 
 
 def test_the_guide(timm, guide):

@@ -138,6 +138,8 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     heights = [float(points.lines[0].get_ydata()[0]) for points in eigenvalues.containers]
     assert heights == pytest.approx([10.0005, 10.1005, 10.0005 + 0.1 * list(variants()).index("bsam"), 10.0005])
     assert [points.lines[0].get_color() for points in eigenvalues.containers] == own
+    names = [label.get_text() for label in eigenvalues.get_xticklabels()]
+    assert names == [line.get_label() for line in accuracy.lines]
     assert eigenvalues.get_ylim()[0] < 0
     assert eigenvalues.get_ylim()[1] > 1.05 * max(heights)
     titles = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]

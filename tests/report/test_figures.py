@@ -1,6 +1,8 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from bsam.recipes import RECIPES
 from bsam.recipes.digits_demo import demo_recipe
@@ -9,6 +11,7 @@ from bsam.report.demo_report import MEMORISED
 from bsam.report.figures import (
     TEST_LOSS,
     TRAIN_LOSS,
+    AccuracyLine,
     accuracy_lines_info,
     curves_info,
     plot_accuracy_lines,
@@ -16,6 +19,7 @@ from bsam.report.figures import (
     score_metric,
 )
 from bsam.report.panels import line_style
+from bsam.report.summaries import SeedStatistics
 from bsam.training.config import Run
 
 
@@ -31,6 +35,25 @@ def test_the_legend_names_the_lines_of_every_panel_once(finished_run, tmp_path, 
     ours = ["SGD", "SAM", "SAM (sum)", "SAM (follow)", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
     assert legend_of(drawn[0]) == [*ours, "SGD, paper", "SAM, paper", "BSAM, paper"]
     assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [6, 10]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_no_line_hides_another_that_is_equal(log, tmp_path, drawn):
+    point, methods = SeedStatistics(90.0, None, 1), list(variants())[:7]
+    lines = [AccuracyLine("data", name, name, (0.1, 0.2, 0.8), (point,) * 3, (None,) * 3) for name in methods]
+    plot_accuracy_lines(lines, "x", tmp_path / "lines.png", log)
+    drawn[0].set_dpi(150)  # as in the file
+    (ax,), canvas = drawn[0].axes, FigureCanvasAgg(drawn[0])
+    canvas.draw()
+    box = ax.get_window_extent()
+    pixels = np.asarray(canvas.buffer_rgba()).astype(int)[:, :, :3]
+    bottom, top = len(pixels) - int(box.y1), len(pixels) - int(box.y0)
+    x = ax.transData.transform([(0.3, 90.0), (0.5, 90.0)])[:, 0].astype(int)  # between the points
+    between = pixels[bottom:top, x[0] : x[1]].reshape(-1, 3)
+    for number, name in enumerate(methods):
+        colour = np.array([int(line_style(number)["color"][i : i + 2], 16) for i in (1, 3, 5)])
+        assert (np.abs(between - colour).max(axis=1) < 40).sum() > 10, name
+    assert len({line.get_linestyle() for line in ax.lines if len(line.get_xdata()) == 3}) > 1
 
 
 def test_lines_against_rho_min_and_noise(finished_run):

@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from mpl_toolkits.mplot3d import Axes3D
 
 import bsam
@@ -100,7 +101,7 @@ def traces(path):
     return data, layout
 
 
-def test_the_interactive_page_shows_one_at_first_on_a_scale_for_all_and_needs_no_internet(tmp_path):
+def test_the_interactive_page_shows_all_on_a_scale_for_each_group_and_needs_no_internet(tmp_path):
     infos = [
         *landscape_info({"steep": bowl(10, first=1, second=3), "flat": bowl(1)}, "one"),
         *landscape_info({"other": bowl(100)}, "two"),
@@ -110,15 +111,49 @@ def test_the_interactive_page_shows_one_at_first_on_a_scale_for_all_and_needs_no
     assert len(text) > 1_000_000  # plotly.js is in it
     assert not re.search(r"<script[^>]+src=", text)
     data, layout = traces(tmp_path / "surfaces.html")
-    assert [trace["name"].split(":")[0] for trace in data] == ["steep", "flat", "other"]
-    assert [trace.get("visible", True) for trace in data] == [True, "legendonly", True]
-    assert [(trace["scene"], trace["coloraxis"]) for trace in data] == [("scene", "coloraxis")] * 2 + [
-        ("scene2", "coloraxis2")
-    ]
+    assert [trace["name"] for trace in data] == ["steep", "flat", "other"]
+    assert all(trace.get("visible", True) is True for trace in data)
+    places = [(trace["scene"], trace["coloraxis"]) for trace in data]
+    assert places == [("scene", "coloraxis"), ("scene2", "coloraxis"), ("scene3", "coloraxis2")]
     assert layout["scene"]["zaxis"]["range"] == [0, 8] == [layout["coloraxis"]["cmin"], layout["coloraxis"]["cmax"]]
-    assert layout["scene2"]["zaxis"]["range"] == [0, 400]
-    assert layout["scene"]["domain"]["y"][0] == layout["scene2"]["domain"]["y"][1] == 0.5
+    assert layout["scene2"]["zaxis"]["range"] == [0, 8]
+    assert layout["scene3"]["zaxis"]["range"] == [0, 400]
+    left, right, below = (layout[name]["domain"] for name in ("scene", "scene2", "scene3"))
+    assert left["y"] == right["y"]
+    assert left["x"][1] <= right["x"][0]
+    assert below["y"][1] < left["y"][0]
+    assert layout["title"]["text"] == "Loss around each network"
+    texts = [note["text"] for note in layout["annotations"]]
+    assert texts[0] == "one<br><b>steep</b><br>loss 0"
     assert [place for place, _ in layout["coloraxis"]["colorscale"]][1] < 1 / 9  # most colours for the bottom
+
+
+def test_the_surfaces_turn_together(tmp_path):
+    """The page's script copies the camera of one to all, and not again on the event that this causes."""
+    write_interactive(landscape_info({"rho_min 0.1 & <b>": bowl(), "b": bowl(), "c": bowl()}), tmp_path / "s.html")
+    text = (tmp_path / "s.html").read_text()
+    (identity,) = set(re.findall(r'<div id="([^"]+)" class="plotly-graph-div"', text))
+    script = text[text.rindex("const page") :].partition("</script>")[0]
+    assert f'document.getElementById("{identity}")' in script
+    assert script.count("page.on(") == 2
+    _, layout = traces(tmp_path / "s.html")
+    cameras = [layout[name]["camera"] for name in layout if name.startswith("scene")]
+    assert cameras == [cameras[0]] * 3
+    assert layout["annotations"][0]["text"].startswith("<b>\u03c1<sub>min</sub> 0.1 &amp; &lt;b&gt;</b>")
+
+
+@pytest.mark.parametrize("models", [1, 3, 4, 5])
+def test_titles_and_labels_of_contours_are_clear_of_the_edge(models, tmp_path, drawn):
+    title = "BSAM (Algorithm 1), rho_min 0.1, seed {}"
+    plot_contours(landscape_info({title.format(n): bowl() for n in range(models)}), tmp_path / "contours.png")
+    inside = drawn[0].bbox.padded(-8 / 150 * drawn[0].dpi)  # 8 pixels of the file
+    canvas = FigureCanvasAgg(drawn[0])
+    canvas.draw()
+    for ax in drawn[0].axes:
+        box = ax.get_tightbbox(canvas.get_renderer())
+        assert inside.x0 < box.x0 < box.x1 < inside.x1
+        assert inside.y0 < box.y0 < box.y1 < inside.y1
+    assert drawn[0].axes[0].get_title() == "BSAM (Algorithm 1), $\\rho_{\\min}$ 0.1,\nseed 0\nloss 0"
 
 
 def test_rows_of_the_interactive_surface_go_along_the_second_direction(tmp_path, monkeypatch):

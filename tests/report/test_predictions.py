@@ -113,12 +113,19 @@ def colours(path):
 
 
 @pytest.mark.parametrize("size", [(207, 158), (29, 55), (640, 480), (1, 3)])
-def test_a_picture_keeps_its_size_and_its_pixels_away_from_the_skeleton(found, size, tmp_path):
+def test_a_picture_keeps_its_pixels_away_from_the_skeleton_and_a_small_one_has_its_legend_below(found, size, tmp_path):
     width, height = size
     ends = np.array([[0.5, 0.25], [0.25, 0.75], [0.75, 0.75]]) * size
     each = found("a.png", width, height, ends, (0, 0, width, height))
     predictions.draw_joints(each, tmp_path / "drawn.png")
     pixels = colours(tmp_path / "drawn.png")
+    if min(size) < 400:
+        assert pixels.shape == (height + 30, max(width, 120), 3)
+        below = pixels[height:].reshape(-1, 3)
+        for colour in ((230, 159, 0), (86, 180, 233)):
+            assert np.abs(below - colour).max(axis=1).min() < 10
+        assert (pixels[:height, width:] == 255).all()
+        pixels = pixels[:height, :width]
     assert pixels.shape == (height, width, 3)
     assert np.array_equal(each.pixels, np.full((height, width, 3), (200, 201, 202)))
     if width == 1:
@@ -131,7 +138,7 @@ def test_a_picture_keeps_its_size_and_its_pixels_away_from_the_skeleton(found, s
         assert np.abs(pixels[y - 1 : y + 2, x - 1 : x + 2] - colour).max(axis=2).min() < 40, colour
         assert dark[y - 12 : y + 13, max(0, x - 12) : x + 13].any()  # the outline
     corner = untouched[: height // 4, -width // 3 :]
-    assert corner.all() == (min(size) < 100)  # the place of the legend, if there is one
+    assert corner.all() == (min(size) < 400)  # the place of the legend in a large one
 
 
 def test_the_place_of_a_joint_in_a_picture_is_exact(found, tmp_path):
@@ -139,7 +146,7 @@ def test_the_place_of_a_joint_in_a_picture_is_exact(found, tmp_path):
     places = (20.3, 30.8), (60.0, 50.5)
     each = found("a.png", 97, 79, ((np.nan, 0), *places), (0, 0, 500, 500))  # 97 / 150 * 150 < 97, and so for 79
     predictions.draw_joints(each, tmp_path / "drawn.png")
-    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)
+    ink = np.abs(colours(tmp_path / "drawn.png")[:79, :97] - (200, 201, 202)).max(axis=2)
     for begin, place in zip((0, 45), places, strict=True):
         own = ink[:, begin : begin + 45]
         centre = own.sum(axis=0) @ np.arange(45) / own.sum() + begin, own.sum(axis=1) @ np.arange(79) / own.sum()
@@ -149,7 +156,7 @@ def test_the_place_of_a_joint_in_a_picture_is_exact(found, tmp_path):
 def test_lines_are_not_moved_to_whole_pixels(found, tmp_path):
     each = found("a.png", 90, 80, ((20.3, 10), (20.3, 60), (np.nan, 0)), (0, 0, 500, 500))
     predictions.draw_joints(each, tmp_path / "drawn.png")
-    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)[30:40].sum(axis=0)
+    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)[30:40, :90].sum(axis=0)
     assert ink @ np.arange(90) / ink.sum() == pytest.approx(20.3, abs=0.1)
 
 

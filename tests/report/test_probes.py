@@ -34,6 +34,11 @@ def test_a_probe_is_columns_and_curves(tmp_path, drawn):
     assert drawn[2].axes[1].get_ylim() == lower.get_ylim()
 
 
+def test_steps_have_whole_numbers(tmp_path, drawn):
+    plot_probe(probe_info([reading(0), reading(1), reading(2)]), tmp_path / "probe.png")
+    assert [tick for tick in drawn[0].axes[1].get_xticks() if 0 <= tick <= 2] == [0, 1, 2]
+
+
 def test_a_probe_of_a_training_is_drawn(tmp_path, problem):
     optimizer = bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
     probe = Probe(every=2).attach(optimizer)
@@ -65,7 +70,7 @@ def test_a_schedule_has_its_name_and_one_colour_in_every_column(out, tmp_path, d
     some = [s for s in states if (c := recipe.cell(s.run)) and (c.section, c.row) != (first, "0.1 to 0.05")]
     draw_gradient_conflict(recipe, some, tmp_path / "conflict.png")
     upper, lower = drawn[0].axes[:3], drawn[0].axes[3:]
-    schedules = [rf"$\rho^{{min}}$ {row}" for row in ("0.1, fixed", "0.1 to 0.05", "0.1 to 0")]
+    schedules = [rf"$\rho_{{\min}}$ {row}" for row in ("0.1, fixed", "0.1 to 0.05", "0.1 to 0")]
     (legend,) = drawn[0].legends
     assert sorted(text.get_text() for text in legend.get_texts()) == sorted(schedules)
     lines = [[line for line in ax.lines if line.get_label() in schedules] for ax in upper]

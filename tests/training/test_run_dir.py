@@ -13,6 +13,8 @@ import pytest
 
 import bsam
 from bsam.models.digits_net import DigitsNet
+from bsam.tasks import Task
+from bsam.tasks.classification import Classification
 from bsam.training import loop, trainer
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
@@ -344,6 +346,10 @@ def test_predictions_that_cannot_be_read_are_not_taken_for_damage(tmp_path):
         RunDir(tmp_path).predictions()
 
 
-def test_a_task_without_predictions_writes_none(finished):
-    assert not (finished / "predictions.npz").exists()
-    assert RunDir(finished).predictions() == {}
+def test_a_task_without_predictions_writes_none(tmp_path, runs):
+    class Silent(Classification):
+        predictions = Task.predictions
+
+    runs.train(replace(PLAIN, epochs=1), tmp_path, task=Silent)
+    assert not (tmp_path / "predictions.npz").exists()
+    assert RunDir(tmp_path).predictions() == {}

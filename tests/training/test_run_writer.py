@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 8, "label_smoothing": 0.0, "limit_train": 24, "limit_test": 20}
 RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=3, seed=2, probe=2, **SAME)
 FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", "identity.json"}
-FILES |= {CHECKPOINT, CHECKSUMS, "tensorboard"}
+FILES |= {CHECKPOINT, CHECKSUMS, "predictions.npz", "tensorboard"}
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ def test_a_full_disk_is_reported_and_the_same_call_continues_later(tmp_path, mon
     assert [name.split(".")[0] for name in names] == [
         *("config", "identity", "environment", "metrics"),
         *(epoch * 3),
-        *("checksums", "model"),
+        *("predictions", "checksums", "model"),
     ]
     for n, name in enumerate(names):
         if name == "metrics.jsonl.draft" and n == 3:
@@ -447,14 +447,15 @@ def test_an_intact_checkpoint_of_something_else_is_refused(stopped, network, run
 
 
 def events(folder):
-    """(step, tag, value) of every event, as TensorBoard reads them; and the number of files."""
+    """(step, tag, value) of every event but the settings, as TensorBoard reads them; and the number of files."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own imports
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     files = list((folder / "tensorboard").glob("events.out.tfevents.*"))
     found = (event for file in files for event in EventFileLoader(str(file)).Load())
-    return {(e.step, v.tag, v.tensor.float_val[0]) for e in found for v in e.summary.value}, len(files)
+    values = ((e.step, v) for e in found for v in e.summary.value if not v.tag.startswith("_hparams_"))
+    return {(step, v.tag, v.tensor.float_val[0]) for step, v in values}, len(files)
 
 
 def test_tensorboard_reads_each_epoch_once_also_after_interruptions(tmp_path, runs):

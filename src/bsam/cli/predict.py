@@ -49,7 +49,8 @@ def add(commands: Any) -> None:
         "--out",
         type=Path,
         help="draw the skeleton on each image, the person's right side orange and the left one light blue, to a PNG "
-        "file of its name and its size in this folder; a file that exists is not overwritten, but an error",
+        "file of its name in this folder, of small images with a legend below; a file that exists is not overwritten, "
+        "but an error",
         metavar="FOLDER",
     )
     command.set_defaults(run=_predict, needs={"PIL": "images", "safetensors": "train"})

@@ -118,7 +118,15 @@ def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """Return values by name. A value is JSON, or else the text itself.
 
     Example:
-        >>> method_arguments(["rho_max=0.1", "passes=2", "start_from_min=true", "beta=[1,1,1]", "mode=plain"])
+        >>> method_arguments(
+        ...     [
+        ...         "rho_max=0.1",
+        ...         "passes=2",
+        ...         "start_from_min=true",
+        ...         "beta=[1,1,1]",
+        ...         "mode=plain",
+        ...     ]
+        ... )
         {'rho_max': 0.1, 'passes': 2, 'start_from_min': True, 'beta': [1, 1, 1], 'mode': 'plain'}
     """
     found: dict[str, Any] = {}

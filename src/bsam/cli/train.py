@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..tasks.inputs import check_weights
 from ..training.config import Run
@@ -27,6 +28,8 @@ def add(commands: Any) -> None:
         help="train one network, by any method, in a folder from which an interrupted run continues",
         description="Train one network. The folder gets config.json (the settings), metrics.jsonl (a line per epoch), "
         "environment.json, checkpoints, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
+        "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
+        "mistakes.png. "
         "Interrupted, by Ctrl-C, SIGTERM or worse, the same command continues after the last finished epoch, and ends "
         "as it would have ended. Started by torchrun, the processes share each batch.",
     )
@@ -74,6 +77,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 device=arguments.device,
                 at_start=logger.start,
                 each_epoch=logger.epoch,
+                report=class_report,
                 tell=say,
             )
         if context.is_main:

@@ -18,7 +18,7 @@ class BsamValueError(BsamError, ValueError):
         >>> bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=-1.0)
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: rho must be a finite number that is not negative, got -1.0
+        bsam.core.errors.BsamValueError: rho must be a finite number ...
     """
 
 

@@ -24,7 +24,12 @@ class Joint(Optimizer):
     Example:
         >>> import bsam
         >>> model = torch.nn.Linear(3, 2)
-        >>> base = bsam.Joint([torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=0.001)])
+        >>> base = bsam.Joint(
+        ...     [
+        ...         torch.optim.Muon([model.weight], lr=0.02),
+        ...         torch.optim.AdamW([model.bias], lr=0.001),
+        ...     ]
+        ... )
         >>> optimizer = bsam.BSAM(base, model)
         >>> loss = optimizer.step(lambda: model(torch.ones(4, 3)).square().mean())
         >>> [group["lr"] for group in optimizer.param_groups]

@@ -134,7 +134,9 @@ class Vector:
         """Return the elementwise product, in new memory.
 
         Example:
-            >>> Vector([torch.tensor([3.0, 4.0])]).times(Vector([torch.tensor([2.0, -1.0])])).tensors()
+            >>> Vector([torch.tensor([3.0, 4.0])]).times(
+            ...     Vector([torch.tensor([2.0, -1.0])])
+            ... ).tensors()
             [tensor([ 6., -4.])]
         """
         self._check_like(other)

@@ -54,8 +54,12 @@ def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored:
         mirrored: (n,), whether to exchange left and right: 0 or 1.
 
     Example:
-        >>> quarter = centre_map(8, 8, torch.ones(1), torch.full((1,), torch.pi / 2), torch.zeros(1))
-        >>> apply(quarter, torch.tensor([[[3.5, 0.0]]])).round(decimals=4)  # from the top to the right
+        >>> quarter = centre_map(
+        ...     8, 8, torch.ones(1), torch.full((1,), torch.pi / 2), torch.zeros(1)
+        ... )
+        >>> apply(quarter, torch.tensor([[[3.5, 0.0]]])).round(
+        ...     decimals=4
+        ... )  # from the top to the right
         tensor([[[7.0000, 3.5000]]])
     """
     scale, angle, side = scale.double(), angle.double(), 1 - 2 * mirrored.double()
@@ -94,7 +98,9 @@ def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
         float32 images (n, channels, side, side).
 
     Example:
-        >>> mirror = torch.tensor([[[-1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]], dtype=torch.float64)  # x becomes 1 - x
+        >>> mirror = torch.tensor(
+        ...     [[[-1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]], dtype=torch.float64
+        ... )  # x becomes 1 - x
         >>> warp(torch.tensor([[[[1, 2], [3, 4]]]]), mirror, side=2)
         tensor([[[[2., 1.],
                   [4., 3.]]]])

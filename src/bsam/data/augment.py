@@ -71,7 +71,9 @@ class Augment:
     Example:
         >>> augment = Augment(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
         >>> images = torch.full((2, 3, 32, 32), 255, dtype=torch.uint8)
-        >>> augment(images, augment.draws(2, seed=0, epoch=0, side=32)).unique().tolist()  # padding, hole, image
+        >>> augment(
+        ...     images, augment.draws(2, seed=0, epoch=0, side=32)
+        ... ).unique().tolist()  # padding, hole, image
         [-2.0, 0.0, 2.0]
     """
 
@@ -146,7 +148,9 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         A new float32 tensor in the channels_last memory format.
 
     Example:
-        >>> normalise(torch.full((1, 1, 1, 2), 255, dtype=torch.uint8), mean=(0.5,), std=(0.25,)).flatten()
+        >>> normalise(
+        ...     torch.full((1, 1, 1, 2), 255, dtype=torch.uint8), mean=(0.5,), std=(0.25,)
+        ... ).flatten()
         tensor([2., 2.])
     """
     if {len(mean), len(std)} - {1, x.shape[1]}:

@@ -16,7 +16,9 @@ class Examples:
     """Images ``x`` of shape (n, channels, height, width) and their classes ``y``.
 
     Example:
-        >>> sorted_by_class = Examples(torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1]))
+        >>> sorted_by_class = Examples(
+        ...     torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1])
+        ... )
         >>> len(sorted_by_class), sorted_by_class.some(4).y
         (6, tensor([0, 0, 1, 1]))
     """

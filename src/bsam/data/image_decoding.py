@@ -144,7 +144,7 @@ def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uin
         >>> decode("nowhere/cat.jpg", Resize(224))
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: nowhere/cat.jpg cannot be read: No such file or directory
+        bsam.core.errors.BsamRuntimeError: nowhere/cat.jpg cannot be read: ...
     """
     return decode_bytes(read_image(Path(path)), path, decoding)
 

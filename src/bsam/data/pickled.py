@@ -114,7 +114,11 @@ def read_pickle(content: bytes) -> dict[str, Any]:
         The dictionary; its keys are ``str``, also where Python 2 or ``encoding="bytes"`` wrote bytes.
 
     Example:
-        >>> read_pickle(pickle.dumps({"labels": [3, 1], "data": np.arange(4, dtype=np.uint8)}, protocol=2))["data"]
+        >>> read_pickle(
+        ...     pickle.dumps(
+        ...         {"labels": [3, 1], "data": np.arange(4, dtype=np.uint8)}, protocol=2
+        ...     )
+        ... )["data"]
         array([0, 1, 2, 3], dtype=uint8)
         >>> read_pickle(pickle.dumps({"labels": print}))
         Traceback (most recent call last):

@@ -73,7 +73,9 @@ class PoseAugment:
         >>> from bsam.data.stick_figures import stick_figures
         >>> data = stick_figures(4)
         >>> augment, persons = PoseAugment(data.side, data.skeleton.mirrored), data.train
-        >>> x, y, to_image = augment(persons.x, persons.y, persons.to_image, augment.draws(4, seed=0, epoch=0))
+        >>> x, y, to_image = augment(
+        ...     persons.x, persons.y, persons.to_image, augment.draws(4, seed=0, epoch=0)
+        ... )
         >>> x.shape, y.shape, to_image.shape
         (torch.Size([4, 3, 64, 64]), torch.Size([4, 14, 3]), torch.Size([4, 2, 3]))
     """

@@ -172,7 +172,10 @@ def joint_boxes(joints: Floats, margin: float) -> Floats:
     """Return the boxes (n, 4) of the labelled joints, larger by ``margin`` times the longer side on each side.
 
     Example:
-        >>> joint_boxes(np.array([[[10.0, 20.0, 1.0], [30.0, 60.0, 1.0], [0.0, 0.0, 0.0]]]), margin=0.25)
+        >>> joint_boxes(
+        ...     np.array([[[10.0, 20.0, 1.0], [30.0, 60.0, 1.0], [0.0, 0.0, 0.0]]]),
+        ...     margin=0.25,
+        ... )
         array([[ 0., 10., 40., 70.]])
     """
     places, labelled = joints[:, :, :2], joints[:, :, 2:] > 0

@@ -57,7 +57,10 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "labels.gz").write_bytes(b"there already")
-        ...     fetch(Source("https://example.org/labels.gz", "0" * 64, "labels.gz"), Path(folder)).name
+        ...     fetch(
+        ...         Source("https://example.org/labels.gz", "0" * 64, "labels.gz"),
+        ...         Path(folder),
+        ...     ).name
         'labels.gz'
     """
     target = folder / source.makes

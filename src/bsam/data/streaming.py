@@ -23,7 +23,12 @@ def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> I
 
     Example:
         >>> images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
-        >>> [batch.flatten().tolist() for batch in stream(images, torch.tensor([[3, 0], [2, 2]]), torch.device("cpu"))]
+        >>> [
+        ...     batch.flatten().tolist()
+        ...     for batch in stream(
+        ...         images, torch.tensor([[3, 0], [2, 2]]), torch.device("cpu")
+        ...     )
+        ... ]
         [[3, 0], [2, 2]]
     """
     rows = images.permute(0, 2, 3, 1)  # contiguous: a row is one copy

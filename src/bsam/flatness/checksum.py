@@ -22,7 +22,10 @@ def checksum(x: Any, y: Any, n: int) -> Tensor:
     Example:
         >>> x, y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
         >>> same = checksum(x[[2, 0, 1]], y[[2, 0, 1]], 3)
-        >>> same_samples(checksum(x, y, 3), same), same_samples(checksum(x, y[[1, 0, 2]], 3), same)
+        >>> (
+        ...     same_samples(checksum(x, y, 3), same),
+        ...     same_samples(checksum(x, y[[1, 0, 2]], 3), same),
+        ... )
         (True, False)
     """
     r = _weighted_sums(x, n)

@@ -98,7 +98,9 @@ def smoothed(grid: Array, nodes: Array, weights: Array, sigma: float) -> Array:
     """Return the density on a grid: the sum of a Gaussian of width ``sigma`` at each node, times its weight.
 
     Example:
-        >>> smoothed(np.array([0.0, 1.0]), np.array([1.0]), np.array([1.0]), sigma=0.5).round(3)
+        >>> smoothed(np.array([0.0, 1.0]), np.array([1.0]), np.array([1.0]), sigma=0.5).round(
+        ...     3
+        ... )
         array([0.108, 0.798])
     """
     bumps = np.exp(-0.5 * ((grid[:, None] - nodes) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))

@@ -53,7 +53,9 @@ class HessianOperator:
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
         >>> data = [(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1))]
-        >>> H = HessianOperator(model, nn.functional.mse_loss, data)  # L = (w1**2 + 4 w2**2) / 2
+        >>> H = HessianOperator(
+        ...     model, nn.functional.mse_loss, data
+        ... )  # L = (w1**2 + 4 w2**2) / 2
         >>> (H @ Vector([torch.tensor([[1.0, 1.0]])])).tensors()
         [tensor([[1., 4.]])]
     """
@@ -217,7 +219,9 @@ class HessianOperator:
 
         Example:
             >>> model = nn.Linear(2, 1, bias=False)
-            >>> H = HessianOperator(model, nn.functional.mse_loss, [(torch.eye(2), torch.zeros(2, 1))])
+            >>> H = HessianOperator(
+            ...     model, nn.functional.mse_loss, [(torch.eye(2), torch.zeros(2, 1))]
+            ... )
             >>> with H.linearized(max_bytes=1000) as recording:
             ...     product = H @ Vector([torch.tensor([[1.0, 2.0]])])
             >>> product.tensors(), recording.recorded

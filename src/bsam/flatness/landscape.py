@@ -78,7 +78,9 @@ def landscape(
         >>> _ = nn.init.constant_(model.weight, 2.0)
         >>> data = [(torch.ones(4, 1), torch.zeros(4, 1))]  # L(w) = w**2
         >>> v = Vector([torch.ones(1, 1)])
-        >>> landscape(model, nn.functional.mse_loss, data, points=3, dims=1, directions=[v]).loss
+        >>> landscape(
+        ...     model, nn.functional.mse_loss, data, points=3, dims=1, directions=[v]
+        ... ).loss
         array([1., 4., 9.])
 
     Reference:

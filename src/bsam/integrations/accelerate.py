@@ -37,7 +37,9 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
 
         for x, y in loader:
             with accelerator.accumulate(model):
-                loss = backward(accelerator, optimizer, lambda: F.cross_entropy(model(x), y))
+                loss = backward(
+                    accelerator, optimizer, lambda: F.cross_entropy(model(x), y)
+                )
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()

@@ -65,7 +65,9 @@ class SharpnessAwareMixin(_Base):
                 return loss
 
             def configure_optimizers(self):
-                return bsam.BSAM(torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9), self)
+                return bsam.BSAM(
+                    torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9), self
+                )
     """
 
     #: Whether ``training_step`` runs for a later pass of a step.

@@ -43,7 +43,10 @@ class SharpnessAwareTrainer(Trainer):
     Example::
 
         trainer = SharpnessAwareTrainer(
-            model, TrainingArguments("out", max_grad_norm=1.0), train_dataset=data, method="sam",
+            model,
+            TrainingArguments("out", max_grad_norm=1.0),
+            train_dataset=data,
+            method="sam",
             method_kwargs={"rho": 0.05},
         )
         trainer.train()

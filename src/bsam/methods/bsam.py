@@ -61,7 +61,10 @@ class BSAM(SharpnessAware):
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.BSAM(base, model, rho_max=0.05, rho_min=0.05)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> losses = [
+        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        ...     for _ in range(50)
+        ... ]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 

@@ -39,7 +39,9 @@ class ESAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        >>> optimizer = bsam.ESAM(
+        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model
+        ... )
         >>> x = torch.randn(8, 3)
         >>> y = x.sum(1)
         >>> def closure(indices=slice(None)):

@@ -32,7 +32,9 @@ class KSAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.KSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, k=4)
+        >>> optimizer = bsam.KSAM(
+        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, k=4
+        ... )
         >>> x = torch.randn(8, 3)
         >>> y = x.sum(1)
         >>> def closure(indices=slice(None)):

@@ -27,9 +27,14 @@ class PGN(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.PGN(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05)
+        >>> optimizer = bsam.PGN(
+        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05
+        ... )
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y)) for _ in range(50)]
+        >>> losses = [
+        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        ...     for _ in range(50)
+        ... ]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 

@@ -119,7 +119,9 @@ def build(
         torch.Size([2, 100])
         >>> build("timm:test_vit", classes=5, seed=0)(torch.zeros(2, 3, 160, 160)).shape
         torch.Size([2, 5])
-        >>> build("simcc_resnet8", classes=14, seed=0, side=32)(torch.zeros(2, 3, 32, 32)).shape
+        >>> build("simcc_resnet8", classes=14, seed=0, side=32)(
+        ...     torch.zeros(2, 3, 32, 32)
+        ... ).shape
         torch.Size([2, 14, 2, 64])
     """
     entry = model_entry(name)

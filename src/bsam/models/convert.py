@@ -150,7 +150,10 @@ def resnet50_key(layer: str) -> str:
     """Return the name that timm gives to a layer of ResNet-50; an unknown one keeps its name.
 
     Example:
-        >>> [resnet50_key(layer) for layer in ("conv1", "bn_conv1", "res3a_branch1", "bn4f_branch2c", "fc1000")]
+        >>> [
+        ...     resnet50_key(layer)
+        ...     for layer in ("conv1", "bn_conv1", "res3a_branch1", "bn4f_branch2c", "fc1000")
+        ... ]
         ['conv1', 'bn1', 'layer2.0.downsample.0', 'layer3.5.bn3', 'fc']
     """
     match = re.fullmatch(r"(res|bn)([2-5])([a-f])_branch(1|2[abc])", layer)
@@ -194,7 +197,11 @@ def lite_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of an EfficientNet-Lite under timm's names; nothing but names changes.
 
     Example:
-        >>> list(lite_weights({"_fc.bias": torch.zeros(2), "_blocks.15._bn0.bias": torch.zeros(2)}))
+        >>> list(
+        ...     lite_weights(
+        ...         {"_fc.bias": torch.zeros(2), "_blocks.15._bn0.bias": torch.zeros(2)}
+        ...     )
+        ... )
         ['classifier.bias', 'blocks.6.0.bn1.bias']
     """
     blocks = 1 + max((int(key.split(".")[1]) for key in tensors if re.match(r"_blocks\.\d+\.", key)), default=-1)

@@ -39,7 +39,8 @@ def input_config(name: str) -> InputConfig | None:
 
     Example:
         >>> input_config("timm:tf_efficientnet_lite1")
-        InputConfig(size=240, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation='bicubic', crop=0.882)
+        InputConfig(size=240, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+            interpolation='bicubic', crop=0.882)
         >>> input_config("resnet18") is None
         True
     """

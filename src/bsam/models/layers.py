@@ -33,8 +33,16 @@ def stages(
         widths: for each stage, the output widths of its blocks.
 
     Example:
-        >>> made = stages(lambda width_in, width, stride: conv(width_in, width, stride=stride), 4, [[8, 8], [16]])
-        >>> [(layer.in_channels, layer.out_channels, layer.stride[0]) for stage in made for layer in stage]
+        >>> made = stages(
+        ...     lambda width_in, width, stride: conv(width_in, width, stride=stride),
+        ...     4,
+        ...     [[8, 8], [16]],
+        ... )
+        >>> [
+        ...     (layer.in_channels, layer.out_channels, layer.stride[0])
+        ...     for stage in made
+        ...     for layer in stage
+        ... ]
         [(4, 8, 1), (8, 8, 1), (8, 16, 2)]
     """
     made = []

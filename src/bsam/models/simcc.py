@@ -61,7 +61,9 @@ class SimCC(nn.Module):
 
     Example:
         >>> backbone = nn.Conv2d(3, 8, 4, stride=4)
-        >>> SimCC(backbone, channels=8, joints=14, side=32, stride=4)(torch.zeros(2, 3, 32, 32)).shape
+        >>> SimCC(backbone, channels=8, joints=14, side=32, stride=4)(
+        ...     torch.zeros(2, 3, 32, 32)
+        ... ).shape
         torch.Size([2, 14, 2, 64])
 
     Reference: Li et al.: SimCC: a Simple Coordinate Classification Perspective for Human Pose Estimation, ECCV 2022;

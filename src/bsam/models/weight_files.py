@@ -75,7 +75,9 @@ def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the named tensors inside a checkpoint.
 
     Example:
-        >>> unwrapped({"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, Path("a.pt"))
+        >>> unwrapped(
+        ...     {"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, Path("a.pt")
+        ... )
         {'fc.bias': tensor([0., 0.])}
     """
     for name in NESTED:

@@ -65,7 +65,8 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     torch.save(build("resnet8", classes=100).state_dict(), f"{folder}/a.pt")
         ...     print(load_weights(build("resnet8"), "resnet8", f"{folder}/a.pt"))
-        Loaded 54 tensors of a.pt (SHA-256 ...); its classifier was left out (linear.weight 100x64, linear.bias 100).
+        Loaded 54 tensors of a.pt (SHA-256 ...); its classifier was left out
+        (linear.weight 100x64, linear.bias 100).
     """
     if source == PRETRAINED:
         sha256, (source_name, tensors) = None, _downloaded(name)

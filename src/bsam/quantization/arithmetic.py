@@ -20,7 +20,10 @@ def sum_dtype(weight: Tensor, weight_bits: int, activation_bits: int) -> torch.d
     :math:`2^{24}` that is float32, on which GPUs are faster, and else float64.
 
     Example:
-        >>> sum_dtype(torch.empty(512, 512, 3, 3), 4, 4), sum_dtype(torch.empty(512, 512, 3, 3), 8, 8)
+        >>> (
+        ...     sum_dtype(torch.empty(512, 512, 3, 3), 4, 4),
+        ...     sum_dtype(torch.empty(512, 512, 3, 3), 8, 8),
+        ... )
         (torch.float32, torch.float64)
     """
     (smallest, _), (_, largest) = code_range(weight_bits, signed=True), code_range(activation_bits, signed=False)

@@ -24,7 +24,10 @@ def convert(model: nn.Module) -> nn.Module:
 
     Example:
         >>> from bsam.quantization import calibrate, quantize
-        >>> model, x = quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))), torch.rand(32, 4)
+        >>> model, x = (
+        ...     quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))),
+        ...     torch.rand(32, 4),
+        ... )
         >>> calibrate(model, x)
         >>> converted = convert(model)
         >>> converted[0].weight.dtype

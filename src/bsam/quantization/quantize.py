@@ -50,9 +50,19 @@ def quantize(
             engines do. Fine-tuning is then without batch norm.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+        >>> model = nn.Sequential(
+        ...     nn.Conv2d(1, 4, 3),
+        ...     nn.ReLU(),
+        ...     nn.Conv2d(4, 8, 3),
+        ...     nn.Flatten(),
+        ...     nn.Linear(8, 2),
+        ... )
         >>> quantized = quantize(model)
-        >>> [layer.weight_quantizer.bits for layer in quantized if hasattr(layer, "weight_quantizer")]
+        >>> [
+        ...     layer.weight_quantizer.bits
+        ...     for layer in quantized
+        ...     if hasattr(layer, "weight_quantizer")
+        ... ]
         [8, 4, 8]
         >>> quantized(torch.rand(16, 1, 5, 5)).shape
         torch.Size([16, 2])
@@ -151,7 +161,9 @@ def parameter_groups(model: nn.Module, *, perturb_scales: bool = False, **settin
     Example:
         >>> import bsam
         >>> model = quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
-        >>> base = torch.optim.SGD(parameter_groups(model, weight_decay=0.0), lr=0.1, weight_decay=1e-3)
+        >>> base = torch.optim.SGD(
+        ...     parameter_groups(model, weight_decay=0.0), lr=0.1, weight_decay=1e-3
+        ... )
         >>> optimizer = bsam.BSAM(base, model)
         >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
         [(4, 0.001), (4, 0.0)]
@@ -185,7 +197,11 @@ def freeze_scales(model: nn.Module) -> None:
 
     Example:
         >>> from bsam.flatness import HessianOperator
-        >>> model, x, y = quantize(nn.Sequential(nn.Linear(4, 2))), torch.rand(8, 4), torch.rand(8, 2)
+        >>> model, x, y = (
+        ...     quantize(nn.Sequential(nn.Linear(4, 2))),
+        ...     torch.rand(8, 4),
+        ...     torch.rand(8, 2),
+        ... )
         >>> calibrate(model, x)
         >>> freeze_scales(model)
         >>> HessianOperator(model, nn.functional.mse_loss, [(x, y)]).shape

@@ -20,9 +20,14 @@ class EtaEstimator:
 
     Example:
         >>> from pathlib import Path
-        >>> measured = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0}))
+        >>> measured = RunState(
+        ...     Run("sgd", epochs=3), Path("a"), ({"seconds": 9.0}, {"seconds": 2.0})
+        ... )
         >>> eta = EtaEstimator([measured])
-        >>> [eta.left(RunState(run, Path("b"))) for run in (Run("sam", epochs=3), Run("sam", model="resnet8"))]
+        >>> [
+        ...     eta.left(RunState(run, Path("b")))
+        ...     for run in (Run("sam", epochs=3), Run("sam", model="resnet8"))
+        ... ]
         [26.0, None]
     """
 

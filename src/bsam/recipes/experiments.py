@@ -174,7 +174,10 @@ class Recipe:
 
         Example:
             >>> run = Run("sam", model="resnet18", data="cifar10")
-            >>> [(cell.column, measure.name) for cell, measure in Recipe("", "", classification).cells(run).items()]
+            >>> [
+            ...     (cell.column, measure.name)
+            ...     for cell, measure in Recipe("", "", classification).cells(run).items()
+            ... ]
             [('CIFAR-10', 'accuracy')]
         """
         cell = self.cell(run)
@@ -188,7 +191,10 @@ class Recipe:
         A landscape is measured for the first seed only.
 
         Example:
-            >>> [(run.method, run.seed) for run in Recipe("curves", "", training_curves).runs("paper", seeds=2)][3:7:3]
+            >>> [
+            ...     (run.method, run.seed)
+            ...     for run in Recipe("curves", "", training_curves).runs("paper", seeds=2)
+            ... ][3:7:3]
             [('bsam', 0), ('sam', 1)]
         """
         scale = self.scales[0] if scale is None else scale

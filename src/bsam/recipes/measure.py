@@ -126,7 +126,11 @@ def measure(
         >>> data = [(torch.eye(2), torch.zeros(2, 1))]
         >>> model = nn.Linear(2, 1, bias=False)  # L = (w1**2 + w2**2) / 2
         >>> found = measure(model, nn.functional.mse_loss, data, FlatnessSettings(points=3))
-        >>> found.eigenvalues.values.round(4), round(found.trace.value, 4), found.landscape.loss.shape
+        >>> (
+        ...     found.eigenvalues.values.round(4),
+        ...     round(found.trace.value, 4),
+        ...     found.landscape.loss.shape,
+        ... )
         (array([1., 1.]), 2.0, (3, 3))
     """
     return _take(model, loss_fn, data, instruments, dims=2, progress=progress)
@@ -140,7 +144,12 @@ def loss_and_samples(
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(model.weight, 2.0)
-        >>> loss_and_samples(model, nn.functional.mse_loss, [(torch.ones(3, 1), torch.zeros(3, 1))], FlatnessSettings())
+        >>> loss_and_samples(
+        ...     model,
+        ...     nn.functional.mse_loss,
+        ...     [(torch.ones(3, 1), torch.zeros(3, 1))],
+        ...     FlatnessSettings(),
+        ... )
         (4.0, 3)
     """
     L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)

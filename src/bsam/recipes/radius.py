@@ -56,7 +56,10 @@ def total_radius(run: Run) -> float:
     """Return the total radius of a run of this study, at the largest learning rate; 0 without a method.
 
     Example:
-        >>> total_radius(Run("bsam", {"rho_max": 0.1, "rho_min": 0.1})), total_radius(Run("sgd"))
+        >>> (
+        ...     total_radius(Run("bsam", {"rho_max": 0.1, "rho_min": 0.1})),
+        ...     total_radius(Run("sgd")),
+        ... )
         (0.2, 0.0)
     """
     if run.method == BASE:

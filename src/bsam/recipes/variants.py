@@ -82,7 +82,10 @@ def variant_of(run: Run) -> MethodVariant:
     """Return the variant that a run belongs to; its radii may be any.
 
     Example:
-        >>> [variant_of(Run("sam", {"rho": 0.3, "rho_floor": floor})).name for floor in (None, 0.3, 0.1)]
+        >>> [
+        ...     variant_of(Run("sam", {"rho": 0.3, "rho_floor": floor})).name
+        ...     for floor in (None, 0.3, 0.1)
+        ... ]
         ['sam', 'sam-sum', 'sam-follow']
         >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
         'BSAM (as released)'
@@ -106,7 +109,11 @@ def passes_of(run: Run) -> float:
     """Return the forward and backward passes per step.
 
     Example:
-        >>> passes_of(Run("sgd")), passes_of(Run("bsam")), passes_of(Run("bsam", {"passes": 2}))
+        >>> (
+        ...     passes_of(Run("sgd")),
+        ...     passes_of(Run("bsam")),
+        ...     passes_of(Run("bsam", {"passes": 2})),
+        ... )
         (1, 3, 2)
     """
     return 1 if run.method == BASE else run.arguments.get("passes", METHODS[run.method].passes)

@@ -38,7 +38,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     left, middle, right = parts[0].subplots(1, 3, width_ratios=(3, 3, 2))
     draw_curves(left, curves, 0, accuracy.label)
     draw_curves(middle, curves, 1, MEMORISED.label)
-    _draw_eigenvalues(right, [eigenvalues[curve.title] for curve in curves])
+    _draw_eigenvalues(right, {curve.title: eigenvalues[curve.title] for curve in curves})
     legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)
     noise = f"{states[0].run.label_noise:.0%} of the training labels flipped"
     parts[0].suptitle(f"{curves[0].where}, {noise}: {curves_text(curves)}", fontsize=11)
@@ -55,12 +55,13 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     save(drawn, path)
 
 
-def _draw_eigenvalues(ax: Any, values: Sequence[SeedStatistics | None]) -> None:
+def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None]) -> None:
+    values = list(eigenvalues.values())
     for number, found in enumerate(values):
         if found is not None:
             colour = line_style(number)["color"]
             ax.errorbar(number, found.mean, found.std, color=colour, marker="o", markersize=7, capsize=4)
-    ax.set_xticks([])  # the legend's colours tell the rows
+    ax.set_xticks(range(len(values)), list(eigenvalues), rotation=35, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_xlim(-0.5, len(values) - 0.5)
     ends = [0.0, *(found.mean + side * (found.std or 0.0) for found in values if found is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0

@@ -74,7 +74,10 @@ def method_with_settings(run: Run) -> str:
     """Return the title of the method with its arguments and its base optimizer.
 
     Example:
-        >>> method_with_settings(Run("bsam", {"rho_max": 0.1, "passes": 2})), method_with_settings(Run("sgd"))
+        >>> (
+        ...     method_with_settings(Run("bsam", {"rho_max": 0.1, "passes": 2})),
+        ...     method_with_settings(Run("sgd")),
+        ... )
         ('BSAM (rho_max=0.1, passes=2) with SGD', 'SGD')
     """
     if run.method == BASE:
@@ -96,7 +99,13 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     """Return the metrics of an epoch as one line.
 
     Example:
-        >>> found = {"train_loss": 0.51, "lr": 0.02, "seconds": 1.26, "test_loss": 0.4, "test_accuracy": 0.875}
+        >>> found = {
+        ...     "train_loss": 0.51,
+        ...     "lr": 0.02,
+        ...     "seconds": 1.26,
+        ...     "test_loss": 0.4,
+        ...     "test_accuracy": 0.875,
+        ... }
         >>> epoch_line(Run("sam", epochs=10), {"epoch": 3, **found})
         'epoch  3/10  train loss 0.5100  test loss 0.4000  test accuracy 0.8750  lr 2.00e-02  1.3 s'
     """

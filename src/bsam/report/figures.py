@@ -16,11 +16,12 @@ from ..recipes.variants import variant_of
 from ..tasks import TASKS
 from ..training.config import Run
 from ..training.run_state import RunState
-from .panels import figure, legend, line_style, save, seeds_text, tidy
+from .panels import DASHES, figure, integer_ticks, legend, line_style, save, seeds_text, tidy, typeset
 from .summaries import SeedStatistics, seed_statistics
 
 MAX_BANDS = 4  # that can be told apart
 LEGEND_COLUMNS = 6
+BY_GAPS = [DASHES[i] for i in (0, 2, 1, 3, 4)]  # from none to the largest
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,21 @@ def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[RunState]]
 
 
 def plot_accuracy_lines(lines: Sequence[AccuracyLine], xlabel: str, path: Path, log: bool = False) -> None:
-    """Draw a panel per data set: our lines with whiskers of one standard deviation, the paper's dashed."""
+    """Draw a panel per data set: our lines with whiskers of one standard deviation, the paper's thin with squares."""
     titles, methods = (list(dict.fromkeys(getattr(line, name) for line in lines)) for name in ("panel", "method"))
     drawn = figure(5.2 * len(titles), 4.2)
     axes = drawn.subplots(1, len(titles), squeeze=False)[0]
     for ax, title in zip(axes, titles, strict=True):
         own = [line for line in lines if line.panel == title]
-        for i, line in enumerate(own):
-            means, deviations = [point.mean for point in line.ours], [point.std or 0.0 for point in line.ours]
-            x = [value * 1.02**i for value in line.x] if log and any(deviations) else line.x  # whiskers side by side
-            style = {"color": line_style(methods.index(line.method))["color"], "marker": "o", "markersize": 4}
-            ax.errorbar(x, means, deviations if any(deviations) else None, capsize=3, label=line.title, **style)
+        ticks = sorted({x for line in own for x in line.x})
+        for line in own:
+            _draw_accuracy_line(ax, line, methods, log, span=ticks[-1] - ticks[0])
         for line in own:
             known = [(x, number.mean) for x, number in zip(line.x, line.paper, strict=True) if number is not None]
             if known and line.method in ("sgd", "sam", "bsam"):  # the paper has one BSAM
-                style = {"color": line_style(methods.index(line.method))["color"], "linestyle": "--", "linewidth": 1}
-                ax.plot(*zip(*known, strict=True), label=f"{line.title.split(' (')[0]}, paper", **style)
-        ticks = sorted({x for line in own for x in line.x})
+                style = {"color": line_style(methods.index(line.method))["color"], "linewidth": 0.6, "alpha": 0.8}
+                marker = {"marker": "s", "markersize": 6, "markerfacecolor": "none"}
+                ax.plot(*zip(*known, strict=True), label=f"{line.title.split(' (')[0]}, paper", **style, **marker)
         if log:
             ax.set_xscale("log")
         ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
@@ -81,14 +80,33 @@ def plot_accuracy_lines(lines: Sequence[AccuracyLine], xlabel: str, path: Path, 
         ax.set_xlabel(xlabel)
         tidy(ax)
     axes[0].set_ylabel("test accuracy, last epoch, %")
-    legend(drawn, columns=2 * len(titles))
+    legend(drawn, columns=2 * len(titles), handlelength=3)
     save(drawn, path)
+
+
+def _draw_accuracy_line(ax: Any, line: AccuracyLine, methods: Sequence[str], log: bool, span: float) -> None:
+    """Draw a line so that equal ones stay visible: those with smaller gaps are wider and below the others, and the
+    points of all are side by side.
+    """
+    number = methods.index(line.method)
+    level = sorted(range(len(methods)), key=lambda n: (BY_GAPS.index(line_style(n)["linestyle"]), n)).index(number)
+    place = number - (len(methods) - 1) / 2
+    x = [value * 1.025**place if log else value + 0.012 * span * place for value in line.x]
+    means, deviations = [point.mean for point in line.ours], [point.std or 0.0 for point in line.ours]
+    style = {
+        **line_style(number),
+        "linewidth": max(3.6 - 0.4 * level, 1.0),
+        "elinewidth": 1.2,
+        "zorder": 2 + level / 100,
+    }
+    spread = deviations if any(deviations) else None
+    ax.errorbar(x, means, spread, label=line.title, marker="o", markersize=4, capsize=3, **style)
 
 
 def draw_accuracy_lines(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     """Draw the accuracy against the label noise or against rho_min."""
     noise = recipe.table == "label_noise"
-    xlabel = "flipped training labels, %" if noise else r"$\rho^{min}$ at the start"
+    xlabel = "flipped training labels, %" if noise else r"$\rho_{\min}$ at the start"
     plot_accuracy_lines(accuracy_lines_info(recipe, states), xlabel, path, log=not noise)
 
 
@@ -191,20 +209,18 @@ def draw_curves(ax: Any, curves: Sequence[Curve], which: int, label: str) -> Non
         which: the number of the metric.
         label: of the vertical axis.
     """
-    from matplotlib.ticker import MaxNLocator
-
     for number, curve in enumerate(curves):
         _draw_curve(ax, curve.metrics[which], curve.title, number, len(curves) > MAX_BANDS)
     ax.set_xlabel("epoch")
     ax.set_ylabel(label)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
+    integer_ticks(ax)
     tidy(ax)
 
 
 def _draw_curve(ax: Any, values: Sequence[SeedStatistics], title: str, number: int, many: bool) -> None:
     style = line_style(number)
     epochs, marker = range(1, len(values) + 1), "o" if len(values) < 4 else ""
-    ax.plot(epochs, [value.mean for value in values], label=title, linewidth=1.6, marker=marker, **style)
+    ax.plot(epochs, [value.mean for value in values], label=typeset(title), linewidth=1.6, marker=marker, **style)
     if values[-1].std is not None and many:
         x = len(values) * (1.02 + 0.012 * number)  # side by side
         ax.vlines(x, *_ends(values[-1]), color=style["color"], linewidth=1.5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +20,27 @@ from ..recipes.experiments import Recipe
 from ..training.files import write
 from ..training.run_dir import RunDir
 from ..training.run_state import RunState
-from .panels import grouped, panel_title, panels, save
+from .panels import MAX_COLUMNS, grouped, panel_title, panels, save, typeset
 
 LEVELS = 12
 STEEPNESS = 2.0  # levels and colours follow this power of the height, as the bottom is of interest
 NEAR = 0.1
+ROW = 480  # pixels of the interactive page, for each row of surfaces
+# plotly has no shared camera: what the mouse does to one surface is done to the others, during a turn and after it
+TURN_TOGETHER = """
+const page = document.getElementById("{plot_id}");
+const scenes = Object.keys(page.layout).filter(name => name.startsWith("scene"));
+let busy = false;
+function follow(change) {
+    const turned = scenes.find(name => change && change[name + ".camera"]);
+    if (busy || !turned) return;
+    busy = true;
+    const cameras = Object.fromEntries(scenes.map(name => [name + ".camera", change[turned + ".camera"]]));
+    Plotly.relayout(page, cameras).then(() => { busy = false; });
+}
+page.on("plotly_relayouting", follow);
+page.on("plotly_relayout", follow);
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,9 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
 
     Example:
         >>> axis = np.array([-1.0, 0.0, 1.0])
-        >>> info = landscape_info({"SGD": Landscape((axis, axis), np.add.outer(axis**2, axis**2))})[0]
+        >>> info = landscape_info(
+        ...     {"SGD": Landscape((axis, axis), np.add.outer(axis**2, axis**2))}
+        ... )[0]
         >>> info.centre, info.lowest, info.highest, round(info.share_near, 3)
         (0.0, 0.0, 2.0, 0.111)
     """
@@ -78,7 +99,9 @@ def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[L
 
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
     """Draw contours of the loss for each model, those of a group on shared levels."""
-    drawn, groups = panels(infos, 3.4, 3.3)
+    drawn, groups = panels(infos, 3.4, 3.7)
+    # the constrained layout overlooks that axes of equal scales are lower than their cells: titles would be cut off
+    drawn.set_layout_engine("compressed", w_pad=0.1, h_pad=0.1)
     for group in groups:
         draw_contours(drawn, group)
         group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
@@ -126,42 +149,55 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
     save(drawn, path)
 
 
-def write_interactive(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """Write a page with a surface per model, to turn, show and hide, those of a group on one scale; works offline."""
+def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "Loss around each network") -> None:
+    """Write a page with a surface per model, all turned together, those of a group on one scale; works offline."""
     require_package("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale
 
     groups = grouped(infos)
+    columns = min(max(map(len, groups)), MAX_COLUMNS)
+    rows = sum(math.ceil(len(group) / columns) for group in groups)
     page = go.Figure()
     layout: dict[str, Any] = {}
     colours = [(position**STEEPNESS, colour) for position, colour in get_colorscale("Viridis")]
+    notes, above, number = [], 0, 0
     for n, group in enumerate(groups):
         levels, _ = _levels(group)
         low, ceiling = float(levels[0]), float(levels[-1])
-        number, bottom, height = str(n + 1) if n else "", 1 - (n + 1) / len(groups), 1 / len(groups)
-        layout[f"scene{number}"] = {
-            "xaxis": {"title": "first direction"},
-            "yaxis": {"title": "second direction"},
-            "zaxis": {"title": "loss", "range": [low, ceiling]},
-            "domain": {"x": [0.0, 0.9], "y": [bottom, bottom + height]},
-            "camera": {"eye": {"x": 1.6, "y": 1.6, "z": 1.1}},  # plotly's default cuts the lower corner
-        }
-        bar = {"title": "loss", "y": bottom + height / 2, "len": 0.9 * height}
-        layout[f"coloraxis{number}"] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
-        options = {"scene": f"scene{number}", "coloraxis": f"coloraxis{number}", "showlegend": True, "opacity": 0.9}
+        own = math.ceil(len(group) / columns)
+        bar = {"title": {"text": "loss"}, "y": 1 - (above + own / 2) / rows, "len": 0.8 * own / rows}
+        colour_axis = f"coloraxis{n + 1 if n else ''}"
+        layout[colour_axis] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
         for m, info in enumerate(group):
+            number += 1
+            scene = f"scene{number if number > 1 else ''}"
+            left, top = m % columns / columns, 1 - (above + m // columns) / rows
+            layout[scene] = {
+                "xaxis": {"title": {"text": "first direction"}},
+                "yaxis": {"title": {"text": "second direction"}},
+                "zaxis": {"title": {"text": "loss"}, "range": [low, ceiling]},
+                "domain": {"x": [left, left + 1 / columns], "y": [top - 0.98 / rows, top - 0.1 / rows]},
+                "aspectmode": "cube",
+                "camera": {"eye": {"x": 1.8, "y": 1.8, "z": 1.2}},  # plotly's default cuts the lower corner
+            }
+            name = re.sub(r"\brho_(max|min)\b", "\u03c1<sub>\\1</sub>", html.escape(info.title, quote=False))
+            heading = (
+                f"{html.escape(info.group, quote=False)}<br>" * (len(groups) > 1)
+                + f"<b>{name}</b><br>loss {info.centre:.3g}"
+            )
+            place = {"x": left + 0.5 / columns, "y": top, "xanchor": "center", "yanchor": "top"}
+            notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **place})
             z = _clipped(info, ceiling).T  # rows of z go along y
-            visible = True if m == 0 else "legendonly"
-            name = f"{info.title}: loss {info.centre:.3g}"
-            page.add_surface(x=info.axis, y=info.axis, z=z, name=name, visible=visible, **options)
-    layout |= {"legend": {"x": 0.01, "y": 0.99}, "margin": {"l": 0, "r": 0, "b": 0, "t": 40}}
-    page.update_layout(title="Loss around each model: click a name to show or hide it", **layout)
-    write(path, page.to_html(include_plotlyjs=True).encode())
+            page.add_surface(x=info.axis, y=info.axis, z=z, name=info.title, scene=scene, coloraxis=colour_axis)
+        above += own
+    layout |= {"annotations": notes, "margin": {"l": 0, "r": 0, "b": 0, "t": 60}, "height": 60 + ROW * rows}
+    page.update_layout(title={"text": title, "x": 0.5}, **layout)
+    write(path, page.to_html(include_plotlyjs=True, post_script=TURN_TOGETHER).encode())
 
 
 def _title(info: LandscapeInfo) -> str:
-    return f"{panel_title(info.title)}\nloss {info.centre:.3g}"
+    return f"{typeset(panel_title(info.title))}\nloss {info.centre:.3g}"
 
 
 def _label(ax: Any, info: LandscapeInfo) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,6 +44,24 @@ def seeds_text(counts: Iterable[int]) -> str:
     return "one seed" if high == 1 else f"mean of {high} seeds" if low == high else f"mean of {low} to {high} seeds"
 
 
+def typeset(text: str) -> str:
+    r"""Return text in which matplotlib sets the names of radii as the documentation does.
+
+    Example:
+        >>> typeset("BSAM, rho_min 0.1"), typeset("rho falls, $5")
+        ('BSAM, $\\rho_{\\min}$ 0.1', '$\\rho$ falls, \\$5')
+    """
+    escaped = text.replace("$", r"\$")
+    return re.sub(r"\brho(?:_(max|min))?\b", lambda name: rf"$\rho_{{\{name[1]}}}$" if name[1] else r"$\rho$", escaped)
+
+
+def integer_ticks(ax: Any) -> None:
+    """Set the ticks of the horizontal axis at whole numbers: epochs, or steps."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
+
+
 def panel_title(text: str) -> str:
     """Return a title in lines that a panel has room for.
 
@@ -68,7 +87,10 @@ def grouped(infos: Sequence[Info]) -> list[list[Info]]:
 
     Example:
         >>> from types import SimpleNamespace as S
-        >>> [[info.n for info in group] for group in grouped([S(group="a", n=1), S(group="b", n=2), S(group="a", n=3)])]
+        >>> [
+        ...     [info.n for info in group]
+        ...     for group in grouped([S(group="a", n=1), S(group="b", n=2), S(group="a", n=3)])
+        ... ]
         [[1, 3], [2]]
     """
     return [[info for info in infos if info.group == name] for name in dict.fromkeys(info.group for info in infos)]
@@ -86,9 +108,14 @@ def save(drawn: Any, path: str | Path) -> None:
     """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is complete or
     unchanged.
     """
-    path, buffer = Path(path), io.BytesIO()
-    drawn.savefig(buffer, format=path.suffix[1:] or None, dpi=DPI)
-    write(path, buffer.getvalue())
+    write(Path(path), encoded(drawn, Path(path).suffix[1:] or None))
+
+
+def encoded(drawn: Any, format: str | None) -> bytes:
+    """Return the content of a file with the figure."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format=format, dpi=DPI)
+    return buffer.getvalue()
 
 
 def panels(

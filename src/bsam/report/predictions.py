@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,8 @@ SHOWN_SIDE = 800  # pixels of a picture in a grid, at most about twice as many: 
 LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
 TEXT = 0.03  # height of the letters on a picture, relative to its shorter side
 MIN_TEXT = 7  # pixels; smaller letters cannot be read
-MIN_SIDE = 100  # pixels; on smaller pictures a legend would hide the person
+SMALL = 400  # pixels of the shorter side; on smaller pictures a legend would hide the person, and is below them
+LEGEND_BELOW = 120, 30  # pixels, width and height
 
 
 def class_texts(prediction: Prediction) -> list[str]:
@@ -120,8 +122,7 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def draw_joints(found: FoundJoints, path: Path) -> None:
-    """Draw the skeleton on its image, which keeps its pixels and its size, with a legend if there is room for it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Draw the skeleton on its image, which keeps its pixels and its size, with a legend; below it, if it is small."""
     from PIL import Image
 
     picture = Image.fromarray(found.pixels)
@@ -135,16 +136,41 @@ def draw_joints(found: FoundJoints, path: Path) -> None:
     left, top, right, bottom = found.box
     thickness = max(1.5, LINE * min(max(right - left, bottom - top), max(width, height)))
     draw_skeleton(ax, found.joints, found.skeleton, width=thickness * 72 / DPI)
-    if min(width, height) >= MIN_SIDE:
-        letters = max(MIN_TEXT, TEXT * min(width, height))
-        side_legend(ax, letters * 72 / DPI, loc="best")
-    canvas = FigureCanvasAgg(drawn)
-    canvas.draw()
-    skeleton = Image.fromarray(np.asarray(canvas.buffer_rgba()))  # transparent elsewhere
+    small = min(width, height) < SMALL
+    if not small:
+        side_legend(ax, TEXT * min(width, height) * 72 / DPI, loc="best")
+    skeleton = _rasterised(drawn)
     picture.paste(skeleton, mask=skeleton)
+    if small:
+        picture = _with_legend_below(picture)
     content = io.BytesIO()
     picture.save(content, "PNG")
     write(path, content.getvalue())
+
+
+def _rasterised(drawn: Any) -> Any:
+    """Return a figure as a picture of PIL, transparent where nothing is drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba()))
+
+
+def _with_legend_below(picture: Any) -> Any:
+    """Return a picture on a white one that is higher by a legend, and as wide as that at least."""
+    from PIL import Image
+
+    width, height = LEGEND_BELOW
+    drawn = figure((width + 0.01) / DPI, (height + 0.01) / DPI)
+    drawn.set(dpi=DPI, facecolor="none", layout_engine="none")
+    side_legend(drawn, MIN_TEXT * 72 / DPI, loc="center", frameon=False)
+    legend = _rasterised(drawn)
+    sheet = Image.new("RGB", (max(picture.width, width), picture.height + height), "white")
+    sheet.paste(picture)
+    sheet.paste(legend, (0, picture.height), mask=legend)
+    return sheet
 
 
 def _printable(name: str) -> str:

@@ -17,7 +17,7 @@ from ..recipes.variants import variant_of
 from ..training.run_dir import RunDir
 from ..training.run_state import RunState
 from .figures import network_and_data
-from .panels import COLOURS, figure, legend, save, seeds_text, tidy
+from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, tidy
 
 READING_FIELDS = tuple(field.name for field in fields(Reading))
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
@@ -29,7 +29,9 @@ def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
 
     Example:
         >>> rest = [1.0] * 6 + [0]
-        >>> probe_info([Reading(0, 2.0, 0.3, 0.1, 0.4, *rest), Reading(10, 1.0, 0.2, 0.1, 0.3, *rest)])["bilateral"]
+        >>> probe_info(
+        ...     [Reading(0, 2.0, 0.3, 0.1, 0.4, *rest), Reading(10, 1.0, 0.2, 0.1, 0.3, *rest)]
+        ... )["bilateral"]
         [0.4, 0.3]
     """
     return _columns([asdict(reading) for reading in readings])
@@ -59,8 +61,9 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
     lower.plot(columns["step"], columns["cosine"], color=COLOURS[0])
     lowest = min((value for value in columns["cosine"] if math.isfinite(value)), default=0.0)
     lower.set_ylim(lowest - 0.1 * (1.1 - lowest), 1 + 0.1 * (1.1 - lowest))
-    lower.set_ylabel("cosine of g and g_min")
+    lower.set_ylabel(r"cosine of $g$ and $g_{\min}$")
     lower.set_xlabel("step")
+    integer_ticks(lower)
     for ax in (upper, lower):
         tidy(ax)
     save(drawn, path)
@@ -122,7 +125,7 @@ def draw_sharpness_curves(recipe: Recipe, states: Sequence[RunState], path: Path
         _finish(ax, series.title)
     axes[0].set_ylabel("difference in loss, on a mini-batch")
     legend(drawn, columns=len(SHARPNESS))
-    _headline(drawn, found, " (at each method's own radii: BSAM's $\\rho^{min}$ falls with the learning rate)")
+    _headline(drawn, found, " (at each method's own radii: BSAM's $\\rho_{\\min}$ falls with the learning rate)")
     save(drawn, path)
 
 
@@ -139,14 +142,14 @@ def draw_gradient_conflict(recipe: Recipe, states: Sequence[RunState], path: Pat
         own = [series for series in found if series.section == section]
         for series in own:
             colour = colours[series.row]
-            _draw_series(upper, series, "cosine", colour, f"$\\rho^{{min}}$ {series.row}")
+            _draw_series(upper, series, "cosine", colour, f"$\\rho_{{\\min}}$ {series.row}")
             lower.plot(series.columns["step"], series.columns["rho_min"], color=colour, linewidth=1.5)
         upper.axhline(0, color="black", linewidth=0.8)
         upper.set_title(own[0].title, fontsize=10)
         tidy(upper)
         _finish(lower)
-    axes[0, 0].set_ylabel("cosine of $g$ and $g^{min}$")
-    axes[1, 0].set_ylabel(r"$\rho^{min}$")
+    axes[0, 0].set_ylabel(r"cosine of $g$ and $g_{\min}$")
+    axes[1, 0].set_ylabel(r"$\rho_{\min}$")
     legend(drawn, columns=len(rows))
     _headline(drawn, found)
     save(drawn, path)
@@ -162,6 +165,7 @@ def _draw_series(ax: Any, series: ProbeSeries, name: str, colour: str, label: st
 def _finish(ax: Any, title: str = "") -> None:
     ax.set_title(title, fontsize=10)
     ax.set_xlabel("step")
+    integer_ticks(ax)
     tidy(ax)
 
 

@@ -91,7 +91,11 @@ def name_of(run: Run) -> str:
     """Return a run in words.
 
     Example:
-        >>> name_of(Run("bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2))
+        >>> name_of(
+        ...     Run(
+        ...         "bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2
+        ...     )
+        ... )
         'ResNet-18, CIFAR-10, BSAM (Algorithm 1), rho_min 0.1, 20% noise, seed 0'
         >>> name_of(Run("sgd", model="resnet18", data="cifar10", weight_bits=4))
         'ResNet-18, CIFAR-10, SGD, 4 bits, seed 0'

@@ -112,7 +112,7 @@ def _label_axis(ax: Any, label: str, ticks: Sequence[float]) -> None:
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
     ax.minorticks_off()
-    ax.set_xlabel(r"total radius: $\rho$, or $\rho_{max} + \rho_{min}$")
+    ax.set_xlabel(r"total radius: $\rho$, or $\rho_{\max} + \rho_{\min}$")
     ax.set_ylabel(label)
     tidy(ax)
 

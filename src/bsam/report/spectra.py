@@ -13,7 +13,7 @@ import numpy as np
 
 from ..flatness.density import Density, smoothed
 from ..flatness.spectrum import Eigenvalues
-from .panels import COLOURS, figure, grouped, line_style, panel_title, panels, save, tidy
+from .panels import COLOURS, figure, grouped, line_style, panel_title, panels, save, tidy, typeset
 
 BINS = 25
 POINTS = 2000  # along a density
@@ -65,7 +65,9 @@ def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str 
         which: of the eigenvalues these are, as in :func:`bsam.flatness.top_eigenvalues`.
 
     Example:
-        >>> found = Eigenvalues(np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9)
+        >>> found = Eigenvalues(
+        ...     np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9
+        ... )
         >>> info = spectrum_info({"SGD": found})[0]
         >>> info.maximum, info.mean, info.variance
         (3.0, 2.0, 1.0)
@@ -85,8 +87,14 @@ def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityI
         group: models of one group are drawn on one scale.
 
     Example:
-        >>> grid, nodes, weights = np.array([0.0, 4.0]), np.array([0.0, 4.0]), np.array([0.75, 0.25])
-        >>> density = Density(grid, np.array([0.2, 0.1]), nodes, weights, sigma=0.1, products=2)
+        >>> grid, nodes, weights = (
+        ...     np.array([0.0, 4.0]),
+        ...     np.array([0.0, 4.0]),
+        ...     np.array([0.75, 0.25]),
+        ... )
+        >>> density = Density(
+        ...     grid, np.array([0.2, 0.1]), nodes, weights, sigma=0.1, products=2
+        ... )
         >>> info = density_info({"SGD": density})[0]
         >>> info.mean, info.second_moment
         (1.0, 4.0)
@@ -116,7 +124,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.set_xlabel("eigenvalue of the Hessian")
             ax.locator_params(axis="x", nbins=5)
             title = info.title + ("" if info.converged else " (not converged)")
-            ax.set_title(panel_title(title), pad=TITLE_PAD, fontsize=10)
+            ax.set_title(typeset(panel_title(title)), pad=TITLE_PAD, fontsize=10)
             numbers = f"max {info.maximum:.3g}, mean {info.mean:.3g}, variance {info.variance:.3g}"
             ax.text(0.5, 1.02, numbers, transform=ax.transAxes, ha="center", va="bottom", fontsize="small")
             tidy(ax)
@@ -141,7 +149,7 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
         peak = np.max(curves)
         for info, curve in zip(group, curves, strict=True):
             shown = np.maximum(curve, 1e-300)  # a line without gaps on the logarithmic axis
-            ax.plot(grid, shown, label=info.title, **line_style(infos.index(info)))
+            ax.plot(grid, shown, label=typeset(info.title), **line_style(infos.index(info)))
         ax.set_yscale("log")
         ax.set_ylim(10.0**-DECADES * peak, 2 * peak)
         ax.set_xlabel("eigenvalue of the Hessian")

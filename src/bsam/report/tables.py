@@ -50,7 +50,10 @@ def paper_text(number: Published | None, notes: Sequence[str], decimals: int = D
     """Return the paper's number as text, with the mark of its note.
 
     Example:
-        >>> paper_text(Published(97.82, 0.07, "after 300 epochs"), ["after 300 epochs"]), paper_text(None, [])
+        >>> (
+        ...     paper_text(Published(97.82, 0.07, "after 300 epochs"), ["after 300 epochs"]),
+        ...     paper_text(None, []),
+        ... )
         ('97.82 ± 0.07ᵃ', '-')
     """
     if number is None:
@@ -151,7 +154,11 @@ def chosen_text(chosen: Mapping[str, Any] | None) -> str:
     """Return the settings that tuning chose as text.
 
     Example:
-        >>> chosen_text({"rho_max": 0.1, "rho_min": 0.1}), chosen_text({"weight_decay": 0.1}), chosen_text(None)
+        >>> (
+        ...     chosen_text({"rho_max": 0.1, "rho_min": 0.1}),
+        ...     chosen_text({"weight_decay": 0.1}),
+        ...     chosen_text(None),
+        ... )
         ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
     """
     words = {"weight_decay": "weight decay"}

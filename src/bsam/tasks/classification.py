@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import BsamValueError
@@ -22,6 +24,7 @@ from ..data.label_noise import flip_labels
 from ..data.streaming import stream
 from ..models import build, model_entry
 from ..quantization import calibrate, quantize
+from .class_predictions import class_predictions
 from .inputs import Inputs, inputs_of, load_data
 from .pretrained import PretrainedTask, freeze_backbone
 from .settings import TaskSettings, refuse_settings
@@ -44,7 +47,9 @@ class Classification(PretrainedTask):
         cache_dir: the folder for decoded image files; None keeps them in a folder beside the files.
 
     Example:
-        >>> task = Classification(TaskSettings(label_noise=0.25, eval_split="validation"), torch.device("cpu"))
+        >>> task = Classification(
+        ...     TaskSettings(label_noise=0.25, eval_split="validation"), torch.device("cpu")
+        ... )
         >>> task.samples, task.classes, len(task.notes()["flipped"])
         (640, 10, 160)
     """
@@ -205,6 +210,21 @@ class Classification(PretrainedTask):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""
         return F.cross_entropy(outputs, y)
+
+    def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
+        """Return what :func:`~bsam.tasks.class_predictions.class_predictions` says of the evaluation set, with
+        ``pixels`` (n, side, side, channels) in place of inputs, as bytes, and ``class_names``, or their numbers.
+        """
+        found = class_predictions(network, self.eval_examples(), self.classes)
+        mean, std = (
+            torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
+        )
+        pixels = found.pop("inputs") * std + mean
+        if self._eval_split.x.is_floating_point() and len(pixels):  # of any range, where bytes are divided by 255
+            pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
+        found["pixels"] = (255 * pixels).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
+        names = np.array(self.inputs.class_names or [str(number) for number in range(self.classes)])
+        return {"class_names": names, **{name: tensor.cpu().numpy() for name, tensor in found.items()}}
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and labels, in their order."""

@@ -44,7 +44,9 @@ class Pose(PretrainedTask):
         cache_dir: the folder for the crops of image files; None keeps them in a folder beside the files.
 
     Example:
-        >>> settings = TaskSettings(model="simcc_resnet8", data="stick_figures", label_smoothing=0.0, limit_test=20)
+        >>> settings = TaskSettings(
+        ...     model="simcc_resnet8", data="stick_figures", label_smoothing=0.0, limit_test=20
+        ... )
         >>> task = Pose(settings, torch.device("cpu"))
         >>> task.samples, sorted(task.evaluate(task.network()))[:2]
         (800, ['test_loss', 'test_pck'])

@@ -106,7 +106,13 @@ def pck(
     Example:
         >>> truth = torch.tensor([[[0.0, 0.0], [8.0, 0.0], [4.0, 4.0]]])
         >>> predicted = truth + torch.tensor([3.0, 4.0])
-        >>> pck(predicted, truth, torch.tensor([[1, 1, 0]]), torch.tensor([10.0]), threshold=0.5)
+        >>> pck(
+        ...     predicted,
+        ...     truth,
+        ...     torch.tensor([[1, 1, 0]]),
+        ...     torch.tensor([10.0]),
+        ...     threshold=0.5,
+        ... )
         ([1, 1, 0], [1, 1, 0])
     """
     n, joints = truth.shape[:2]
@@ -168,7 +174,11 @@ def mean_pose(y: Tensor) -> Tensor:
         y: of the training set, of the shape (n, joints, 3): x, y in pixels of the input, visible.
 
     Example:
-        >>> mean_pose(torch.tensor([[[1.0, 2.0, 1.0], [5.0, 5.0, 0.0]], [[3.0, 6.0, 1.0], [6.0, 6.0, 1.0]]]))
+        >>> mean_pose(
+        ...     torch.tensor(
+        ...         [[[1.0, 2.0, 1.0], [5.0, 5.0, 0.0]], [[3.0, 6.0, 1.0], [6.0, 6.0, 1.0]]]
+        ...     )
+        ... )
         tensor([[2., 4.],
                 [6., 6.]])
     """

@@ -53,7 +53,9 @@ def scored_joints(y: Tensor, side: float) -> Tensor:
         side: of the input.
 
     Example:
-        >>> scored_joints(torch.tensor([[[-0.5, 7.4, 1.0], [0.0, 7.5, 1.0], [3.0, 3.0, 0.0]]]), side=8)
+        >>> scored_joints(
+        ...     torch.tensor([[[-0.5, 7.4, 1.0], [0.0, 7.5, 1.0], [3.0, 3.0, 0.0]]]), side=8
+        ... )
         tensor([[ True, False, False]])
     """
     inside = (y[..., :2] >= -0.5) & (y[..., :2] < side - 0.5)  # not NaN
@@ -78,7 +80,9 @@ def simcc_losses(logits: Tensor, y: Tensor, k: float = 2.0, sigma: float = 6.0) 
         sigma: standard deviation of the label, in bins; 6 is that of Li et al.
 
     Example:
-        >>> y = torch.tensor([[[3.0, 5.0, 1.0], [2.0, 2.0, 0.0]], [[9.0, 0.0, 1.0], [0.0, 0.0, 0.0]]])
+        >>> y = torch.tensor(
+        ...     [[[3.0, 5.0, 1.0], [2.0, 2.0, 0.0]], [[9.0, 0.0, 1.0], [0.0, 0.0, 0.0]]]
+        ... )
         >>> simcc_losses(torch.zeros(2, 2, 2, 16), y, k=2, sigma=1)
         tensor([2.7073, 0.0000])
     """
@@ -109,7 +113,9 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
         k: bins for each pixel.
 
     Example:
-        >>> decode(simcc_labels(torch.tensor([[[3.3, 6.1]]]), side=16, k=2, sigma=3).log(), k=2)
+        >>> decode(
+        ...     simcc_labels(torch.tensor([[[3.3, 6.1]]]), side=16, k=2, sigma=3).log(), k=2
+        ... )
         tensor([[[3.3000, 6.1000]]])
     """
     logits, last = _full_precision(logits), logits.shape[-1] - 1
@@ -136,8 +142,12 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int
         k: bins for each pixel.
 
     Example:
-        >>> one = simcc_labels(torch.tensor([[[1.0, 3.0], [5.0, 3.0]]]), side=8, k=2, sigma=1).log()
-        >>> mirrored = simcc_labels(torch.tensor([[[2.0, 3.0], [6.0, 3.0]]]), side=8, k=2, sigma=1).log()
+        >>> one = simcc_labels(
+        ...     torch.tensor([[[1.0, 3.0], [5.0, 3.0]]]), side=8, k=2, sigma=1
+        ... ).log()
+        >>> mirrored = simcc_labels(
+        ...     torch.tensor([[[2.0, 3.0], [6.0, 3.0]]]), side=8, k=2, sigma=1
+        ... ).log()
         >>> decode(flip_merge(one, mirrored, pairs=[(0, 1)]))
         tensor([[[1., 3.],
                  [5., 3.]]])

@@ -186,7 +186,10 @@ class Run(TaskSettings):
 
         Example:
             >>> run = Run("sgd", lr=0.1, epochs=10, warmup=1)
-            >>> [round(run.learning_rate(step, steps_per_epoch=4), 4) for step in (0, 3, 4, 22, 39)]
+            >>> [
+            ...     round(run.learning_rate(step, steps_per_epoch=4), 4)
+            ...     for step in (0, 3, 4, 22, 39)
+            ... ]
             [0.025, 0.1, 0.1, 0.05, 0.0002]
         """
         rise, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch

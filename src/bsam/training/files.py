@@ -189,7 +189,11 @@ def fits(value: Any, kind: Any) -> bool:
         kind: a type, as in an annotation, or a dict of them by name.
 
     Example:
-        >>> fits([1, 0.5, None], list[float]), fits([1, "a"], list[float]), fits({"k": [1]}, {"k": float})
+        >>> (
+        ...     fits([1, 0.5, None], list[float]),
+        ...     fits([1, "a"], list[float]),
+        ...     fits({"k": [1]}, {"k": float}),
+        ... )
         (True, False, False)
     """
     if isinstance(kind, dict):

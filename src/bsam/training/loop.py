@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ..core.errors import BsamError, BsamRuntimeError
 from ..flatness.hessian import HessianOperator
 from ..flatness.landscape import landscape
@@ -39,6 +41,7 @@ def fit(
     init: str | Path | None = None,
     at_start: Callable[[Trainer, int], None] | None = None,
     each_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
+    report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
     tell: Callable[[str], None] = print,
 ) -> Result:
     """Train one network.
@@ -62,11 +65,15 @@ def fit(
             no more.
         at_start: called with the trainer and the number of epochs done before, before the first epoch of this call.
         each_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
+        report: called after the last epoch, if there is a folder, with the run and what :meth:`Task.predictions
+            <bsam.training.Task.predictions>` returned; returns files to write, by name. TensorBoard gets the PNG files.
         tell: called with a sentence for the user.
 
     Example:
         >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
-        >>> result = fit(Run("bsam", radii, lr=0.1, batch=64, epochs=1, eval_split="validation"))
+        >>> result = fit(
+        ...     Run("bsam", radii, lr=0.1, batch=64, epochs=1, eval_split="validation")
+        ... )
         >>> result.score > 0.5
         True
     """
@@ -99,7 +106,9 @@ def fit(
         top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
         curvature = {"top_eigenvalue": top, "relief": None if surface is None else asdict(surface)}
         measured = curvature if run.curvature or run.relief is not None else None
-        out.finish(trainer.network, measured, None if folder is None else trainer.predictions())
+        predictions = {} if folder is None else trainer.predictions()
+        files = report(run, predictions) if report is not None and predictions else {}
+        out.finish(trainer.network, measured, predictions, files)
         return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, relief=surface)
 
 

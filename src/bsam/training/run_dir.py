@@ -49,7 +49,16 @@ def run_dir_name(run: Run) -> str:
     """Return a name that describes the run and is unique: it ends in a digest of all settings that are not defaults.
 
     Example:
-        >>> run_dir_name(Run("bsam", {"passes": 2}, model="resnet18", data="cifar10", label_noise=0.4, seed=1))
+        >>> run_dir_name(
+        ...     Run(
+        ...         "bsam",
+        ...         {"passes": 2},
+        ...         model="resnet18",
+        ...         data="cifar10",
+        ...         label_noise=0.4,
+        ...         seed=1,
+        ...     )
+        ... )
         'resnet18-cifar10-bsam-passes2-noise40-seed1-69df74c7'
     """
     default = _default_settings(run.method)  # a setting that Run gets in a later version leaves the names as they are
@@ -91,7 +100,8 @@ class RunDir:
     the last epoch, ``model.safetensors`` the trained network, ``predictions.npz`` what it says of some samples, and
     ``checksums.json`` the SHA-256 and the size of checkpoints and network. Other files hold notes of the task: of
     classification ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; of pose ``data.json``,
-    ``pose.json``, ``baseline.json`` and ``weights.json``. Each file is written completely or not at all, but for
+    ``pose.json``, ``baseline.json`` and ``weights.json``. ``bsam train`` adds ``classes.md``, ``confusion.png`` and
+    ``mistakes.png`` to a run of classification. Each file is written completely or not at all, but for
     ``log.txt``, to which ``bsam run`` adds epochs, messages and errors. A damaged file raises a BsamRuntimeError.
     """
 

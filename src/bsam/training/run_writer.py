@@ -22,6 +22,7 @@ from ..core.extras import require_package
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
+from .events import Events
 from .files import read_bytes, refuse_other_files, usable, write, write_arrays, write_json, write_json_lines, writing
 from .lock import locked
 from .run_dir import (
@@ -66,6 +67,7 @@ class RunWriter(RunDir):
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
         self._checksums: dict[str, FileDigest] = {}  # of the intact checkpoints
+        self._events_folder = self.path / "tensorboard"
 
     def __enter__(self) -> RunWriter:
         if self._writes:
@@ -165,7 +167,9 @@ class RunWriter(RunDir):
             buffer = io.BytesIO()
             torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
             self._write_checkpoint(buffer.getvalue())
-            self._add_events(epochs[-1])
+            if self._events is not None:
+                with writing(self._events_folder):
+                    self._events.add(epochs[-1])
             self._write_metrics(epochs, readings)
         self._context.barrier()
 
@@ -197,8 +201,16 @@ class RunWriter(RunDir):
         network: nn.Module,
         curvature: Mapping[str, Any] | None = None,
         predictions: Mapping[str, NDArray[Any]] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Write what was measured after the last epoch, if anything, and the network, which marks a finished run."""
+        """Write what was measured after the last epoch, if anything, and the network, which marks a finished run.
+
+        Args:
+            network: the trained one.
+            curvature: the eigenvalue and the loss surface.
+            predictions: arrays of the task, by name.
+            files: others, by name; TensorBoard gets the PNG files.
+        """
         if not self._writes:
             return
         from safetensors.torch import save
@@ -207,6 +219,11 @@ class RunWriter(RunDir):
             write_json(self.path / CURVATURE, curvature)
         if predictions:
             write_arrays(self.path / PREDICTIONS, predictions)
+        for name, data in (files or {}).items():
+            write(self.path / name, data)
+        if self._events is not None:
+            with writing(self._events_folder):
+                self._events.finish(files or {})
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         content = save(tensors, {"run": json.dumps(self.settings)})  # one entry: several are written in a random order
         with writing(self.path / PREVIOUS):
@@ -215,30 +232,15 @@ class RunWriter(RunDir):
         self._write_checksums()
         write(self.path / NETWORK, content)
 
-    def _start_events(self, epochs: list[dict[str, Any]]) -> Any:
+    def _start_events(self, epochs: list[dict[str, Any]]) -> Events | None:
         """Write TensorBoard's events again, where TensorBoard is installed."""
         if find_spec("tensorboard") is None:
             return None
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = self.path / "tensorboard"
-        with writing(folder):
-            for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()
-            events = self._stack.enter_context(SummaryWriter(folder))
-        for metrics in epochs:
-            self._add_events(metrics, events)
+        with writing(self._events_folder):
+            events = self._stack.enter_context(Events(self._events_folder, self.settings))
+            for metrics in epochs:
+                events.add(metrics)
         return events
-
-    def _add_events(self, metrics: Mapping[str, Any], events: Any = None) -> None:
-        """Add an epoch's numbers; the step is the epoch."""
-        events = events or self._events
-        if events is not None:
-            with writing(self.path / "tensorboard"):
-                for name, value in metrics.items():
-                    if name != "epoch" and isinstance(value, (int, float)):
-                        events.add_scalar(name, value, metrics["epoch"])
-                events.flush()
 
 
 def _parse_checkpoint(path: Path, content: bytes, known: set[FileDigest], device: torch.device) -> dict[str, Any]:

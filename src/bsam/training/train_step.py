@@ -38,7 +38,9 @@ class TrainStep:
         >>> import torch
         >>> model = nn.Linear(2, 3)
         >>> train_step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> train_step.step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)).shape
+        >>> train_step.step(
+        ...     torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)
+        ... ).shape
         torch.Size([])
     """
 
@@ -104,7 +106,9 @@ def build_optimizer(
         >>> import torch
         >>> model = nn.Linear(2, 3)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> build_optimizer("rst", {"p": 0.25}, base, model, seed=7, total_steps=100).optimizer.seed
+        >>> build_optimizer(
+        ...     "rst", {"p": 0.25}, base, model, seed=7, total_steps=100
+        ... ).optimizer.seed
         7
     """
     forward = forward or model

@@ -1,0 +1,152 @@
+"""A classifier class by class: accuracies, the confusion matrix, and the worst mistakes. First the numbers, then the
+drawing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..training.config import Run, method_title
+from .epochs import titles_of
+from .panels import COLOURS, MAX_COLUMNS, encoded, figure, panel_title
+
+MAX_COUNTS = 20  # classes up to which the cells of the matrix show their numbers
+MAX_NAMES = 60  # classes up to which their names fit along the axes
+CELL = 0.42  # inches, of a cell with a number
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """How well a class is recognised.
+
+    Args:
+        name: of the class.
+        samples: of it in the evaluation set.
+        accuracy: the share of them that was recognised; None without samples.
+        mistaken_for: the class that most of the others were taken for, and how many; None if all were recognised.
+    """
+
+    name: str
+    samples: int
+    accuracy: float | None
+    mistaken_for: tuple[str, int] | None
+
+
+def classes_info(predictions: Mapping[str, NDArray[Any]]) -> list[ClassAccuracy]:
+    """Return the accuracy of each class, from what a run of classification keeps in ``predictions.npz``.
+
+    Example:
+        >>> kept = {
+        ...     "confusion": np.array([[8, 2], [0, 5]]),
+        ...     "class_names": np.array(["cat", "dog"]),
+        ... }
+        >>> classes_info(kept)[0]
+        ClassAccuracy(name='cat', samples=10, accuracy=0.8, mistaken_for=('dog', 2))
+    """
+    names, confusion = predictions["class_names"].tolist(), predictions["confusion"]
+    found = []
+    for number, row in enumerate(confusion):
+        samples, right = int(row.sum()), int(row[number])
+        wrong = row.copy()
+        wrong[number] = 0
+        worst = (names[wrong.argmax()], int(wrong.max())) if wrong.any() else None
+        found.append(ClassAccuracy(names[number], samples, right / samples if samples else None, worst))
+    return found
+
+
+def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
+    """Return the accuracies as a table in Markdown, the lowest first."""
+    rows = sorted(classes_info(predictions), key=lambda each: math.inf if each.accuracy is None else each.accuracy)
+    lines = [f"# {_title(run, predictions)}", "", "| class | samples | accuracy in % | most often mistaken for |"]
+    lines.append("|---|---|---|---|")
+    for each in rows:
+        accuracy = "-" if each.accuracy is None else f"{100 * each.accuracy:.1f}"
+        other = "-" if each.mistaken_for is None else f"{each.mistaken_for[0]} ({each.mistaken_for[1]})"
+        lines.append(f"| {each.name} | {each.samples} | {accuracy} | {other} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
+    """Return a figure of the confusion matrix: a row per class, a column per class that the network found."""
+    from matplotlib.colors import PowerNorm
+
+    names, confusion = predictions["class_names"].tolist(), predictions["confusion"]
+    share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    side = min(max(CELL * len(names), 3.0), CELL * MAX_COUNTS)
+    drawn = figure(side + 2.2, side + 1.4)
+    ax = drawn.add_subplot()
+    picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # mistakes are rare: make their colours differ
+    if len(names) <= MAX_COUNTS:
+        for (row, column), count in np.ndenumerate(confusion):
+            colour = "white" if share[row, column] > 0.4 else "black"
+            ax.text(column, row, str(count) if count else "", ha="center", va="center", fontsize=8, color=colour)
+    if len(names) <= MAX_NAMES:
+        size, shown = (9 if len(names) <= MAX_COUNTS else 6), [_printable(name) for name in names]
+        long = max(map(len, names)) > 3
+        ax.set_xticks(range(len(names)), shown, rotation=90 if long else 0, fontsize=size, parse_math=False)
+        ax.set_yticks(range(len(names)), shown, fontsize=size, parse_math=False)
+    ax.set_xlabel("class found")
+    ax.set_ylabel("true class")
+    ax.set_title(_figure_title(run, predictions), fontsize=10, parse_math=False)
+    drawn.colorbar(picture, ax=ax, shrink=0.8, label="share of the class")
+    return drawn
+
+
+def draw_mistakes(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
+    """Return a figure of the wrong answers that the network gave with most confidence, the most confident first."""
+    names, pixels = predictions["class_names"].tolist(), predictions["pixels"]
+    columns = min(len(pixels), MAX_COLUMNS)
+    rows = math.ceil(len(pixels) / columns)
+    drawn = figure(max(1.9 * columns, 3.2), 2.3 * rows + 0.6)
+    of_each = zip(pixels, *(predictions[name].tolist() for name in ("truth", "found", "confidence")), strict=True)
+    for number, (image, truth, found, confidence) in enumerate(of_each):
+        ax = drawn.add_subplot(rows, columns, number + 1)
+        ax.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        said, true = f"{names[found]}, {confidence:.1%}", f"true: {names[truth]}"
+        ax.set_title(_printable(panel_title(said)), fontsize=9, color=COLOURS[2], parse_math=False)
+        ax.set_xlabel(_printable(panel_title(true)), fontsize=9, parse_math=False)
+    drawn.suptitle(f"{_figure_title(run, predictions)}, most confident mistakes", fontsize=10, parse_math=False)
+    return drawn
+
+
+def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
+    """Return the files that ``bsam train`` adds to a run of classification, by name: a table, and pictures where
+    matplotlib is installed.
+    """
+    if "confusion" not in predictions:
+        return {}
+    files = {"classes.md": classes_table(run, predictions).encode()}
+    if find_spec("matplotlib") is None:
+        return files
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
+        files["confusion.png"] = encoded(draw_confusion(run, predictions), "png")
+        if len(predictions["pixels"]):
+            files["mistakes.png"] = encoded(draw_mistakes(run, predictions), "png")
+    return files
+
+
+def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
+    confusion = predictions["confusion"]
+    network, data = titles_of(run)
+    accuracy = confusion.trace() / confusion.sum()
+    return f"{method_title(run)}, {network} on {data}: {run.eval_split} accuracy {accuracy:.1%}"
+
+
+def _figure_title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
+    return _printable(_title(run, predictions).replace(": ", "\n", 1))
+
+
+def _printable(name: str) -> str:
+    """Return a name without the bytes of a folder's name that are no text."""
+    return name.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,50 @@
+"""What a trained network says of labelled images: the confusion matrix, and its worst mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+MISTAKES = 16  # that are kept
+
+
+def confusion_matrix(truth: Tensor, found: Tensor, classes: int) -> Tensor:
+    """Return how many samples of each class (row) were taken for each class (column).
+
+    Example:
+        >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), classes=2)
+        tensor([[1, 1],
+                [0, 1]])
+    """
+    return torch.bincount(truth * classes + found, minlength=classes**2).view(classes, classes)
+
+
+@torch.no_grad()
+def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> dict[str, Tensor]:
+    """Return the confusion matrix and the :data:`MISTAKES` wrong answers that the network gave with most confidence.
+
+    Args:
+        network: in eval mode; returns logits.
+        batches: inputs and classes.
+        classes: how many there are.
+
+    Returns:
+        ``confusion`` (classes, classes); and of the mistakes, the most confident first, ``inputs``, ``truth``,
+        ``found`` and ``confidence``, the probability of the class found.
+    """
+    total: Tensor | int = 0
+    worst: list[Tensor] = []
+    for x, truth in batches:
+        confidence, found = network(x).float().softmax(1).max(1)
+        total = total + confusion_matrix(truth, found, classes)
+        wrong = found != truth
+        here = [tensor[wrong] for tensor in (x, truth, found, confidence)]
+        both = [torch.cat(pair) for pair in zip(worst, here, strict=True)] if worst else here
+        first = both[-1].argsort(descending=True, stable=True)[:MISTAKES]
+        worst = [tensor[first] for tensor in both]
+    return {
+        "confusion": torch.as_tensor(total),
+        **dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True)),
+    }
