@@ -116,4 +116,6 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         details=("memorised", "top_eigenvalue"),
         notes=lambda run: NOTES,
         findings="demo",
+        seeds=5,
+        method_title=lambda run: by_method(run).row,
     )

@@ -41,7 +41,7 @@ class ConsoleLogger:
         self._times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of an epoch and the time that is left; after the first, a warning if the radius is too large."""
+        """Print the metrics of an epoch and the time left; after the first one, whether the radius is too large."""
         self._times.append(time.perf_counter())
         each = statistics.median(after - before for before, after in zip(self._times, self._times[1:], strict=False))
         left = f"  left {clock(each * (self.run.epochs - done))}" if done < self.run.epochs else ""
