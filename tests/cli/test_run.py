@@ -235,7 +235,7 @@ def test_torchrun_is_refused(monkeypatch, tmp_path, capsys):
 def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out")]) == 2
-    assert "pip install 'bsam[" in capsys.readouterr().err
+    assert "pip install -c constraints.txt '.[" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 import bsam
 from bsam import cli
+from bsam.recipes.variants import variants
 from bsam.report.epochs import ConsoleLogger
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
@@ -169,8 +171,11 @@ def test_of_several_processes_one_speaks(tmp_path, command):
     ("flags", "words"),
     [
         (["--method", "sma"], "method must be one of base, sgd, sam"),
+        (["--method", "bsma-2"], "bsam, bsam-2, bsam-released; got 'bsma-2'. Did you mean 'bsam-2'?"),
+        (["--method", "sam-sum"], "got 'sam-sum'"),
         (["--model", "resnet9"], "model must be one of digits_net, resnet8"),
         (["--model", "resnet8", "--data", "mnist"], "data must be one of digits, cifar10"),
+        (["--data", "folder:misspelled"], "misspelled is not a folder; give the one that holds the images"),
         (["--augment", "flip"], "augmentation must be one of none"),
         (["--task", "chess"], "task must be one of classification"),
         (["--device", "abacus"], "device must be cpu, cuda or cuda:N, got 'abacus'"),
@@ -203,6 +208,26 @@ def test_the_base_optimizer_alone(tmp_path, capsys, refused):
         assert capsys.readouterr().out.startswith(line)
     assert cli.main(["train", "--method", "base", "--base", "adam", *map(str, small[:-1]), str(tmp_path / "adam")]) == 0
     assert capsys.readouterr().out.startswith("Adam: DigitsNet")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("BSAM",), Run("bsam")),
+        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
+        (("SGD",), Run("base")),
+        (("bsam-2",), Run("bsam", {"passes": 2})),
+        (
+            ("BSAM-released", "--set", "rho_max=0.1"),
+            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
+        ),
+    ],
+)
+def test_names_of_methods(flags, expected, tmp_path):
+    small = {"epochs": 1, "limit_train": 128, "limit_test": 50}
+    given = [text for name, value in small.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    assert cli.main(["train", "--method", *flags, *given, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert RunDir(tmp_path).run() == replace(expected, **small)
 
 
 def test_folders_that_hold_something_else(tmp_path, refused):
@@ -261,4 +286,4 @@ def test_a_missing_package_of_the_data_is_named(tmp_path, refused, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("bsam.tasks.inputs._load_arrays", bsam.data.load)
-    assert "not installed: pip install 'bsam[" in refused(*SHORT, "--out", tmp_path / "out")
+    assert "not installed: pip install -c constraints.txt '.[" in refused(*SHORT, "--out", tmp_path / "out")

@@ -23,7 +23,7 @@ CURVES = RECIPES["training-curves"]
 def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
     require_package(module, extra)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
+    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install -c constraints.txt '\.\[{extra}\]'"):
         require_package(module, extra)
 
 

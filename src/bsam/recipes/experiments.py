@@ -13,6 +13,7 @@ from ..models import model_entry
 from ..tasks import TASKS
 from ..tasks.task import Measure
 from ..training.config import Run
+from ..training.names import find_name
 from ..training.run_dir import run_dir_name
 from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
@@ -282,10 +283,8 @@ def select(
     chosen = runs
     for kind, (names, name_of) in kinds.items():
         known = dict.fromkeys(map(name_of, runs))
-        for name in names:
-            if name not in known:
-                raise BsamValueError(f"the recipe has no {kind} {name!r}: choose from {', '.join(known)}")
-        chosen = [run for run in chosen if not names or name_of(run) in names]
+        wanted = [find_name(f"{kind} of the recipe", name, known) for name in names]
+        chosen = [run for run in chosen if not names or name_of(run) in wanted]
     if not chosen:
         raise BsamValueError("no run of the recipe has the chosen methods, models and data sets together")
     return chosen
