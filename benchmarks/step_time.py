@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import machine
+from bsam.core.extras import install_line
 from bsam.training.train_step import TrainStep
 from cases import DEFAULT as DEFAULT_CASES
 from cases import Case, cases
@@ -279,7 +280,7 @@ def time_steps(
     passes = {case.label: case.passes for case in chosen if case.label in built}
     note = None
     if workload.rival and RIVAL not in built:
-        note = "not timed when captured" if mode == "captured" else "not installed: pip install 'bsam[bench]'"
+        note = "not timed when captured" if mode == "captured" else f"not installed: {install_line('bench')}"
     return {
         "model": workload.name,
         "parameters": sum(p.numel() for p in workload.model().parameters()),

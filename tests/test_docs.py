@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import socket
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def check_command(line: str) -> None:
         if arguments.command == "train":
             run_of(arguments)
         if arguments.command == "run":
-            runs = recipe_of(arguments.recipe).runs(arguments.scale, arguments.seeds)
+            runs = recipe_of(arguments.recipe).runs(arguments.scale, arguments.seeds or 1)
             assert select(runs, arguments.only, arguments.models, arguments.data)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -245,3 +246,16 @@ def test_the_flatness_of_the_networks_is_that_of_the_stored_file():
         for model in models
         for near in [model["sharpness"]]
     ]
+
+
+def test_no_page_and_no_message_installs_from_the_index():
+    """The package is not there: extras are installed from a clone."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/*.py")]
+    assert not [page for page in pages if re.search(r"pip install ['\"]?bsam", page.read_text())]
+
+
+def test_the_table_of_extras_has_all_that_users_need():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    section = (ROOT / "docs/guides/get-started.md").read_text().partition("### Extras")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+    assert {*named, "plot", "train"} == {*extras} - {"dev", "docs", "bench"}

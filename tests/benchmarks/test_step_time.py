@@ -185,7 +185,7 @@ def test_a_missing_rival_is_said_with_the_way_to_get_it(step_time, monkeypatch):
     workload = dataclasses.replace(step_time.WORKLOADS["tiny"], rival=True)
     result = step_time.time_steps(workload, torch.device("cpu"), "fp32", "eager", 1, None)
     assert step_time.RIVAL not in result["seconds"]
-    assert "pip install 'bsam[bench]'" in step_time.table(result)
+    assert "pip install -c constraints.txt '.[bench]'" in step_time.table(result)
 
 
 @pytest.mark.parametrize(

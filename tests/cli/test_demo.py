@@ -47,8 +47,17 @@ def test_a_refusal_is_one_sentence_and_status_2(arguments, word, tmp_path, capsy
 def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 2
-    assert "pip install 'bsam[" in capsys.readouterr().err
+    assert "pip install -c constraints.txt '.[" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_install_is_told_one_extra(tmp_path, refused, monkeypatch):
+    for module in ("rich", "sklearn", "matplotlib", "safetensors"):
+        monkeypatch.setitem(sys.modules, module, None)
+    error = refused("demo", "--out", tmp_path / "out")
+    modules = "rich and safetensors and matplotlib and sklearn"
+    line = "pip install -c constraints.txt '.[demo]' in a clone of bsam"
+    assert error == f"bsam: this needs {modules}, which are not installed: {line}\n"
 
 
 def test_an_unknown_method_is_refused_with_the_list(tmp_path, capsys):

@@ -140,7 +140,7 @@ def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
     assert "cannot be read" in refused("export", run, "--out", "net.onnx")
     there = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else there(name))
-    assert "needs onnxruntime, which is not installed: pip install 'bsam[onnx]'" in refused(
+    assert "needs onnxruntime, which is not installed: pip install -c constraints.txt '.[onnx]'" in refused(
         "export", run, "--out", "net.onnx"
     )
     assert (tmp_path / "net.onnx").read_text() == "old"

@@ -140,7 +140,7 @@ def test_flatness_says_what_is_missing_before_anything_is_measured(module, saved
     monkeypatch.chdir(saved)
     monkeypatch.setitem(sys.modules, module, None)
     assert cli.main(["flatness", "first.pt", "--loader", "my_nets:load", "--out", "out"]) == 2
-    assert f"{module}, which is not installed: pip install 'bsam[" in capsys.readouterr().err
+    assert f"{module}, which is not installed: pip install -c constraints.txt '.[" in capsys.readouterr().err
     assert not (saved / "out").exists()
 
 

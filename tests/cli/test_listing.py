@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from bsam import cli
 from bsam.models import MODELS
 
@@ -18,6 +20,12 @@ def test_lists(capsys, refused):
     assert "11,173,962" in found["models"]
     assert "fashion_mnist" in found["data"]
     assert "label-noise" in found["recipes"]
-    assert cli.main(["methods"]) == 0
-    assert capsys.readouterr().out == found["methods"]
     assert "there is no list of 'papers': choose from methods, models, data, recipes" in refused("list", "papers")
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_lists_are_as_wide_as_the_terminal(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli.main(["list"]) == 0
+    longest = max(map(len, capsys.readouterr().out.splitlines()))
+    assert width - 10 < longest <= width

@@ -27,12 +27,13 @@ def test_methods_are_listed_by_torch_and_numpy_alone(command):
     """In a process of its own, where nothing else can be imported."""
     missing = "sys.modules.update(dict.fromkeys(('rich', 'sklearn', 'matplotlib', 'safetensors', 'tensorboard')))"
     slow = "'torch._dynamo' in sys.modules"  # whose import takes seconds
-    code = f"import sys; {missing}; from bsam.cli import main; sys.exit(main(['methods']) or {slow})"
+    code = f"import sys; {missing}; from bsam.cli import main; sys.exit(main(['list', 'methods']) or {slow})"
     process = command(program=("-c", code))
     out, error = process.communicate(timeout=100)
     assert (process.returncode, error) == (0, "")
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[2:] if line and not line.startswith((" ", "Passes"))] == list(METHODS)
+    rows = [line for line in lines[2 : lines.index("")] if not line.startswith(" ")]
+    assert [line.split()[0] for line in rows] == ["sgd", *METHODS]
     assert max(map(len, lines)) <= 120
 
 
@@ -40,7 +41,7 @@ def test_methods_are_listed_by_torch_and_numpy_alone(command):
 def test_a_missing_package_is_named_before_anything_runs(module, tmp_path, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     error = refused(*SMALL, "--out", tmp_path / "out")
-    assert f"this needs {module}, which is not installed: pip install 'bsam[train]'" in error
+    assert f"this needs {module}, which is not installed: pip install -c constraints.txt '.[train]'" in error
     assert not (tmp_path / "out").exists()
 
 

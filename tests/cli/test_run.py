@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from bsam import cli
 from bsam.cli import run as cli_run
 from bsam.recipes import RECIPES, executors, experiments, run_job, scales
-from bsam.recipes.runner import run_all
+from bsam.recipes.choices import tuning_runs
+from bsam.recipes.runner import run_all, states_of
 from bsam.recipes.scales import scale_of
+from bsam.report.progress import plan_info
 from bsam.training import loop
 from bsam.training.lock import RunLocked
 from bsam.training.run_dir import run_dir_name
@@ -28,6 +31,23 @@ CHEAP = {
     "transfer": ["sgd"],
     "quantization": ["bsam-2"],
 }
+
+
+SMOKE = "smoke: shows that it runs"
+
+
+@pytest.fixture
+def titles(monkeypatch):
+    """The titles of each figure that is saved."""
+    found, save = [], Figure.savefig
+
+    def savefig(drawn, *given, **named):
+        parts = [drawn, *drawn.subfigs]
+        found.append(" ".join([*(part.get_suptitle() for part in parts), *(ax.get_title() for ax in drawn.axes)]))
+        save(drawn, *given, **named)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return found
 
 
 def folders(out):
@@ -50,7 +70,7 @@ def fewer_images(monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE])
 @pytest.mark.usefixtures("fewer_images")
-def test_smoke(name, tmp_path, capsys):
+def test_smoke(name, tmp_path, capsys, titles):
     """The cheapest methods of every recipe, really trained; then nothing is left to do."""
     only = ["--only", *CHEAP[name]] if name in CHEAP else []
     command = ["run", name, "--out", str(tmp_path), "--device", "cpu", *only]
@@ -63,6 +83,13 @@ def test_smoke(name, tmp_path, capsys):
     assert f"{len(trained)} runs: 0 ended, 0 started, {len(trained)} not started." in text
     for figure in RECIPES[name].figures:
         assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
+    assert len(titles) == len(RECIPES[name].figures)
+    assert all(SMOKE in each for each in titles)
+    assert text.startswith(f"{RECIPES[name].title} ({SMOKE}). ")
+    headings = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("#")]
+    assert len(headings) > 1
+    assert all(line.endswith(f" ({SMOKE})") for line in headings)
+    assert all(f"{line.removeprefix('## ')}" in text for line in headings[1:])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert cli.main(command) == 0
     assert f"{len(trained)} runs: {len(trained)} ended, 0 started, 0 not started." in " ".join(
@@ -90,13 +117,32 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_dry_run_of_the_demo_has_its_tuning(tmp_path, capsys):
+def test_the_dry_run_of_the_demo_has_its_tuning_and_as_many_seeds_as_bsam_demo(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     assert cli.main(["run", "demo", "--dry-run", "--out", str(tmp_path / "out")]) == 0
-    assert "13 runs: 0 ended, 0 started, 13 not started." in " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    assert "29 runs: 0 ended, 0 started, 29 not started." in " ".join(text.split())
+    labels = [line.split("  ")[0] for line in map(str.strip, text.splitlines()) if line.startswith("DigitsNet")]
+    assert len(labels) == len(set(labels)) == 29
+    planned = []
+    monkeypatch.setattr("bsam.cli.demo.run_recipe", lambda arguments, recipe, runs, chosen: planned.extend(chosen))
+    assert cli.main(["demo"]) == 0
+    recipe = RECIPES["demo"]
+    assert planned == recipe.runs(seeds=recipe.seeds)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_labels_of_runs_are_distinct(name, tmp_path):
+    recipe = RECIPES[name]
+    for scale in recipe.scales:
+        runs = recipe.runs(scale, seeds=2)
+        states = states_of([*tuning_runs(recipe, runs), *runs], tmp_path)
+        labels = [label for label, *_ in plan_info(recipe, states)]
+        assert len(set(labels)) == len(labels)
 
 
 def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
-    """ResNet-18 on CIFAR-10 alone; the table has all, and says what is missing."""
+    """ResNet-18 on CIFAR-10 alone; the table has all that is there, and says what of the selection is missing."""
     command = ["run", "classification", "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -107,7 +153,11 @@ def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     done = [run for run in results["runs"] if run["state"] == "done"]
     assert [run["settings"]["model"] for run in done] == ["resnet8"]
     assert sum(cell["missing"] for cell in results["table"]) == len(results["runs"]) - 1
-    assert "62 runs are not finished." in (tmp_path / "out" / "table.md").read_text()
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "table.md").read_text()):
+        assert "not finished" not in text  # of those selected
+    assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "sam", "--report"]) == 0
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "table.md").read_text()):
+        assert "1 run is not finished." in text
 
 
 def test_files_of_something_else_are_not_overwritten(tmp_path, refused):
@@ -185,7 +235,7 @@ def test_torchrun_is_refused(monkeypatch, tmp_path, capsys):
 def test_a_missing_package_is_said_before_anything_runs(module, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out")]) == 2
-    assert "pip install 'bsam[" in capsys.readouterr().err
+    assert "pip install -c constraints.txt '.[" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

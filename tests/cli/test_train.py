@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 import bsam
 from bsam import cli
+from bsam.recipes.variants import variants
 from bsam.report.epochs import ConsoleLogger
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
@@ -169,8 +171,11 @@ def test_of_several_processes_one_speaks(tmp_path, command):
     ("flags", "words"),
     [
         (["--method", "sma"], "method must be one of base, sgd, sam"),
+        (["--method", "bsma-2"], "bsam, bsam-2, bsam-released; got 'bsma-2'. Did you mean 'bsam-2'?"),
+        (["--method", "sam-sum"], "got 'sam-sum'"),
         (["--model", "resnet9"], "model must be one of digits_net, resnet8"),
         (["--model", "resnet8", "--data", "mnist"], "data must be one of digits, cifar10"),
+        (["--data", "folder:misspelled"], "misspelled is not a folder; give the one that holds the images"),
         (["--augment", "flip"], "augmentation must be one of none"),
         (["--task", "chess"], "task must be one of classification"),
         (["--device", "abacus"], "device must be cpu, cuda or cuda:N, got 'abacus'"),
@@ -205,6 +210,26 @@ def test_the_base_optimizer_alone(tmp_path, capsys, refused):
     assert capsys.readouterr().out.startswith("Adam: DigitsNet")
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("BSAM",), Run("bsam")),
+        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
+        (("SGD",), Run("base")),
+        (("bsam-2",), Run("bsam", {"passes": 2})),
+        (
+            ("BSAM-released", "--set", "rho_max=0.1"),
+            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
+        ),
+    ],
+)
+def test_names_of_methods(flags, expected, tmp_path):
+    small = {"epochs": 1, "limit_train": 128, "limit_test": 50}
+    given = [text for name, value in small.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    assert cli.main(["train", "--method", *flags, *given, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert RunDir(tmp_path).run() == replace(expected, **small)
+
+
 def test_folders_that_hold_something_else(tmp_path, refused):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")
@@ -217,8 +242,48 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, refused):
     assert "a smaller lr" in refused(*SHORT, "--lr", "1e30", "--out", tmp_path / "out")
 
 
+DIGITS = ("train", "--epochs", "4", "--device", "cpu", "--seed", "0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "last"),
+    [
+        (("--method", "sgd", "--lr", "100"), r"not better than chance: .*\. Try a smaller --lr \(now 100\)\."),
+        (
+            ("--method", "bsam", "--set", "rho_max=1", "rho_min=1.0", "--epochs", "20"),
+            r"not better than chance: .* smaller radius \(now --set rho_max=1 rho_min=1\)\.",
+        ),
+        (("--method", "sam", "--set", "rho=2"), r"smaller --lr \(now 0\.05\) or a smaller radius \(now --set rho=2\)"),
+    ],
+)
+def test_the_last_line_of_a_run_that_learned_nothing_says_so(flags, last, tmp_path, capsys):
+    command = [*DIGITS, *flags, "--out", str(tmp_path)]
+    for _ in range(2):  # a finished run says it again
+        assert cli.main(command) == 0
+        assert re.search(last, capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("method", ["sgd", "sam", "bsam", "asam"])
+def test_a_run_that_learns_ends_with_its_files_and_its_radius_is_not_too_large(method, tmp_path, capsys):
+    probe = ["--probe", "1"] * (method != "sgd")
+    assert cli.main([*DIGITS, "--method", method, *probe, "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("Written to")
+    assert "too large" not in out
+
+
+@pytest.mark.parametrize("radii", [("sam", "rho=1"), ("bsam", "rho_max=1", "rho_min=1")])
+def test_a_radius_that_is_too_large_is_named_once_after_the_first_epoch(radii, tmp_path, capsys):
+    method, *settings = radii
+    command = [*DIGITS, "--method", method, "--set", *settings, "--probe", "2", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (number,) = (i for i, line in enumerate(lines) if "The radius is too large: at step 0" in line)
+    assert [line[:9] for line in lines[number - 1 : number + 2]] == ["epoch 1/4", "The radiu", "epoch 2/4"]
+
+
 def test_a_missing_package_of_the_data_is_named(tmp_path, refused, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("bsam.tasks.inputs._load_arrays", bsam.data.load)
-    assert "not installed: pip install 'bsam[" in refused(*SHORT, "--out", tmp_path / "out")
+    assert "not installed: pip install -c constraints.txt '.[" in refused(*SHORT, "--out", tmp_path / "out")

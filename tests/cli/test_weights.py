@@ -10,7 +10,7 @@ from bsam import cli
 def test_without_timm_the_extra_is_named(refused, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "timm", None)
     said = refused("weights", "convert", tmp_path / "a.tgz", tmp_path / "a.safetensors")
-    assert "needs timm, which is not installed: pip install 'bsam[timm]'" in said
+    assert "needs timm, which is not installed: pip install -c constraints.txt '.[timm]'" in said
 
 
 def test_wrong_arguments_are_refused_in_a_sentence(refused, tmp_path, capsys):

@@ -48,7 +48,7 @@ def test_split_follows_the_seed(data):
 
 def test_refuses_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(bsam.BsamError, match=r"pip install 'bsam\[demo\]'"):
+    with pytest.raises(bsam.BsamError, match=r"pip install -c constraints.txt '\.\[demo\]'"):
         digits()
 
 

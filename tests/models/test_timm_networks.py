@@ -46,7 +46,9 @@ def test_an_unknown_name_is_refused_with_the_closest_ones(name, words):
 def test_without_timm_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     for name in ("resnet50", "timm:resnet50"):
-        with pytest.raises(BsamError, match=r"needs timm, which is not installed: pip install 'bsam\[timm\]'"):
+        with pytest.raises(
+            BsamError, match=r"needs timm, which is not installed: pip install -c constraints.txt '\.\[timm\]'"
+        ):
             build(name)
 
 

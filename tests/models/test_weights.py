@@ -175,7 +175,9 @@ def test_without_internet_the_error_says_what_to_download(network, monkeypatch):
 
     monkeypatch.setattr(import_timm(), "create_model", fail)
     words = (
-        r"\(no route to host\). No internet\? Download model.safetensors of timm/test_resnet.r160_in1k .* --weights F"
+        r"\(no route to host\). No internet\? Download model.safetensors of timm/test_resnet.r160_in1k "
+        r".* --weights FILE, "
+        r"or convert .*bsam weights convert"
     )
     with pytest.raises(BsamError, match=words):
         load_weights(network, NAME, "pretrained")

@@ -102,6 +102,7 @@ def test_smoke(tmp_path, monkeypatch, capsys):
     assert [run["state"] for run in results["runs"]] == ["done"] * 10
     assert (tmp_path / "radius.png").stat().st_size > 10_000
     table = (tmp_path / "table.md").read_text()
+    assert "smoke" not in table  # the whole study on digits
     assert table.count("## DigitsNet, Digits, 40% flipped labels, total radius") == 2
     assert "| method | Digits | memorised, % | λmax |" in table
     assert "BSAM (2 passes), total radius 0.2: minus SAM (follow) " in " ".join(capsys.readouterr().out.split())

@@ -337,7 +337,10 @@ def test_without_plotly_there_are_all_numbers_and_pictures_and_a_sentence(files,
     console = Console(file=io.StringIO(), width=200)
     written = report(files[:1], tmp_path / "out", console)
     assert [path.name for path in written] == ["flatness.json", *FIGURES[:-1]]
-    assert "surfaces.html is not written: it needs plotly (pip install 'bsam[plot]')." in console.file.getvalue()
+    assert (
+        "surfaces.html is not written: it needs plotly (pip install -c constraints.txt '.[plot]' in a clone of bsam)."
+        in console.file.getvalue()
+    )
 
 
 @pytest.fixture(scope="module")

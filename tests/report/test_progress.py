@@ -14,6 +14,8 @@ from bsam.recipes.runner import Progress
 from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
 from bsam.training.run_state import RunState
 
+CURVES = RECIPES["training-curves"]
+
 
 @pytest.mark.parametrize(
     ("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")]
@@ -21,7 +23,7 @@ from bsam.training.run_state import RunState
 def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
     require_package(module, extra)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install 'bsam\[{extra}\]'"):
+    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install -c constraints.txt '\.\[{extra}\]'"):
         require_package(module, extra)
 
 
@@ -34,14 +36,14 @@ def shown(*printed):
 
 
 def test_the_plan():
-    recipe = RECIPES["training-curves"]
+    recipe = CURVES
     runs = [replace(run, epochs=3) for run in recipe.runs("smoke")]
     states = [
         RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
         RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
         *(RunState(run, Path("c")) for run in runs[2:]),
     ]
-    plan = plan_info(states)
+    plan = plan_info(recipe, states)
     assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
     first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
     assert [seconds for _, _, seconds in plan] == pytest.approx(
@@ -54,9 +56,9 @@ def test_the_plan():
 
 
 def test_what_is_told_while_runs_are_run(tmp_path):
-    run = RECIPES["training-curves"].runs("smoke")[2]
+    run = CURVES.runs("smoke")[2]
     console = Console(width=400, no_color=True, force_terminal=False)
-    with console.capture() as capture, run_bars(console, 5) as callbacks:
+    with console.capture() as capture, run_bars(console, CURVES, 5) as callbacks:
         callbacks.on_start(RunState(run, Path("a")), Progress(5, 1, 0, 1, (90.0, 0)))
         callbacks.on_epoch(1, 3)
         diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
@@ -75,9 +77,9 @@ def test_what_is_told_while_runs_are_run(tmp_path):
 
 
 def test_what_is_told_while_several_runs_are_run_at_the_same_time():
-    run = RECIPES["training-curves"].runs("smoke")[2]
+    run = CURVES.runs("smoke")[2]
     console = Console(width=200, no_color=True, force_terminal=False)
-    with console.capture() as capture, run_bars(console, 5, several=True) as callbacks:
+    with console.capture() as capture, run_bars(console, CURVES, 5, several=True) as callbacks:
         callbacks.on_start(RunState(run, Path("a")), Progress(5, 0, 2, 0, (0.0, 5)))
         callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)))
         callbacks.on_progress(Progress(5, 2, 2, 1, (45.0, 0)))
@@ -85,7 +87,10 @@ def test_what_is_told_while_several_runs_are_run_at_the_same_time():
     assert line == f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"
     assert bar.startswith("2 running, 1 failed, 0 waiting, left: about 45 s")
     assert "3/5" in bar
-    with console.capture() as capture, run_bars(console, 5, several=True) as callbacks:  # called again, nothing ended
+    with (
+        console.capture() as capture,
+        run_bars(console, CURVES, 5, several=True) as callbacks,
+    ):  # called again, nothing ended
         callbacks.on_start(RunState(run, Path("a")), Progress(5, 3, 2, 1, (0.0, 1)))
     assert "4/5 0:00:00" in " ".join(capture.get().split())
 

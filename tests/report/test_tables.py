@@ -9,6 +9,7 @@ from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
 from bsam.recipes.variants import MATCHED, MATCHED_NOTES, variant_of, variants
+from bsam.report.results import text_below
 from bsam.report.summaries import CellSummary, SeedStatistics, table_info
 from bsam.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info
 from bsam.training.config import Run
@@ -59,8 +60,11 @@ def test_one_seed_has_no_deviation_and_what_is_missing_or_diverged_is_said(finis
     assert [ours_text(each) for each in cells] == ["-", "91.00 (1), 1 diverged", "diverged", whole, whole]
     assert cells[1].ours == SeedStatistics(91.0, None, 1)
     assert [(each.diverged, each.missing) for each in cells] == [(0, 2), (1, 0), (2, 0), (0, 0), (0, 0)]
-    assert caption(recipe, cells, RUN)[-1] == "2 runs are not finished."
-    assert caption(recipe, cells, RUN)[-2].startswith("diverged: ")
+    lines = text_below(recipe, cells, states)
+    assert lines[-1] == "2 runs are not finished."
+    assert lines[-2].startswith("diverged: ")
+    assert text_below(recipe, cells, states, selected={"sgd"})[-1] == "2 runs are not finished."
+    assert text_below(recipe, cells, states, selected={"sam"})[-1].startswith("diverged: ")
 
 
 def test_rows_columns_and_sections_in_which_nothing_has_ended_are_left_out(finished_run):
@@ -76,7 +80,7 @@ def test_rows_columns_and_sections_in_which_nothing_has_ended_are_left_out(finis
     assert (section.title, section.header) == ("ResNet-18", ("method", "CIFAR-100", "paper"))
     assert [row[0] for row in section.rows] == ["SGD", "SAM", "SAM (sum)", "SAM (follow)", "ESAM"]
     assert [row[-1][-1] for row in section.rows] == ["8", "7", "-", "-", "ᵃ"]  # marks count what is shown
-    lines = caption(recipe, cells, RUN)
+    lines = text_below(recipe, cells, states)
     assert [line for line in lines if line.startswith("SAM (")] == list(MATCHED_NOTES.values())
     assert sum("taken by the paper" in line for line in lines) == 1
     assert lines[-1] == f"{len(states) - 5} runs are not finished."
@@ -196,7 +200,7 @@ def test_rows_with_different_seeds_say_how_many(finished_run, shown):
     terminal = shown(*rich_tables([section]), width=80).splitlines()  # labels are wrapped, numbers are not
     assert terminal[1].split() == list(HEADER)
     assert sum(line.split()[-16:] == ["±", "0.71"] * 8 for line in terminal) == 2
-    lines = caption(recipe, cells, runs[0])
+    lines = text_below(recipe, cells, states)
     assert lines[0] == "Test PCK in %, after the last of 30 epochs: mean ± standard deviation of the seeds."
     assert lines[-1] == "1 run is not finished."
     assert lines[-2].startswith("diverged: ")

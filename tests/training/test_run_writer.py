@@ -197,7 +197,7 @@ def test_a_folder_of_something_else_is_refused_and_not_changed(tmp_path, name, c
 
 def test_a_missing_package_is_named_before_the_first_epoch(tmp_path, monkeypatch, runs):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(bsam.BsamError, match=r"safetensors.*pip install 'bsam\[train\]'"):
+    with pytest.raises(bsam.BsamError, match=r"safetensors.*pip install -c constraints.txt '\.\[train\]'"):
         runs.train(RUN, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     fit(replace(RUN, epochs=1, probe=None), device="cpu")  # without a directory nothing is missing

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from .. import __version__
 from ..core.errors import BsamError
-from ..core.extras import require_package
+from ..core.extras import require_packages
 from . import demo, export, flatness, listing, predict, run, train, weights
 from .signals import Terminated
 
@@ -63,8 +63,7 @@ def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> N
         if arguments.command is None:
             parser.print_help()
         else:
-            for module, extra in getattr(arguments, "needs", {}).items():
-                require_package(module, extra)  # now, not after the last epoch
+            require_packages(getattr(arguments, "needs", {}))  # now, not after the last epoch
             arguments.run(arguments)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # which rich turns into SystemExit

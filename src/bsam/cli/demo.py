@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..recipes import RECIPES
 from ..recipes.digits_demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
@@ -17,7 +18,7 @@ Train some methods on scikit-learn's digits with 40 % of the training labels fli
 flipped labels? Only radii are chosen, on the validation set. Writes a directory for each run, table.md, results.json
 (all numbers, tuning included) and the picture demo.png. Interrupted, it continues when called again. Called with other
 methods on the same folder, it trains those that are missing, and writes the files again with the methods asked for
-last."""
+last. The same as bsam run demo, with the methods to choose and on the CPU."""
 
 
 def add(commands: Any) -> None:
@@ -33,7 +34,7 @@ def add(commands: Any) -> None:
     flag("--methods", nargs="+", default=list(DEFAULT), help=f"which: {', '.join(variants())}", metavar="NAME")
     same = "the first seed; the same seed gives the same numbers"
     flag("--seed", type=int, default=0, help=same, metavar="N")
-    flag("--seeds", type=int, default=5, help="how many seeds", metavar="N")
+    flag("--seeds", type=int, default=RECIPES["demo"].seeds, help="how many seeds", metavar="N")
     epochs = SCALES["demo"].settings["epochs"]
     flag("--epochs", type=int, default=epochs, help="epochs of every run", metavar="N")
     unset = {

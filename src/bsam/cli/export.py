@@ -10,7 +10,7 @@ from .run_flags import CACHE_HELP
 
 DESCRIPTION = """\
 Write the quantized network of a run (bsam train --weight-bits) to a file, with two weights of up to 4 bits to a byte:
-FILE.onnx (INT4 and INT8 weights, QuantizeLinear and DequantizeLinear; needs bsam[onnx]) for onnxruntime and other
+FILE.onnx (INT4 and INT8 weights, QuantizeLinear and DequantizeLinear; needs the extra onnx) for onnxruntime and other
 programs, or FILE.safetensors for bsam.quantization.load_quantized. Then run the file on the test images of the run and
 print its accuracy beside that of the trained network, the share of equal predictions, and the size."""
 

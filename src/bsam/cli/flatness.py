@@ -10,6 +10,7 @@ from typing import Any
 from ..flatness.spectrum import WHICH
 from ..recipes.measure import FlatnessSettings
 from ..recipes.subjects import IMAGES
+from .run import NEEDS
 from .run_flags import CACHE_HELP
 
 DESCRIPTION = """\
@@ -63,8 +64,7 @@ def add(commands: Any) -> None:
         flag(name, type=kind, default=item.default, help=f"{HELP[item.name]}{shown}", metavar=metavar)
     device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
     flag("--device", default="auto", help=device, metavar="NAME")
-    needs = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
-    command.set_defaults(run=_flatness, saved_items="models", needs=needs)
+    command.set_defaults(run=_flatness, saved_items="models", needs=NEEDS)
 
 
 def _flatness(arguments: argparse.Namespace) -> None:

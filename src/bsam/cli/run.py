@@ -31,7 +31,7 @@ DESCRIPTION = """\
 Run what is missing of an experiment. Recipes: {recipes}. Scales: {scales}. Each run has a directory of its own below
 --out, as `bsam train` writes it: finished runs are not run again, interrupted ones continue, and several processes
 may work on one --out. At the end, table.md, results.json and figures are written there."""
-NEEDS = {"rich": "train", "safetensors": "train", "matplotlib": "plot"}
+NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # one extra that has all
 
 
 def add(commands: Any) -> None:
@@ -46,7 +46,8 @@ def add(commands: Any) -> None:
     flag = command.add_argument
     flag("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
     flag("--scale", help=f"how much: {', '.join(SCALES)} (default: smoke; of demo: demo)", metavar="SCALE")
-    flag("--seeds", type=int, default=1, help=f"how many, from 0 on, at most {MAX_SEEDS} (default: 1)", metavar="N")
+    seeds = f"how many, from 0 on, at most {MAX_SEEDS} (default: 1; of demo: {RECIPES['demo'].seeds})"
+    flag("--seeds", type=int, help=seeds, metavar="N")
     all_of_it = "run these {} only; the table has all that is there"
     flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
     flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
@@ -102,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> None:
     recipe = recipe_of(arguments.recipe)
     if arguments.tune:
         recipe = tuned(recipe)
-    runs = recipe.runs(arguments.scale, arguments.seeds)
+    runs = recipe.runs(arguments.scale, recipe.seeds if arguments.seeds is None else arguments.seeds)
     if arguments.weights:
         runs = with_weights(runs, arguments.weights, arguments.data_dir)
     elif not arguments.dry_run:
@@ -129,6 +130,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     from ..report.tuning import tuning_sections
 
     scale = arguments.scale or recipe.scales[0]
+    recipe = recipe.at(scale)
     name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}" + "-tuned" * arguments.tune
     arguments.out = out = arguments.out or Path("runs") / name
     if arguments.dry_run or arguments.report:
@@ -147,13 +149,15 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     finals = states_of(with_tuned_settings(recipe, runs, out), out)
     tuning = states_of(tuning_runs(recipe, runs), out)
     chosen_settings = choices(recipe, runs, out)
+    selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
     # written before it is shown: the reader of a pipe may be gone
-    written = write_results(out, recipe, scale, finals, tuning, chosen_settings)
+    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)
         console.print()
-    console.print("\n".join(text_below(recipe, summaries, finals, chosen_settings)), highlight=False)
+    below = text_below(recipe, summaries, finals, chosen_settings, selected)
+    console.print("\n".join(below), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
@@ -178,7 +182,7 @@ def _train(
 
     def run(runs: Sequence[Run], stage: str) -> None:
         try:
-            with run_bars(console, len(runs), stage, several=not isinstance(executor, InProcess)) as callbacks:
+            with run_bars(console, recipe, len(runs), stage, not isinstance(executor, InProcess)) as callbacks:
                 run_all(runs, out, callbacks, executor, **options)
         except RunsFailed as error:
             failed.update(error.failed)

@@ -15,8 +15,10 @@ from ..data import DATASETS, FOLDER, dataset_entry
 from ..models import MODELS
 from ..models.weight_files import model_of_file
 from ..models.weights import PRETRAINED
+from ..recipes.variants import variants
 from ..tasks.inputs import find_weights
-from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.names import find_name
 from ..training.run_dir import CONFIG, RunDir
 
 RANDOM = "random"  # as --weights: no pretrained ones
@@ -68,6 +70,7 @@ def run_of(arguments: argparse.Namespace) -> Run:
     :data:`bsam.training.config.FINE_TUNING` with pretrained weights.
     """
     given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
+    given["method"], of_method = _method(given["method"])
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # without a slash at its end
     if given.get("init") is not None:
@@ -84,7 +87,15 @@ def run_of(arguments: argparse.Namespace) -> Run:
         defaults = QUANTIZED
     if given["task"] == "pose":
         defaults = POSE
-    return Run(**{**defaults, **given, "arguments": method_arguments(arguments.set)})
+    return Run(**{**defaults, **given, "arguments": {**of_method, **method_arguments(arguments.set)}})
+
+
+def _method(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the method of a name, in any case, and the arguments that make it a variant, as of ``bsam-2``."""
+    forms = {variant.name: variant for variant in variants().values() if not variant.radii}
+    found = find_name("method", name, (BASE, *forms))
+    is_base = found == BASE or forms[found].method == BASE  # Run tells sgd from base
+    return (found, {}) if is_base else (forms[found].method, forms[found].arguments)
 
 
 def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
@@ -107,6 +118,8 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
         finders = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
         model = in_file if given["task"] != "pose" or in_file in finders.values() else finders.get(in_file or "", model)
     if model is None:
+        if (data := given.get("data", Run.data)).startswith(FOLDER):
+            dataset_entry(data).image_files(data_dir)  # raises if the path is wrong, the likelier mistake
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "
             "file of `bsam weights convert`"

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
+from ..report.outcome import failure
 from ..tasks.inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
@@ -91,6 +92,8 @@ def _summarize(run: Run, run_dir: RunDir) -> None:
     files = (file for file in run_dir.path.iterdir() if file.name != LOCK and file.suffix != ".draft")
     names = sorted(file.name + "/" * file.is_dir() for file in files)
     _say(f"Written to {run_dir.path}: {', '.join(names)}")
+    if (sentence := failure(run, run_dir)) is not None:
+        _say(sentence)
 
 
 def _say(line: str) -> None:

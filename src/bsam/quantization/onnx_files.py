@@ -33,7 +33,7 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
     range of the codes. Scales, biases and everything else, such as batch norm, are float32. A ResNet-18 of 4 bits takes
     0.13 of the float one.
 
-    The batch may have any size; all other sizes are those of ``x``. Needs ``pip install 'bsam[onnx]'``.
+    The batch may have any size; all other sizes are those of ``x``. Needs the extra ``onnx``.
 
     Args:
         model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated, or what
@@ -65,7 +65,7 @@ class OnnxNetwork(nn.Module):
     layers are computed in floating point from the values of the codes, biases are not rounded. The outputs differ from
     those of the integer network by rounding, and where rounding decides between two codes, by a step of that code.
 
-    Needs ``pip install 'bsam[onnx]'``.
+    Needs the extra ``onnx``.
 
     Args:
         path: of the file, with one input and one output.

@@ -25,6 +25,7 @@ from ..core.errors import BsamValueError
 from ..methods import METHODS
 from ..training.config import BASE, Run
 from ..training.loop import CURVATURE_SAMPLES
+from ..training.names import find_name
 from .experiments import Recipe, TableCell
 from .scales import SCALES, Scale, scale_of
 from .tuning import Tuning
@@ -79,10 +80,7 @@ def candidates(run: Run) -> list[dict[str, Any]]:
 
 def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:
     """Return the grid of these methods, each once, before tuning; with SGD also SGD whose weight decay is chosen."""
-    names = list(dict.fromkeys(methods))
-    for name in names:
-        if name not in variants():
-            raise BsamValueError(f"there is no method {name!r}: choose from {', '.join(variants())}")
+    names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
 
@@ -122,4 +120,6 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         details=("memorised", "top_eigenvalue"),
         notes=lambda run: NOTES,
         findings="demo",
+        seeds=5,
+        method_title=lambda run: by_method(run).row,
     )

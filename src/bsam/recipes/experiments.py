@@ -13,6 +13,7 @@ from ..models import model_entry
 from ..tasks import TASKS
 from ..tasks.task import Measure
 from ..training.config import Run
+from ..training.names import find_name
 from ..training.run_dir import run_dir_name
 from .paper import NOISE_RATES, RHO_MIN_STUDY, TABLE_KEYS, Published, published
 from .scales import Scale, scale_of
@@ -25,6 +26,7 @@ CONFLICT_TOP = 0.1  # rho_min at the start, in the figure of the gradient confli
 CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and at the end: fixed, halved, the paper's choice
 MAIN = "resnet18"
 MAX_SEEDS = 100  # all runs are listed before the first begins
+SMOKE = "smoke: shows that it runs"  # a remark on numbers that mean nothing
 
 Grid: TypeAlias = Callable[[Scale | str], list[Run]]
 
@@ -147,6 +149,9 @@ class Recipe:
         tunable: whether ``--tune`` can choose its radii.
         smoke: the scale that is run as ``smoke``, if not the one of that name.
         findings: what the numbers show, a name in :data:`bsam.report.results.FINDINGS`; empty for none.
+        seeds: how many `bsam run` trains unless the user says how many.
+        method_title: returns the name of a run's method in lists of runs.
+        remark: on the numbers, in the titles of tables and figures; empty for none.
     """
 
     name: str
@@ -164,6 +169,9 @@ class Recipe:
     measures: tuple[Measure, ...] = ()
     tunable: bool = False
     smoke: str = "smoke"
+    seeds: int = 1
+    method_title: Callable[[Run], str] = lambda run: variant_of(run).title
+    remark: str = ""
 
     def __post_init__(self) -> None:
         if self.measures and self.details:
@@ -205,6 +213,21 @@ class Recipe:
         grid = self.grid(self.scale(scale))
         later = range(first_seed + 1, first_seed + seeds)
         return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
+
+    def at(self, scale: str) -> Recipe:
+        """Return the recipe with the remark that its numbers have on a scale, in its title too.
+
+        Example:
+            >>> Recipe("curves", "Curves", training_curves).at("smoke").title
+            'Curves (smoke: shows that it runs)'
+        """
+        if scale != "smoke" or self.smoke != "smoke":
+            return self
+        return replace(self, title=f"{self.title} ({SMOKE})", remark=SMOKE)
+
+    def titled(self, text: str) -> str:
+        """Return the title of a table or a figure, with the remark if there is one."""
+        return f"{text} ({self.remark})" if self.remark else text
 
     @property
     def tuned(self) -> bool:
@@ -266,10 +289,8 @@ def select(
     chosen = runs
     for kind, (names, name_of) in kinds.items():
         known = dict.fromkeys(map(name_of, runs))
-        for name in names:
-            if name not in known:
-                raise BsamValueError(f"the recipe has no {kind} {name!r}: choose from {', '.join(known)}")
-        chosen = [run for run in chosen if not names or name_of(run) in names]
+        wanted = [find_name(f"{kind} of the recipe", name, known) for name in names]
+        chosen = [run for run in chosen if not names or name_of(run) in wanted]
     if not chosen:
         raise BsamValueError("no run of the recipe has the chosen methods, models and data sets together")
     return chosen

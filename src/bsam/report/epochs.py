@@ -16,7 +16,9 @@ from ..models import model_entry
 from ..tasks import TASKS
 from ..training.config import BASE, BASE_TITLES, Run, method_title
 from ..training.distributed import DistributedContext
+from ..training.run_dir import RunDir
 from ..training.trainer import Trainer
+from .outcome import radius_warning
 
 
 class ConsoleLogger:
@@ -39,11 +41,13 @@ class ConsoleLogger:
         self._times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of an epoch, and the time that is left."""
+        """Print the metrics of an epoch and the time left; after the first one, whether the radius is too large."""
         self._times.append(time.perf_counter())
         each = statistics.median(after - before for before, after in zip(self._times, self._times[1:], strict=False))
         left = f"  left {clock(each * (self.run.epochs - done))}" if done < self.run.epochs else ""
         self._say(epoch_line(self.run, metrics) + left)
+        if done == 1 and self.run.probe is not None and (warning := radius_warning(RunDir(self.folder).probe())):
+            self._say(warning)
 
 
 def titles_of(run: Run) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[Accu
         if state.finished:
             run = state.run
             x = 100 * run.label_noise if recipe.table == "label_noise" else run.arguments["rho_min"]
-            panel = f"{dataset_entry(run.data).title}, {model_entry(run.model).title}"
+            panel = recipe.titled(f"{dataset_entry(run.data).title}, {model_entry(run.model).title}")
             groups.setdefault((panel, variant_of(run).name), {}).setdefault(x, []).append(state)
     return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
@@ -164,7 +164,7 @@ def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[Ep
         epochs = list(zip(*(state.epochs for state in group), strict=True))
         values = ([[metric.value(each) for each in seeds] for seeds in epochs] for metric in metrics)
         own = tuple(tuple(map(seed_statistics, each)) for each in values)
-        return Curve(title, network_and_data(group[0].run), own)
+        return Curve(title, recipe.titled(network_and_data(group[0].run)), own)
 
     return [curve(title, group) for title, group in groups.items()]
 

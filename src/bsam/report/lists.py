@@ -14,7 +14,7 @@ from ..methods import METHODS
 from ..models import MODELS
 from ..recipes import RECIPES
 
-NARROWEST, WIDEST = 100, 160
+WIDEST = 160
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,20 @@ class Listing:
 
 
 def methods_info() -> list[tuple[str, ...]]:
-    """Return a row per method; a dash where it needs nothing.
+    """Return a row per method, SGD first; a dash where it needs nothing.
 
     Example:
-        >>> methods_info()[0]
+        >>> methods_info()[1]
         ('sam', 'SAM', 'SAM', '2', '2', '-', 'Flat minima at twice the cost: the method to start with.', 'Foret et al.,
         ICLR 2021')
     """
+    sgd = ("sgd", "SGD", "-", "1", "0", "-", "The base optimizer alone; `base` where --base is another one.", "-")
     return [
-        (m.name, m.title, m.cls.__name__, f"{m.passes:g}", m.memory, m.needs or "-", m.purpose, m.reference)
-        for m in METHODS.values()
+        sgd,
+        *(
+            (m.name, m.title, m.cls.__name__, f"{m.passes:g}", m.memory, m.needs or "-", m.purpose, m.reference)
+            for m in METHODS.values()
+        ),
     ]
 
 
@@ -89,7 +93,7 @@ LISTS: dict[str, Listing] = {
         ("name", "title", "class", "passes", "memory", "needs", "for", "reference"),
         methods_info,
         "Passes: forward and backward, a step. Memory: beyond the base optimizer's own peak, in units of the "
-        "parameters' size.",
+        "parameters' size. bsam-2 is BSAM with two passes, bsam-released as its authors' code does it.",
     ),
     "models": Listing(
         ("name", "title", "parameters", "images", "reference"),
@@ -113,26 +117,45 @@ LISTS: dict[str, Listing] = {
 
 
 def list_table(name: str, width: int) -> str:
-    """Return the rows of a list below their header, ``width`` (100 to 160) characters wide; long texts wrap.
+    """Return the rows of a list below their header, at most ``width`` (up to 160) characters wide; long texts wrap.
+
+    Where that would cut words, each row is a paragraph.
 
     Example:
         >>> list_table("methods", 160).split()[:4]
         ['name', 'title', 'class', 'passes']
+        >>> print(list_table("data", 60).partition("cifar100")[0])
+        digits: title Digits; classes 10; images 1 x 8 x 8;
+          augmentation none; model digits_net; from scikit-learn
+        cifar10: title CIFAR-10; classes 10; images 3 x 32 x 32;
+          augmentation crop-flip-cutout; model resnet18; from
+          --data-dir FOLDER
     """
     if name not in LISTS:
         raise BsamValueError(f"there is no list of {name!r}: choose from {', '.join(LISTS)}")
     listing = LISTS[name]
     rows = [listing.header, *listing.rows()]
-    gaps = 2 * (len(listing.header) - 1)
-    widths = _widths(rows, min(max(width, NARROWEST), WIDEST) - gaps)
+    gaps, width = 2 * (len(listing.header) - 1), min(width, WIDEST)
+    if sum(map(_longest_word, zip(*rows, strict=True))) + gaps > width:
+        return "\n".join(_paragraph(listing.header, row, width) for row in rows[1:])
+    widths = _widths(rows, width - gaps)
     header, *body = (_lines(row, widths) for row in rows)
     return "\n".join([*header, "-" * (sum(widths) + gaps), *(line for lines in body for line in lines)])
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    return max(len(word) for text in texts for word in text.split())
+
+
+def _paragraph(header: Sequence[str], row: Sequence[str], width: int) -> str:
+    cells = "; ".join(f"{name} {text}" for name, text in zip(header[1:], row[1:], strict=True) if text != "-")
+    return textwrap.fill(f"{row[0]}: {cells}", width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
     """Columns as wide as their texts, narrowed where it costs the fewest lines until they fit; no word is cut."""
     columns = list(zip(*rows, strict=True))
-    words = [max(len(word) for text in column for word in text.split()) for column in columns]
+    words = list(map(_longest_word, columns))
     widths = [max(map(len, column)) for column in columns]
     heights = cache(lambda i, width: [len(textwrap.wrap(text, width)) for text in columns[i]])
     while sum(widths) > room:

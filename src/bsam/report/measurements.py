@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..core.errors import BsamError, BsamRuntimeError
+from ..core.extras import install_line
 from ..flatness.sharpness import Sharpness
 from ..flatness.trace import Trace
 from ..recipes.measure import STAGES, FlatnessSettings, Measured, loss_and_samples, measure
@@ -230,7 +231,7 @@ def _draw(
     }
     for file, (draw, name) in drawings.items():
         if draw is write_interactive and find_spec("plotly") is None:
-            sentence = f"{file} is not written: it needs plotly (pip install 'bsam[plot]')."
+            sentence = f"{file} is not written: it needs plotly ({install_line('plot')} in a clone of bsam)."
             console.print(sentence, soft_wrap=True, markup=False)
             continue
         draw(infos(name), folder / file)

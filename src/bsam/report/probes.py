@@ -88,10 +88,10 @@ def probe_series_info(recipe: Recipe, states: Sequence[RunState]) -> list[ProbeS
         if state.finished:
             cell = recipe.cell(state.run)
             groups.setdefault((cell.section, cell.row), []).append(state)
-    return [_series(section, row, group) for (section, row), group in groups.items()]
+    return [_series(recipe, section, row, group) for (section, row), group in groups.items()]
 
 
-def _series(section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
+def _series(recipe: Recipe, section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
     seeds, run = [read_probe(state.path) for state in states], states[0].run
     steps = max((seed["step"] for seed in seeds), key=len)
     for state, seed in zip(states, seeds, strict=True):
@@ -100,7 +100,8 @@ def _series(section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
             file = state.path / "probe.jsonl"
             raise BsamRuntimeError(f"{file} is damaged: it does not hold all steps that other seeds have; {hint}")
     columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
-    return ProbeSeries(variant_of(run).title, network_and_data(run), section, row, columns, len(seeds))
+    where = recipe.titled(network_and_data(run))
+    return ProbeSeries(variant_of(run).title, where, section, row, columns, len(seeds))
 
 
 def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:

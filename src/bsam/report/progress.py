@@ -87,8 +87,12 @@ def time_left(left: tuple[float, int]) -> str:
     return f"about {duration(seconds)}, and {rest}" if seconds else "unknown before the first epoch"
 
 
-def name_of(run: Run) -> str:
+def name_of(run: Run, method: str | None = None) -> str:
     """Return a run in words.
+
+    Args:
+        run: the run.
+        method: the title of its method; None takes that of the tables.
 
     Example:
         >>> name_of(
@@ -105,15 +109,15 @@ def name_of(run: Run) -> str:
     own = [f"{name} {run.arguments[name]}" for name in shown]
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    titles = [model_entry(run.model).title, dataset_entry(run.data).title, variant_of(run).title]
+    titles = [model_entry(run.model).title, dataset_entry(run.data).title, method or variant_of(run).title]
     own += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
     return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
 
 
-def plan_info(states: Sequence[RunState]) -> list[tuple[str, str, float | None]]:
+def plan_info(recipe: Recipe, states: Sequence[RunState]) -> list[tuple[str, str, float | None]]:
     """Return each run in words, its state, and the seconds that are left; None where nothing like it was measured."""
     eta = EtaEstimator(states)
-    return [(name_of(state.run), str(state), eta.left(state)) for state in states]
+    return [(name_of(state.run, recipe.method_title(state.run)), str(state), eta.left(state)) for state in states]
 
 
 def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
@@ -125,7 +129,7 @@ def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_style="bold", title_justify="left")
     for name, side in (("run", "left"), ("state", "left"), ("left", "right")):
         table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
-    for name, state, seconds in plan_info(states):
+    for name, state, seconds in plan_info(recipe, states):
         table.add_row(name, state, "?" if seconds is None else duration(seconds) if seconds else "-")
     return table
 
@@ -157,11 +161,14 @@ def counts(found: Progress) -> str:
 
 
 @contextlib.contextmanager
-def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = False) -> Iterator[Callbacks]:
+def run_bars(
+    console: Console, recipe: Recipe, runs: int, stage: str = "runs", several: bool = False
+) -> Iterator[Callbacks]:
     """Show a bar for the runs and one for the epochs of the current run, and a line for each run that starts.
 
     Args:
         console: where.
+        recipe: the experiment.
         runs: the number of runs.
         stage: the name of their bar.
         several: whether runs are trained at the same time. Then there is no bar for epochs, but the numbers of runs
@@ -169,24 +176,27 @@ def run_bars(console: Console, runs: int, stage: str = "runs", several: bool = F
     """
     with progress(console, {stage: runs, **({} if several else {"epochs": 1})}, left=not several) as bars:
 
+        def name(state: RunState) -> str:
+            return name_of(state.run, recipe.method_title(state.run))
+
         def on_start(state: RunState, found: Progress) -> None:
             on_progress(found)
             if not several:
-                console.print(f"{name_of(state.run)}. Left: {time_left(found.left)}", style="dim", highlight=False)
+                console.print(f"{name(state)}. Left: {time_left(found.left)}", style="dim", highlight=False)
                 bars.reach("epochs", len(state.epochs), state.run.epochs)
 
         def on_end(state: RunState, found: Progress) -> None:
             on_progress(found)
             if state.diverged is not None:
-                console.print(f"{name_of(state.run)}: {state.diverged}", style="red", highlight=False)
+                console.print(f"{name(state)}: {state.diverged}", style="red", highlight=False)
             elif several:
                 done = f"{found.done} of {found.total} done, {counts(found)}"
-                console.print(f"{name_of(state.run)}: done. {done}", style="dim", highlight=False)
+                console.print(f"{name(state)}: done. {done}", style="dim", highlight=False)
 
         def on_fail(state: RunState, message: str) -> None:
             log = state.path / LOG
             see = f" See {log}" if log.exists() else ""  # there is none where the folder cannot be written
-            console.print(f"{name_of(state.run)}: {message}.{see}", style="red", highlight=False)
+            console.print(f"{name(state)}: {message}.{see}", style="red", highlight=False)
 
         def on_progress(found: Progress) -> None:
             bars.reach(stage, found.done + found.failed, runs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -76,11 +76,24 @@ def cell_info(summary: CellSummary) -> dict[str, Any]:
 
 
 def text_below(
-    recipe: Recipe, summaries: Sequence[CellSummary], states: Sequence[RunState], chosen: Sequence[Choice] = ()
+    recipe: Recipe,
+    summaries: Sequence[CellSummary],
+    states: Sequence[RunState],
+    chosen: Sequence[Choice] = (),
+    selected: Collection[str] | None = None,
 ) -> list[str]:
-    """Return the lines below a table of these runs, with how they were tuned and what the numbers show."""
+    """Return the lines below a table of these runs, with how they were tuned and what the numbers show.
+
+    Args:
+        recipe: the experiment.
+        summaries: of its table.
+        states: of its final runs.
+        chosen: what tuning chose.
+        selected: the directories of the runs that are counted if they are not finished; None counts all.
+    """
     findings = FINDINGS[recipe.findings](summaries, states) if recipe.findings else []
-    return [*caption(recipe, summaries, states[0].run), *tuning_notes(recipe, chosen), *findings]
+    missing = sum(not state.ended and (selected is None or state.path.name in selected) for state in states)
+    return [*caption(recipe, summaries, states[0].run, missing), *tuning_notes(recipe, chosen), *findings]
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -133,6 +146,7 @@ def write_results(
     states: Sequence[RunState],
     tuning: Sequence[RunState] = (),
     chosen: Sequence[Choice] = (),
+    selected: Collection[str] | None = None,
 ) -> list[Path]:
     """Write ``table.md``, ``results.json`` and the recipe's figures, of the finished runs.
 
@@ -143,6 +157,7 @@ def write_results(
         states: of its final runs.
         tuning: of the runs that chose their settings.
         chosen: what they chose.
+        selected: as for :func:`text_below`.
 
     Returns:
         the files that were written.
@@ -165,7 +180,7 @@ def write_results(
     paths = [out / "table.md", out / "results.json"]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         sections = [*sections_info(recipe, summaries), *tuning_sections(recipe, chosen)]
-        lines = [*text_below(recipe, summaries, states, chosen), *origin_info(runs)]
+        lines = [*text_below(recipe, summaries, states, chosen, selected), *origin_info(runs)]
         write_json(paths[1], content)  # first: it says that the folder is ours
         write(paths[0], markdown(recipe.title, sections, lines).encode())
         if any(state.finished for state in states):

@@ -158,7 +158,7 @@ def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> No
     parts = drawn.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, (where, group) in zip(parts, groups.items(), strict=True):
         axes = part.subplots(len(group) + 1, columns, squeeze=False)
-        part.suptitle(where, fontsize=11)
+        part.suptitle(recipe.titled(where), fontsize=11)
         _draw_rows(axes, group)
     side_legend(parts[-1], 10, loc="outside lower center", ncols=2, frameon=False)
     save(drawn, path)

@@ -116,7 +116,7 @@ def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> Ta
     header = [text for column in columns for text in (column, *further)]
     blank = CellSummary(TableCell(title, "", ""), None, 0, 0, None)  # a baseline may not be known in all columns
     body = [(row, *(text for column in columns for text in texts(own.get((row, column), blank)))) for row in rows]
-    return TableSection(title, (recipe.rows, *header), tuple(body))
+    return TableSection(recipe.titled(title), (recipe.rows, *header), tuple(body))
 
 
 def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
@@ -136,7 +136,7 @@ def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummar
         if any(each.paper is not None for each in own):  # the paper has one BSAM
             body[row.partition(" (")[0] + PAPER_ROW] = [paper_text(each.paper, notes, decimals) for each in own]
     rows_of_text = tuple((label, *texts) for label, texts in body.items())
-    return TableSection(title, (recipe.rows, *header), rows_of_text, wide=True)
+    return TableSection(recipe.titled(title), (recipe.rows, *header), rows_of_text, wide=True)
 
 
 def _row_label(row: str, own: Sequence[CellSummary], with_n: bool) -> str:
@@ -170,8 +170,8 @@ def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
     return list(dict.fromkeys(each.paper.note for each in summaries if each.paper is not None and each.paper.note))
 
 
-def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[str]:
-    """Return the lines below a table of runs like this one."""
+def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run, missing: int = 0) -> list[str]:
+    """Return the lines below a table of runs like this one, of which some are missing."""
     title = score_title(run)
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
     lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: {_seeds_text(recipe, summaries)}."]
@@ -188,7 +188,6 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run) -> list[
         lines.append(
             "diverged: the loss was not finite; to run it again, remove its directory (listed in results.json)."
         )
-    missing = sum(each.missing for each in summaries) // max(1, len(recipe.measures))  # a run is in each of them
     return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
 
 

@@ -51,7 +51,7 @@ def _title(recipe: Recipe, choice: Choice) -> str:
 def _section(recipe: Recipe, title: str, found: Sequence[Choice]) -> TableSection:
     assert recipe.tuning is not None
     header = (recipe.rows, *recipe.tuning.labels, "chosen", "cost")
-    return TableSection(title, header, tuple(_row(recipe, choice) for choice in found))
+    return TableSection(recipe.titled(title), header, tuple(_row(recipe, choice) for choice in found))
 
 
 def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:

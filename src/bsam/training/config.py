@@ -17,6 +17,7 @@ from ..methods import METHODS
 from ..tasks import TASKS
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from ..tasks.settings import TaskSettings, check_flag, check_name, one_of, setting
+from .names import find_name
 
 Base = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "constant"]
@@ -67,11 +68,13 @@ class Run(TaskSettings):
         >>> Run("sma")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: method must be one of base, sgd, sam, ...; got 'sma'
+        bsam.core.errors.BsamValueError: method must be one of base, sgd, sam, ...; got 'sma'. Did you mean 'sam'?
     """
 
     method: str = field(
-        metadata={"help": "a name of `bsam list methods`, around the base optimizer; base or sgd: the optimizer alone"}
+        metadata={
+            "help": "a name of `bsam list methods`, in any case, around the base optimizer; base or sgd: it alone"
+        }
     )
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     _: KW_ONLY
@@ -152,9 +155,7 @@ class Run(TaskSettings):
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
 
     def _check_method(self) -> None:
-        names = (BASE, "sgd", *METHODS)
-        if self.method not in names:
-            raise BsamValueError(f"method must be one of {', '.join(names)}; got {self.method!r}")
+        object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
         if self.method == "sgd":
             if self.base != "sgd":
                 raise BsamValueError(f'method "sgd" is SGD alone, and base is {self.base}: set method to "base"')
