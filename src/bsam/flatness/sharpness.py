@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import nn
 
 from ..core.checks import check_count, check_radius
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
+from .products import random_like, seeded
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def sharpness(
         rho_max: the radius uphill.
         rho_min: the radius downhill.
         steps: of equal length, each along the gradient where it starts; 1 is the paper's.
-        random_directions: the number of random points at distance ``rho_max`` for the average sharpness; may be 0.
+        random_directions: the number of random points at distance ``rho_max`` for the average sharpness; may be 0. A
+            complex weight counts as two real ones.
         seed: of the random points.
 
     Example:
@@ -100,9 +101,9 @@ def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
 
 
 def _random_vectors(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for _ in range(n):
-        yield Vector([torch.randn(p.shape, generator=generator).to(p) for p in L.weights.params], L.weights.layout)
+        yield Vector([random_like(p.detach(), generator) for p in L.weights.params], L.weights.layout)
 
 
 def _loss_at(L: DatasetLoss, v: Vector, rho: float) -> float:
