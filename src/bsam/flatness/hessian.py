@@ -100,6 +100,9 @@ class HessianOperator:
         """Rows and columns, both the number of trainable parameters."""
         return self.size, self.size
 
+    def __repr__(self) -> str:
+        return f"HessianOperator({self.size} x {self.size}, {self.products} products so far)"
+
     def __matmul__(self, v: Vector) -> Vector:
         if not isinstance(v, Vector):
             raise BsamTypeError(

@@ -31,6 +31,12 @@ class Landscape:
     loss: Array
     accuracy: Array | None = None
 
+    def __repr__(self) -> str:
+        points = " x ".join(str(len(axis)) for axis in self.axes)
+        centre = self.loss[tuple(len(axis) // 2 for axis in self.axes)]
+        losses = f"loss {centre:.4g} at the centre, {self.loss.min():.4g} to {self.loss.max():.4g}"
+        return f"Landscape({points} points, span {self.axes[0][-1]:.4g}, {losses})"
+
 
 @dataclass(frozen=True)
 class Plane:
@@ -39,6 +45,9 @@ class Plane:
     directions: tuple[Vector, Vector]
     coordinates: Array  #: a row per model
     distances: Array  #: of each model from the plane
+
+    def __repr__(self) -> str:
+        return f"Plane({len(self.coordinates)} models, at most {self.distances.max():.2g} away)"
 
 
 def landscape(

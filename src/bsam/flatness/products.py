@@ -46,6 +46,11 @@ def no_progress(done: int, expected: int) -> None:
     """Report nothing."""
 
 
+def after_products(products: int, note: str) -> str:
+    """Return the end of the ``repr`` of a result: how many products it took, and its note."""
+    return f"{products} products" + (f"; {note}" if note else "")
+
+
 def check_finite(number: float) -> float:
     """Return a number that was computed from a product, and raise if it is not finite."""
     if not math.isfinite(number):

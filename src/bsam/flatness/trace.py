@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from .hessian import HessianOperator
-from .intervals import t_quantile
-from .products import Progress, check_finite, no_progress, seeded
+from .intervals import plus_minus, t_quantile
+from .products import Progress, after_products, check_finite, no_progress, seeded
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Trace:
     interval: tuple[float, float]  #: contains the trace with a probability of 95 % (Student's t)
     products: int
     note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
+
+    def __repr__(self) -> str:
+        half = (self.interval[1] - self.interval[0]) / 2
+        return f"Trace({plus_minus(self.value, half)} (95 %), {after_products(self.products, self.note)})"
 
 
 def trace(
