@@ -132,6 +132,7 @@ WRONG = {
     "trace value": [],
     "trace note": 3,
     "trace standard_error": 10**400,
+    "trace interval": [1.0],
     "sharpness loss": {},
     "sharpness cosine": True,
     "samples": 1.5,

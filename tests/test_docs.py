@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -240,7 +241,7 @@ def test_the_flatness_of_the_networks_is_that_of_the_stored_file():
         [
             f"{near['loss']:.3f}",
             f"{model['eigenvalues']['values'][0]:.1f}",
-            f"{model['trace']['value']:.0f} ± {model['trace']['standard_error']:.0f}",
+            f"{model['trace']['value']:.0f} ± {scipy.stats.t.ppf(0.975, 7) * model['trace']['standard_error']:.0f}",
             *(f"{near[name]:.3f}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
         ]
         for model in models

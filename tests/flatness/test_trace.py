@@ -23,6 +23,25 @@ def test_the_trace_is_within_three_standard_errors_at_the_rate_of_the_t_distribu
     assert 0.7 < np.linalg.norm(errors) / np.linalg.norm(stated) < 1.4  # nor are the errors stated too large
 
 
+@pytest.mark.parametrize("samples", [6, 10])
+@pytest.mark.parametrize("dense", ["trained"], indirect=True)
+def test_the_interval_contains_the_trace_in_19_of_20_cases_also_with_few_products(dense, samples):
+    H, exact = dense[0], float(dense[1].trace())
+    found = [trace(H, samples=samples, seed=seed) for seed in range(200)]
+    low, high = scipy.stats.binom.ppf([0.001, 0.999], 200, 0.95)
+    assert low <= sum(estimate.interval[0] <= exact <= estimate.interval[1] for estimate in found) <= high
+    assert sum(abs(estimate.value - exact) <= 1.96 * estimate.standard_error for estimate in found) < low
+
+
+@pytest.mark.parametrize(
+    ("method", "samples", "freedom"), [("hutchinson", 7, 6), ("hutch++", 7, 2), ("hutch++", 30, 9)]
+)
+def test_the_interval_is_symmetric_and_as_wide_as_the_number_of_samples_requires(dense, method, samples, freedom):
+    found = trace(dense[0], samples=samples, method=method)
+    half = scipy.stats.t.ppf(0.975, freedom) * found.standard_error
+    assert found.interval == pytest.approx((found.value - half, found.value + half), rel=1e-9)
+
+
 @pytest.mark.parametrize("dense", ["trained"], indirect=True)
 def test_hutch_plus_plus_is_better_where_few_eigenvalues_are_large(dense):
     # Why it is the default at 30 samples: of networks of 1,000 parameters trained on digits its error is a third to a

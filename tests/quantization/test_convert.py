@@ -58,6 +58,14 @@ def test_outputs_equal_bit_for_bit(scheme, bits):
     assert not found[-1].bias.requires_grad
 
 
+def test_the_features_of_a_simcc_network_stay_in_floating_point():
+    torch.manual_seed(0)
+    model, x = quantize(build("simcc_resnet8", seed=0, side=32)), torch.randn(4, 3, 32, 32)
+    calibrate(model, x)
+    with torch.no_grad():
+        assert torch.equal(convert(model)(x), model.eval()(x))
+
+
 def test_a_later_step_does_not_reach_the_converted_network():
     model = trained()
     converted, x = convert(model), torch.randn(2, 3, 12, 12)

@@ -257,7 +257,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             >>> optimizer.check(lambda: model(x).square().mean())
             SAM.check: nothing found
             []
-            >>> len(optimizer.check(lambda: model(next(batches)).square().mean()))  # doctest: +ELLIPSIS
+            >>> len(
+            ...     optimizer.check(lambda: model(next(batches)).square().mean())
+            ... )  # doctest: +ELLIPSIS
             SAM.check: two evaluations of the closure ... before it is called
             1
         """

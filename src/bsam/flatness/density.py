@@ -11,7 +11,7 @@ from ..core.checks import check_count, check_number
 from ..core.errors import BsamValueError
 from .hessian import HessianOperator
 from .lanczos import Krylov
-from .products import Array, Progress, no_progress, seeded
+from .products import Array, Progress, after_products, no_progress, seeded
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Density:
     sigma: float
     products: int
     note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
+
+    def __repr__(self) -> str:
+        ends = f"{self.nodes.min():.4g} to {self.nodes.max():.4g}"
+        grid = f"{len(self.grid)} points, sigma {self.sigma:.2g}"
+        return f"Density(eigenvalues from {ends}, {grid}, {after_products(self.products, self.note)})"
 
 
 def spectral_density(

@@ -40,7 +40,8 @@ class HessianOperator:
             later pass is refused.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without updating
-            them. Dropout is off in both. A tracked instance norm is treated alike.
+            them. Dropout is off in both, and so is torch's fast path for attention, which computes another function at
+            padded positions. A tracked instance norm is treated alike.
         dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they
             are. Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts.
         differentiation: of the gradient: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"``
@@ -100,6 +101,9 @@ class HessianOperator:
     def shape(self) -> tuple[int, int]:
         """Rows and columns, both the number of trainable parameters."""
         return self.size, self.size
+
+    def __repr__(self) -> str:
+        return f"HessianOperator({self.size} x {self.size}, {self.products} products so far)"
 
     def __matmul__(self, v: Vector) -> Vector:
         if not isinstance(v, Vector):

@@ -17,7 +17,7 @@ from ..core.errors import BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
-from .products import Array, Progress, no_progress, seeded
+from .products import Array, Progress, as_kind_of, no_progress, random_like, real_view, seeded
 from .spectrum import top_eigenvalues
 
 Directions: TypeAlias = str | Sequence[Vector]
@@ -31,6 +31,12 @@ class Landscape:
     loss: Array
     accuracy: Array | None = None
 
+    def __repr__(self) -> str:
+        points = " x ".join(str(len(axis)) for axis in self.axes)
+        centre = self.loss[tuple(len(axis) // 2 for axis in self.axes)]
+        losses = f"loss {centre:.4g} at the centre, {self.loss.min():.4g} to {self.loss.max():.4g}"
+        return f"Landscape({points} points, span {self.axes[0][-1]:.4g}, {losses})"
+
 
 @dataclass(frozen=True)
 class Plane:
@@ -39,6 +45,9 @@ class Plane:
     directions: tuple[Vector, Vector]
     coordinates: Array  #: a row per model
     distances: Array  #: of each model from the plane
+
+    def __repr__(self) -> str:
+        return f"Plane({len(self.coordinates)} models, at most {self.distances.max():.2g} away)"
 
 
 def landscape(
@@ -114,13 +123,15 @@ def landscape(
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
     params, layout = L.weights.params, L.weights.layout
     if not isinstance(directions, str) and isinstance(directions, Iterable):
-        shapes, directions = [p.shape for p in params], list(directions)
+        shapes, directions = [real_view(p).shape for p in params], list(directions)
         given = [v.tensors() for v in directions if isinstance(v, Vector)]
         if len(given) < max(dims, len(directions)) or any([t.shape for t in v] != shapes for v in given):
             raise BsamValueError(
                 f"directions must be {dims} vectors with one tensor for each trainable parameter of the model"
             )
-        return [Vector([t.to(p) for t, p in zip(v, params, strict=True)], layout) for v in given[:dims]]
+        return [
+            Vector([as_kind_of(p.detach(), t) for t, p in zip(v, params, strict=True)], layout) for v in given[:dims]
+        ]
     if directions == "hessian":
         if sum(p.numel() for p in params) < dims:
             raise BsamValueError(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
@@ -141,7 +152,7 @@ def _random_filters(w: Tensor, generator: torch.Generator) -> Tensor:
     """Return a random tensor whose rows (filters) are as long as those of ``w``; zeros for biases and norm layers."""
     if w.dim() < 2:
         return torch.zeros_like(w)
-    d = torch.randn(w.shape, generator=generator).to(w)
+    d = random_like(w, generator)
     length = partial(torch.linalg.vector_norm, dim=tuple(range(1, w.dim())), keepdim=True)
     return d * (length(w) / length(d))
 
@@ -175,7 +186,8 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
         raise BsamTypeError(f"a plane needs at least two models, in a list; got one {type(models).__name__}")
     if len(models) < 2:
         raise BsamValueError("a plane needs at least two models")
-    weights = [[p.detach() for p in model.parameters() if p.requires_grad] for model in models]
+    first = [p.detach() for p in models[0].parameters() if p.requires_grad]
+    weights = [[real_view(p.detach()) for p in model.parameters() if p.requires_grad] for model in models]
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
     sizes = [p.numel() for p in weights[0]]
@@ -189,7 +201,7 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
     coordinates = differences @ basis.T
     distances = (differences - coordinates @ basis).norm(dim=1)
     u, v = (
-        Vector([part.view(p.shape).to(p) for part, p in zip(row.split(sizes), weights[0], strict=True)])
+        Vector([as_kind_of(p, part.view(real_view(p).shape)) for part, p in zip(row.split(sizes), first, strict=True)])
         for row in basis
     )
     return Plane((u, v), coordinates.cpu().numpy(), distances.cpu().numpy())

@@ -40,7 +40,8 @@ def preserved(model: nn.Module, mode: str) -> Iterator[None]:
     """Set the mode of a model; on exit its flags and buffers and the random numbers are as before, also after an error.
 
     Compiled parts run eagerly, since their graphs have no second derivative, and recurrent networks without cuDNN,
-    which has no second derivative of them, and no first one in eval mode.
+    which has no second derivative of them, and no first one in eval mode. Attention runs without torch's fast path,
+    which computes another function at padded positions, and only where no gradient is wanted.
     """
     modules = list(model.modules())
     norms = [m for m in modules if isinstance(m, _NormBase)] if mode == "train" else []
@@ -54,6 +55,8 @@ def preserved(model: nn.Module, mode: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # nothing can be compiled before this is imported
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(torch.random.fork_rng(devices=[]))  # a DataLoader draws from it in each pass
         stack.enter_context(_restored_tensors(modules))
         stack.enter_context(temporarily((m, "training", m.training) for m in modules))

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import nn
 
 from ..core.checks import check_count, check_radius
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
+from .products import random_like, seeded
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Sharpness:
     cosine: float  #: between g and the gradient at the point downhill
     average_sharpness: float | None = None  #: the mean rise at rho_max in a random direction
     average_error: float | None = None  #: the standard error of this mean
+
+    def __repr__(self) -> str:
+        average = "" if self.average_sharpness is None else f", average {self.average_sharpness:.4g}"
+        sizes = f"MaxS {self.max_sharpness:.4g}, MinS {self.min_sharpness:.4g}, BilS {self.bilateral:.4g}"
+        return f"Sharpness(loss {self.loss:.4g}, {sizes}, cosine {self.cosine:.4g}{average})"
 
 
 def sharpness(
@@ -55,7 +60,8 @@ def sharpness(
         rho_max: the radius uphill.
         rho_min: the radius downhill.
         steps: of equal length, each along the gradient where it starts; 1 is the paper's.
-        random_directions: the number of random points at distance ``rho_max`` for the average sharpness; may be 0.
+        random_directions: the number of random points at distance ``rho_max`` for the average sharpness; may be 0. A
+            complex weight counts as two real ones.
         seed: of the random points.
 
     Example:
@@ -104,9 +110,9 @@ def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
 
 
 def _random_vectors(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for _ in range(n):
-        yield Vector([torch.randn(p.shape, generator=generator).to(p) for p in L.weights.params], L.weights.layout)
+        yield Vector([random_like(p.detach(), generator) for p in L.weights.params], L.weights.layout)
 
 
 def _loss_at(L: DatasetLoss, v: Vector, rho: float) -> float:

@@ -13,7 +13,7 @@ from ..core.errors import BsamValueError
 from ..core.vector import Vector
 from .hessian import HessianOperator
 from .lanczos import Krylov
-from .products import Array, Progress, no_progress, seeded
+from .products import Array, Progress, after_products, no_progress, seeded
 
 WHICH = ("largest", "magnitude", "both ends")
 MAX_CYCLES = 60  # the search ends after this many times as many products as the basis may have vectors
@@ -36,6 +36,11 @@ class Eigenvalues:
     products: int
     vectors: tuple[Vector, ...] | None = None
     note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
+
+    def __repr__(self) -> str:
+        converged = "converged" if self.converged else "not converged"
+        ends = f"{self.values[0]:.4g} to {self.values[-1]:.4g}"
+        return f"Eigenvalues({len(self.values)} from {ends}, {converged}, {after_products(self.products, self.note)})"
 
 
 def top_eigenvalues(

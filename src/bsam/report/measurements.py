@@ -16,6 +16,7 @@ from torch import nn
 
 from ..core.errors import BsamError, BsamRuntimeError
 from ..core.extras import install_line
+from ..flatness.intervals import plus_minus
 from ..flatness.sharpness import Sharpness
 from ..flatness.trace import Trace
 from ..recipes.measure import STAGES, FlatnessSettings, Measured, loss_and_samples, measure
@@ -177,6 +178,7 @@ def _is_complete(entry: Mapping[str, Any]) -> bool:
         top.get("which", "largest") in CHOSEN
         and fits(columns, dict.fromkeys(READING_FIELDS, list[float]))
         and len({*map(len, columns.values())}) == 1
+        and len(entry["trace"]["interval"]) == 2
         and 0 < len(top["values"]) == len(top["residuals"])
         and len(density["grid"]) == len(density["density"])
         and 0 < len(density["nodes"]) == len(density["weights"])
@@ -252,15 +254,16 @@ def _table(titles: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("model")
-    for name in ("loss", "λmax", "trace", "MaxS", "MinS", "BilS"):
+    for name in ("loss", "λmax", "trace (95 %)", "MaxS", "MinS", "BilS"):
         table.add_column(name, justify="right", no_wrap=True)
     for title, entry in zip(titles, entries, strict=True):
         near, top, total = entry["sharpness"], entry["eigenvalues"], entry["trace"]
+        low, high = total["interval"]
         table.add_row(
             title,
             f"{near['loss']:.3g}",
             f"{top['maximum']:.3g}" + ("" if top["converged"] else " (not converged)"),
-            f"{total['value']:.3g} ± {total['standard_error']:.1g}",
+            plus_minus(total["value"], (high - low) / 2),
             *(f"{near[name]:.3g}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
         )
     return table

@@ -28,7 +28,13 @@ def radius_warning(readings: Sequence[Mapping[str, Any]]) -> str | None:
         readings: of :meth:`bsam.training.run_dir.RunDir.probe`.
 
     Example:
-        >>> reading = {"step": 0, "g_norm": 2.5, "g_max_norm": 7.0, "rho_max": 1.0, "extra_passes": 0}
+        >>> reading = {
+        ...     "step": 0,
+        ...     "g_norm": 2.5,
+        ...     "g_max_norm": 7.0,
+        ...     "rho_max": 1.0,
+        ...     "extra_passes": 0,
+        ... }
         >>> radius_warning([reading])
         'The radius is too large: at step 0 the gradient is 2.8 times as long at distance 1 uphill as at the weights
         (more than 2). Try a smaller radius.'

@@ -1,0 +1,52 @@
+"""Confidence intervals of means of a few samples, and how a number is written with its error."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution for a probability of at least 0.5.
+
+    Its distribution function is a finite sum for whole degrees of freedom (Abramowitz, Stegun, 26.7.3 and 26.7.4).
+
+    Example:
+        >>> [round(t_quantile(0.975, freedom), 3) for freedom in (1, 3, 9)]
+        [12.706, 3.182, 2.262]
+    """
+    odd = freedom % 2
+    i = np.arange(1, (freedom - odd) // 2)
+    coefficients = np.cumprod(np.concatenate([[1.0], i / (i + 0.5) if odd else (i - 0.5) / i]))
+    powers = np.arange(len(coefficients))
+
+    def within(angle: float) -> float:
+        """Return the probability of ``|t| < sqrt(freedom) * tan(angle)``."""
+        total = math.sin(angle) * float(np.sum(coefficients * math.cos(angle) ** (2 * powers)))
+        if not odd:
+            return total
+        return 2 / math.pi * (angle + (total * math.cos(angle) if freedom > 1 else 0.0))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < 2 * probability - 1 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def plus_minus(value: float, error: float) -> str:
+    """Write a number with its error, which gets two digits.
+
+    Example:
+        >>> plus_minus(43.8, 12.71), plus_minus(1.2345, 0.0321), plus_minus(1234567.0, 89012.0)
+        ('44 ± 13', '1.234 ± 0.032', '(1.235 ± 0.089)e+06')
+    """
+    if not (math.isfinite(value) and math.isfinite(error) and error > 1e-6 * abs(value)):
+        return f"{value:.6g} ± {error:.1g}"  # of rounding errors the size is enough
+    power = int(f"{max(abs(value), error):e}".partition("e")[2])
+    if not -4 < power < 6:
+        scale = 10.0**power
+        return f"({plus_minus(value / scale, error / scale)})e{power:+03d}"
+    places = 1 - int(f"{error:.1e}".partition("e")[2])  # of the second digit, after rounding
+    return " ± ".join(f"{round(number, places) + 0.0:.{max(places, 0)}f}" for number in (value, error))
