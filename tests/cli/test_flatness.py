@@ -114,7 +114,7 @@ def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved, command
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["missing.pt", "--loader", "my_nets:load"], "no file missing.pt"),
+        (["missing.pt", "--loader", "my_nets:load"], "no run directory or file missing.pt"),
         (["first.pt", "--loader", "my_nets"], "module:function, got 'my_nets'"),
         (["first.pt", "--loader", "no_nets:load"], "no module 'no_nets'"),
         (["first.pt", "--loader", "math:load"], "'math' has no function 'load'"),
@@ -251,7 +251,8 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
         ("damaged",): "damaged/checksums.json is missing or damaged",
         ("torn",): "line 1 of torn/metrics.jsonl is damaged: it holds no JSON object",
         (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
-        (clean, "nowhere"): f"{clean} is a folder and nowhere is not",
+        (clean, "nowhere"): "there is no run directory or file nowhere: check its name",
+        ("nowhere/net.pt",): "there is no run directory or file nowhere/net.pt: check its name",
         (clean, "--loader", "math:sqrt"): "a run needs no loader",
         ("net.pt",): "name the function that loads it with --loader MODULE:FUNCTION, or give a run directory",
         ("net.pt", "--loader", "math:sqrt", "--images", "10"): "leave --images, --data-dir and --cache-dir out",

@@ -52,7 +52,8 @@ def add(commands: Any) -> None:
     flag = command.add_argument
     flag("files", nargs="+", type=Path, help="the directories of finished runs, or files", metavar="RUN_DIR|FILE")
     flag("--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
-    flag("--images", type=int, help=f"measure a run on its first N training samples (default: {IMAGES})", metavar="N")
+    images = "measure a run on N of its training samples, balanced over the classes, those of pose evenly spaced"
+    flag("--images", type=int, help=f"{images} (default: {IMAGES}, or all if there are fewer)", metavar="N")
     flag("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     out = "folder for the results (default: runs/flatness)"

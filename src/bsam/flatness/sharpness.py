@@ -65,6 +65,7 @@ def sharpness(
         seed: of the random points.
 
     Example:
+        >>> import torch
         >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(model.weight, 1.0)
         >>> data = [(torch.ones(4, 1), torch.zeros(4, 1))]  # L(w) = w**2

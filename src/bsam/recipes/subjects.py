@@ -59,7 +59,8 @@ def find_models(
     Args:
         paths: of files, or of run directories.
         loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
-        images: for run directories: the number of training samples to measure on; None takes 1000.
+        images: for run directories: the number of training samples to measure on, or all if a run has fewer; None takes
+            1000.
         data_dir: for run directories: where the data is, if it is read from files.
         cache_dir: for run directories: where decoded image files are kept.
 
@@ -67,9 +68,12 @@ def find_models(
         >>> find_models([Path("nowhere.pt")], "math:sqrt")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: there is no file nowhere.pt
+        bsam.core.errors.BsamValueError: there is no run directory or file nowhere.pt: check its name
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise BsamValueError(f"there is no run directory or file {missing[0]}: check its name")
     folders = [path for path in paths if path.is_dir()]
     if folders and len(folders) < len(paths):
         other = next(path for path in paths if path not in folders)
@@ -85,9 +89,6 @@ def find_models(
 
 
 def _files(paths: Sequence[Path], loader_name: str | None) -> MeasuredModels:
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise BsamValueError(f"there is no file {missing[0]}")
     if loader_name is None:
         raise BsamValueError(
             f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
@@ -134,8 +135,9 @@ def _check_run(path: Path) -> None:
 
 
 def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
-    """Return the trained network of a run, its loss without label smoothing, and its first training samples, not
-    augmented, with the labels used in training. Of a quantized network the scales are fixed.
+    """Return the trained network of a run, its loss without label smoothing, and training samples, not augmented, with
+    the labels used in training; at most ``images``, balanced over the classes, or of pose evenly spaced. Of a quantized
+    network the scales are fixed.
     """
     run = RunDir(folder).run()
     task = TASKS[run.task](run, device, **places)
