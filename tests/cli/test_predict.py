@@ -1,7 +1,10 @@
 """``bsam predict`` by a run of the task pose; test_fine_tuning.py has that by a run of classification."""
 
+import csv
+import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from PIL import Image
 from bsam import cli
 from bsam.data.skeletons import LSP
 from bsam.training import find_joints
+from bsam.training import predict as bsam_predict
 from helpers import draw_images
 from pose_runs import train_pose
 
@@ -140,8 +144,61 @@ def test_classification_has_no_boxes(images, refused, tmp_path):
         (("--box", 0, 0, 9, 9), "--box"),
         (("--flip-test",), "--flip-test"),
         (("--no-flip-test",), "--flip-test"),
-        (("--out", "drawn"), "--out"),
     ):
         words = f"the run in classes does not find joints: leave {name} out, or give another run"
         assert words in refused("predict", "classes", images[2], *flags)
+    assert "--out must end in .csv or .json for classes; got drawn" in refused(
+        "predict", "classes", images[2], "--out", "drawn"
+    )
+    assert "there is no folder new for --out" in refused("predict", "classes", images[2], "--out", "new/a.csv")
     assert predict("classes", images[2]) == 0
+
+
+def test_folders_in_and_tables_of_classes_out(tmp_path, monkeypatch, capsys, refused):
+    monkeypatch.chdir(tmp_path)
+    folder = draw_images(tmp_path / "images", {"train": 4, "test": 2})
+    settings = ["--method", "sgd", "--model", "resnet8", "--weights", "random", "--image-size", "28", "--epochs", "1"]
+    train = ["train", "--data", f"folder:{folder}", "--out", "classes", "--batch", "6", *settings, "--device", "cpu"]
+    assert cli.main(train) == 0
+    (folder / "test/notes.txt").write_text("no image")
+    (folder / "test/.cache").mkdir()
+    (folder / "test/.cache/hidden.png").write_bytes(b"no image")
+    files = sorted(
+        str(path.relative_to(tmp_path)) for path in (folder / "test").glob("*/*.png") if ".c" not in str(path)
+    )
+    assert len(files) == 6
+    expected = bsam_predict("classes", files, top=2, device="cpu")
+    for out in ("predictions.csv", "predictions.json"):
+        capsys.readouterr()
+        assert predict("classes", "images/test", "--top", "2", "--out", out) == 0
+        *lines, written = capsys.readouterr().out.splitlines()
+        assert written == f"Written: {out}"
+        assert [line.split()[0] for line in lines] == files
+    header, *rows = csv.reader(Path("predictions.csv").read_text().splitlines())
+    assert header == ["file", "class", "probability", "class_2", "probability_2"]
+    found = json.loads(Path("predictions.json").read_text())
+    for row, entry, each in zip(rows, found, expected, strict=True):
+        assert row[0] == entry["file"] == str(each.path)
+        assert (row[1], row[3]) == tuple(entry["classes"]) == each.classes
+        numbers = [float(row[2]), float(row[4])]
+        assert numbers == entry["probabilities"] == pytest.approx(each.probabilities)
+    (tmp_path / "empty").mkdir()
+    assert "the folder empty holds no image files (.jpg" in refused("predict", "classes", "empty")
+
+
+def test_tables_of_joints(run, images, capsys):
+    for out in ("joints.csv", "joints.json"):
+        assert predict(run, "one", "b.png", "--out", out) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"Written: {out}"
+    expected = find_joints(run, ["one/a.png", "b.png"], device="cpu")
+    header, *rows = csv.reader(Path("joints.csv").read_text().splitlines())
+    assert header == ["file", "joint", "x", "y"]
+    assert [row[:2] for row in rows] == [[str(each.path), name] for each in expected for name in LSP.joints]
+    np.testing.assert_allclose(
+        [[*map(float, row[2:])] for row in rows], np.concatenate([each.joints for each in expected])
+    )
+    first, second = json.loads(Path("joints.json").read_text())
+    assert (first["file"], second["file"]) == ("one/a.png", "b.png")
+    assert first["box"] == list(expected[0].box)
+    np.testing.assert_allclose(list(second["joints"].values()), expected[1].joints)
+    assert tuple(second["joints"]) == LSP.joints

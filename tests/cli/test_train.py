@@ -83,6 +83,19 @@ def finished(tmp_path_factory):
     return folder
 
 
+def test_more_epochs_of_a_finished_run_go_on_from_its_weights(finished, tmp_path, capsys, refused):
+    before = contents(finished)
+    more = [*SHORT, "--limit-train", "64", "--curvature", "--epochs", "5"]
+    words = f"give --init {finished} --epochs 2 and another --out"
+    assert f"the run in {finished} is finished after 3 epochs: " in (error := refused(*more, "--out", finished))
+    assert words in error
+    assert "choose another folder" in refused(*more, "--seed", "1", "--out", finished)  # another run
+    assert contents(finished) == before
+    command = [*SHORT, "--limit-train", "64", "--init", str(finished), "--epochs", "2", "--out", str(tmp_path / "more")]
+    assert cli.main(command) == 0
+    assert f"Training begins with the network of {finished}." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "curvature.json"])
 def test_a_damaged_file_of_a_finished_run_is_named_and_written_again(name, finished, tmp_path, capsys, monkeypatch):
     folder = shutil.copytree(finished, tmp_path / "run")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import BsamError, BsamValueError
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure
@@ -56,6 +58,7 @@ def _train(arguments: argparse.Namespace) -> None:
     arguments.out = folder = arguments.out or Path("runs") / run_dir_name(run)
     with terminable(), distributed_context(arguments.device) as context:
         say = _say if context.is_main else _say_nothing
+        _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run, verify=True)
         if state.finished:
             say(f"The run in {folder} is finished.")
@@ -83,6 +86,19 @@ def _train(arguments: argparse.Namespace) -> None:
             )
         if context.is_main:
             _summarize(run, RunDir(folder))
+
+
+def _check_epochs(run: Run, run_dir: RunDir) -> None:
+    """Raise if the directory holds the same run, finished, with fewer epochs: its schedule has ended."""
+    try:
+        other = run_dir.finished_run()
+    except BsamError:
+        return  # none, or one that continues, or is damaged
+    if other.epochs < run.epochs and replace(other, epochs=run.epochs) == run and run.weight_bits is None:
+        raise BsamValueError(
+            f"the run in {run_dir.path} is finished after {other.epochs} epochs: to go on from its weights, with a new "
+            f"schedule, give --init {run_dir.path} --epochs {run.epochs - other.epochs} and another --out"
+        )
 
 
 def _summarize(run: Run, run_dir: RunDir) -> None:

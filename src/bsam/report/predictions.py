@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ..core.errors import BsamValueError
 from ..data.image_decoding import Box, Crop
 from ..data.pose_data import MARGIN
-from ..training.files import check_writable, usable, write
+from ..training.files import check_writable, usable, write, write_json
 from ..training.pose_prediction import FoundJoints
 from ..training.prediction import Prediction
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, save
@@ -40,6 +41,45 @@ def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line for each image: its file and its classes."""
     width = max(len(str(each.path)) for each in predictions)
     return [f"{each.path!s:<{width}}  {', '.join(class_texts(each))}" for each in predictions]
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
+    """Write the classes of each image: as JSON, or as CSV with a row per image and two columns per class."""
+    if path.suffix.lower() == ".json":
+        rows = [
+            {"file": str(each.path), "classes": list(each.classes), "probabilities": list(each.probabilities)}
+            for each in predictions
+        ]
+        write_json(path, rows)
+        return
+    count = len(predictions[0].classes)
+    numbers = ["", *(f"_{n}" for n in range(2, count + 1))]
+    header = ["file", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))]
+    pairs = [(each.path, zip(each.classes, each.probabilities, strict=True)) for each in predictions]
+    _write_csv(path, header, ([file, *(value for pair in found for value in pair)] for file, found in pairs))
+
+
+def write_joints(found: Sequence[FoundJoints], path: Path) -> None:
+    """Write the joints of each image, in pixels: as JSON with the person's box, or as CSV with a row per joint."""
+    if path.suffix.lower() == ".json":
+        rows = [
+            {
+                "file": str(each.path),
+                "box": list(each.box),
+                "joints": dict(zip(each.skeleton.joints, each.joints.tolist(), strict=True)),
+            }
+            for each in found
+        ]
+        write_json(path, rows)
+        return
+    places = ((each.path, zip(each.skeleton.joints, each.joints.tolist(), strict=True)) for each in found)
+    _write_csv(path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, own in places for joint, xy in own))
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([header, *rows])
+    write(path, text.getvalue().encode("utf-8", "surrogateescape"))  # a file name may have bytes that are no text
 
 
 def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:

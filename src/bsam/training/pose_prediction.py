@@ -62,7 +62,7 @@ def find_joints(
 
     Args:
         folder: the directory of a finished run of the task ``"pose"``.
-        images: a file or several; all are decoded before joints are found in the first.
+        images: files, or folders with image files; all are decoded before joints are found in the first.
         box: left, top, right and bottom of the person, for one image; without it the whole image is the box.
         flip_test: whether to take the mean of the probabilities of an image and of its mirror image; without it as the
             run was evaluated.

@@ -18,6 +18,8 @@ from ..tasks.inputs import Inputs
 from .environment import pick_device
 from .run_dir import RunDir
 
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -37,11 +39,28 @@ class Prediction:
 
 
 def image_paths(images: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Return the path of a file, or of several; raise if there is none."""
-    paths = [Path(image) for image in ([images] if isinstance(images, (str, Path)) else images)]
+    """Return the paths of files; of a folder those of all image files below it, sorted. Raise if there is none."""
+    paths: list[Path] = []
+    for path in map(Path, [images] if isinstance(images, (str, Path)) else images):
+        inside = (
+            sorted(each for each in path.rglob("*") if is_image(each.relative_to(path))) if path.is_dir() else [path]
+        )
+        if not inside:
+            raise BsamValueError(f"the folder {path} holds no image files ({', '.join(SUFFIXES)}): give another one")
+        paths += inside
     if not paths:
-        raise BsamValueError("there are no images: name files")
+        raise BsamValueError("there are no images: name files or folders")
     return paths
+
+
+def is_image(path: Path) -> bool:
+    """Return whether the name of a file ends as those of images do, and no part of its path is hidden.
+
+    Example:
+        >>> [is_image(Path(name)) for name in ("cats/1.JPG", "notes.txt", ".cache/1.png")]
+        [True, False, False]
+    """
+    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)
 
 
 def predict(
@@ -51,7 +70,7 @@ def predict(
 
     Args:
         folder: the directory of a finished run on image files.
-        images: a file or several; all are decoded before the first is classified.
+        images: files, or folders with image files; all are decoded before the first is classified.
         top: how many classes to return for each.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
     """
