@@ -20,7 +20,7 @@ import docs_tables
 from bsam.cli import _parser, run_flags
 from bsam.cli.run_flags import run_of
 from bsam.recipes import recipe_of
-from bsam.recipes.experiments import select
+from bsam.recipes.selection import select
 from bsam.training.config import Run
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from bsam.data import DATASETS
 from bsam.methods import METHODS
 from bsam.models import MODELS
 from bsam.recipes import RECIPES
-from bsam.recipes.experiments import select
+from bsam.recipes.selection import select
 from bsam.recipes.variants import BSAMS, arguments, passes_of, variant_of, variants
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name

@@ -10,9 +10,9 @@ import bsam
 from bsam import cli
 from bsam.data import DATASETS
 from bsam.recipes import RECIPES
-from bsam.recipes.experiments import select
 from bsam.recipes.paper import published
 from bsam.recipes.pose import SETTINGS, pose
+from bsam.recipes.selection import select
 from bsam.recipes.variants import passes_of, variant_of
 from bsam.tasks.pose import Pose
 from bsam.training import fit

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.experiments import select, with_initial_runs
 from bsam.recipes.quantization import by_precision, quantization
 from bsam.recipes.runner import Callbacks, run_all
+from bsam.recipes.selection import select, with_initial_runs
 from bsam.recipes.variants import variant_of
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name

@@ -16,11 +16,12 @@ from ..data import check_data
 from ..recipes import RECIPES, recipe_of
 from ..recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
 from ..recipes.executors import InProcess, LocalProcesses
-from ..recipes.experiments import MAX_SEEDS, Recipe, select, with_initial_runs
+from ..recipes.experiments import MAX_SEEDS, Recipe
 from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.ray_tasks import RayTasks
 from ..recipes.runner import RunsFailed, run_all, states_of
 from ..recipes.scales import SCALES, Scale
+from ..recipes.selection import select, with_initial_runs
 from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from .downloads import download_all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, ti
 
 READING_FIELDS = tuple(field.name for field in fields(Reading))
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
+LETTERS = 10  # of a title that fit into an inch
 SMOOTHED = 40  # the number of independent points of a smoothed line, about
 
 
@@ -172,4 +174,5 @@ def _finish(ax: Any, title: str = "") -> None:
 
 def _headline(drawn: Any, found: Sequence[ProbeSeries], remark: str = "") -> None:
     seeds = seeds_text(series.n for series in found)
-    drawn.suptitle(f"{found[0].where}: running mean over the steps, {seeds}{remark}", fontsize=11)
+    text = f"{found[0].where}: running mean over the steps, {seeds}{remark}"
+    drawn.suptitle(textwrap.fill(text, int(LETTERS * drawn.get_figwidth())), fontsize=11)
