@@ -29,6 +29,8 @@ def train(device, epochs=3, batch=64):
         sampler.set_epoch(epoch)
         for inputs, labels in loader:
             inputs, labels = inputs.to(device), labels.to(device)
+            if optimizer.t == 0:
+                optimizer.check(lambda: F.cross_entropy(model(inputs), labels))  # in all processes
             loss = optimizer.step(lambda: F.cross_entropy(model(inputs), labels))  # of this process's share
     return loss, torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 

@@ -35,6 +35,8 @@ def main(steps=300, batch=128):
         def loss_d():
             return F.binary_cross_entropy_with_logits(torch.cat(scores(fake)), torch.cat([ones, zeros]))
 
+        if optimizer_d.t == 0:
+            optimizer_d.check(loss_d)  # says what would be silently wrong; changes nothing
         optimizer_d.step(loss_d)
         before = [p.grad.clone() for p in discriminator.parameters()]
         z = torch.randn(batch, 4)

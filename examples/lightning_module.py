@@ -44,6 +44,8 @@ def main(epochs=5):
     test = DataLoader(TensorDataset(data.test.x, data.test.y), batch_size=757)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     model = Classifier()
+    x, y = data.train.x[:32], data.train.y[:32]
+    model.configure_optimizers().check(lambda: F.cross_entropy(model.net(x), y))  # what would be silently wrong
     trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, gradient_clip_val=1.0, accumulate_grad_batches=2, **quiet)
     trainer.fit(model, train, test)
     loss, accuracy = (trainer.callback_metrics[name].item() for name in ("loss", "accuracy"))

@@ -45,7 +45,8 @@ def main():
             top, total = top_eigenvalues(H, k=3), trace(H, seed=0)
         near = sharpness(model, F.cross_entropy, batches, rho_max=0.1, rho_min=0.1)
         print(f"{name}: loss {near.loss:.4f}; largest eigenvalues {', '.join(f'{v:.3f}' for v in top.values)}")
-        print(f"     trace {total.value:.2f} ± {total.standard_error:.2f}; MaxS at 0.1: {near.max_sharpness:.5f}")
+        print(f"     trace {total.value:.2f}, 95 % interval {total.interval[0]:.2f} to {total.interval[1]:.2f}", end="")
+        print(f"; MaxS at 0.1: {near.max_sharpness:.5f}")
         measured[name] = model, top, total, near
     return measured
 

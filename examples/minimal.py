@@ -22,6 +22,9 @@ def main(epochs=5):
     optimizer = bsam.BSAM(base, model, rho_max=0.05, rho_min=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
 
+    x, y = next(iter(loader))
+    optimizer.check(lambda: F.cross_entropy(model(x), y))  # says what would be silently wrong; changes nothing
+
     for epoch in range(epochs):
         model.train()
         for x, y in loader:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import bsam
 from bsam.core.buffers import LARGE, Buffers
 from bsam.flatness import Probe
+from bsam.models.timm_import import import_timm
 from helpers import alike, detached, distance, interrupted, same, sgd
 
 
@@ -92,9 +93,7 @@ def norm_2d(norm):
 
 
 def evo_norm():
-    from timm.layers import EvoNorm2dB0
-
-    return EvoNorm2dB0(6)
+    return import_timm().layers.EvoNorm2dB0(6)
 
 
 def instance_norm():
@@ -224,6 +223,17 @@ def test_a_buffer_is_the_object_that_the_first_pass_left():
     held = list(task.model.buffers())
     bsam.BSAM(sgd(task.model.parameters()), task.model).step(lambda: task.loss(task.batches[0]))
     assert all(a is b for a, b in zip(held, task.model.buffers(), strict=True))
+
+
+def test_a_graph_of_the_user_that_goes_through_the_buffers_stays_valid():
+    """As of a generator whose samples are made once and used by two optimizers."""
+    generator, critic = Task(nn.BatchNorm1d(6)).model, nn.Linear(1, 1).double()
+    generator.eval()  # the statistics are saved for backward
+    samples = generator(torch.randn(16, 4, dtype=torch.float64))
+    expected = torch.autograd.grad(critic(samples).mean(), generator[0].weight, retain_graph=True)
+    optimizer = bsam.BSAM(sgd(critic.parameters(), lr=0.0), [critic, generator])
+    optimizer.step(lambda: critic(samples.detach()).square().mean())
+    assert same(torch.autograd.grad(critic(samples).mean(), generator[0].weight), expected)
 
 
 class Table(nn.Module):

@@ -78,3 +78,44 @@ def test_bad_bases_and_models_are_refused(problem):
             bsam.BSAM(base, model)
     with pytest.raises(TypeError, match="model"):
         bsam.BSAM(sgd(parameters))  # it has to be said, if only as None
+
+
+SGD = torch.optim.SGD
+FROM_ELSEWHERE = {  # calls, with what to write instead
+    "the class of the base": (
+        lambda base, model: bsam.SAM(model.parameters(), torch.optim.Adam, lr=0.1),
+        r"base = torch.optim.Adam\(model.parameters\(\), lr=...\) and bsam.SAM\(base, model\)",
+    ),
+    "parameters": (lambda base, model: bsam.SAM(list(model.parameters()), model), r"bsam.SAM\(base, model\)"),
+    "parameters by name": (lambda base, model: bsam.SAM(base=model.parameters(), model=model), "not parameters"),
+    "a class": (lambda base, model: bsam.SAM(SGD, model), "already built"),
+    "SAM's radius": (lambda base, model: bsam.BSAM(base, model, rho=0.05), "radii are rho_max=..., rho_min=..."),
+    "a setting of the base": (lambda base, model: bsam.SAM(base, model, lr=0.1), "lr: pass it to the base optimizer"),
+    "a typing error": (
+        lambda base, model: bsam.LookSAM(base, model, interval=5),
+        "no argument interval: it has rho, k, ",
+    ),
+    "total_steps": (lambda base, model: bsam.AESAM(base, model), r"AESAM\(base, model, total_steps=...\)"),
+    "SAF": (lambda base, model: bsam.SAF(base, model), r"is a loss.*bsam.SAF\(samples=len\(dataset\), classes=10\)"),
+    "MESA": (lambda base, model: bsam.MESA(base, model), r"is a loss.*bsam.MESA\(model, optimizer\)"),
+}
+
+
+@pytest.mark.parametrize("name", FROM_ELSEWHERE)
+def test_calls_that_other_packages_take_are_answered_with_the_line_to_write(plain, name):
+    call, answer = FROM_ELSEWHERE[name]
+    with pytest.raises(bsam.BsamError, match=answer) as error:
+        call(sgd(plain.model.parameters()), plain.model)
+    assert len(str(error.value)) < 250
+
+
+def test_the_half_steps_of_other_packages_are_answered_with_the_line_to_write(plain):
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    for name in ("first_step", "second_step"):
+        with pytest.raises(AttributeError, match=r"optimizer.step\(closure\)"):
+            getattr(optimizer, name)(zero_grad=True)
+    with pytest.raises(AttributeError, match="called base"):
+        optimizer.base_optimizer  # noqa: B018
+    with pytest.raises(AttributeError, match="SAM has no attribute spam"):
+        optimizer.spam  # noqa: B018
+    assert not hasattr(optimizer, "train")  # which only schedule-free bases have

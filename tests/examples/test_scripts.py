@@ -91,7 +91,7 @@ def test_minimal(example):
     calls = []
     with register_module_forward_pre_hook(lambda module, _: calls.append(isinstance(module, nn.Sequential))):
         _, (model, accuracy), out = example("minimal")
-    assert sum(calls) == 3 * 50 + 5  # three passes in each of 50 steps, five evaluations
+    assert sum(calls) == 2 + 3 * 50 + 5  # the check, three passes in each of 50 steps, five evaluations
     assert int(model[2].num_batches_tracked) == 50
     test = digits().test
     assert accuracy == pytest.approx(float((model(test.x).argmax(1) == test.y).float().mean()))
@@ -270,9 +270,11 @@ def test_ddp(example, tmp_path):
     ranks = [Script(EXAMPLES / "ddp.py", output=file, env=env) for file, env in zip(files, environments, strict=True)]
     codes = [rank.wait(timeout=100) for rank in ranks]
     two, nothing = (file.read_text() for file in files)
-    assert (codes, nothing) == ([0, 0], ""), two + nothing
+    checked = "BSAM.check: nothing found\n"
+    assert (codes, nothing) == ([0, 0], checked), two + nothing
+    two = two.removeprefix(checked)
     _, _, one = example("ddp")
-    note, one = one.splitlines()
+    note, one = one.replace(checked, "").splitlines()
     assert note.startswith("One process. For two: torchrun")
     numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", line)] for line in (one, two)]
     assert [n[0] for n in numbers] == [1, 2]
@@ -321,7 +323,7 @@ def test_lightning_module(example, lightning):
     for a, b in zip(module.net.state_dict().values(), model.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
     assert loss == pytest.approx(np.mean(losses[-20:]), abs=1e-6)
-    assert out == f"50 steps, 100 batches: loss {loss:.4f}, test accuracy {accuracy:.3f}\n"
+    assert out == f"BSAM.check: nothing found\n50 steps, 100 batches: loss {loss:.4f}, test accuracy {accuracy:.3f}\n"
     assert accuracy > 0.92
 
 
@@ -333,3 +335,38 @@ def test_fabric_loop(example, lightning):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
     assert f"epoch 5: loss of the last batch {losses[-1]:.4f}\n50 steps, test accuracy {accuracy:.3f}" in out
     assert accuracy > 0.92
+
+
+class Checked(BaseException):
+    """Ends an example after the first steps; not an Exception, which frameworks catch."""
+
+
+WITHOUT_STEPS = {"lightning_module"}  # Lightning's closure has run already; the example itself calls check
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore")
+def test_check_finds_nothing_in_the_examples(path, monkeypatch, lightning, capsys):
+    """In the closures of the first three steps of each, and in those that an example checks itself."""
+    found, backward = [], bsam.SharpnessAware.backward
+
+    def checked(self, closure, scaler=None):
+        if path.stem not in WITHOUT_STEPS:
+            found.append(self.check(closure))
+        if len(found) == 3:
+            raise Checked
+        return backward(self, closure, scaler)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bsam.SharpnessAware, "backward", checked)
+    try:
+        runpy.run_path(str(path))["main"]()
+    except Checked:
+        pass
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    said = [line for line in capsys.readouterr().out.splitlines() if ".check:" in line]
+    assert found == [[]] * (0 if path.stem in WITHOUT_STEPS else 3)
+    assert len(said) > len(found) - 1
+    assert all(line.endswith("nothing found") for line in said)

@@ -63,6 +63,7 @@ def test_sam_without_a_radius_equals_its_base(name):
     assert all(model.large is not t for group, _, _ in optimizer._buffers._copies for t in group)
 
 
+@pytest.mark.filterwarnings("default")  # inductor's own imports warn
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_compiled_network_equals_the_eager_one(name):
     (model, x), (other, _) = task(name), task(name)

@@ -44,8 +44,9 @@ def toy(monkeypatch):
     monkeypatch.setitem(METHODS, "toy", Method("toy", Toy))
 
 
-def test_the_command_line_lists_and_trains_it(tmp_path, capsys):
-    assert cli.main(["methods"]) == 0
+def test_the_command_line_lists_and_trains_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(["list", "methods"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("toy"))
     assert all(word in row for word in ("Toy SAM", "1", "To be found.", "Nobody"))
     out = tmp_path / "run"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .layout import sharding
 
@@ -79,14 +80,14 @@ class Buffers:
             for (entries, name, _), t in zip(self._entries, self._first, strict=True):
                 _rebind(entries, name, t)
             for buffers, _, after in self._copies:
-                _copy(after, into=buffers)
+                _write(after, into=buffers)
         self._saved, self._passes, self._first = False, 0, []
 
     def _restore_before(self) -> None:
         for entries, name, t in self._entries:
             _rebind(entries, name, t)
         for buffers, before, _ in self._copies:
-            _copy(before, into=buffers)
+            _write(before, into=buffers)
 
     def _ignore_still_ones(self) -> None:
         """Find the large buffers that the first pass has not moved; they are not copied from now on."""
@@ -124,6 +125,12 @@ def _copy(source: list[Tensor], into: list[Tensor]) -> None:
         if t.shape != s.shape:  # an observer that finds the number of channels in its first batch
             t.resize_(s.shape)
     torch._foreach_copy_(into, source)
+
+
+def _write(source: list[Tensor], into: list[Tensor]) -> None:
+    """Copy without a new version: a graph that the user keeps, in which a buffer was saved, stays valid."""
+    with _unsafe_preserve_version_counter(tuple(into)):
+        _copy(source, into)
 
 
 def _rebind(entries: Any, name: str, t: Tensor | None) -> None:

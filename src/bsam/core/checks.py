@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +86,30 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
         raise BsamValueError(
             f"a parameter group has a radius {unused[0]} that this method does not have; it has {known or 'none'}"
         )
+
+
+def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Raise an error that says what to write if these are no arguments of a method: SAM elsewhere takes others."""
+    name, parameters = cls.__name__, inspect.signature(cls).parameters
+    first = arguments[0] if arguments else named.get("base")
+    if first is not None and not isinstance(first, (Optimizer, type, str)) and isinstance(first, Iterable):
+        kind = next((a.__name__ for a in arguments[1:] if isinstance(a, type)), "SGD")
+        raise BsamTypeError(
+            f"{name} takes an optimizer, not parameters: write base = torch.optim.{kind}(model.parameters(), lr=...) "
+            f"and bsam.{name}(base, model)"
+        )
+    unknown = [argument for argument in named if argument not in parameters]
+    own = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
+    if unknown and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        radii = ", ".join(f"{p}=..." for p in own if p.startswith("rho") and "floor" not in p)
+        hint = f"its radii are {radii}" if unknown[0].startswith("rho") else f"it has {', '.join(own)}"
+        if unknown[0] in ("lr", "momentum", "weight_decay", "betas", "nesterov"):
+            hint = "pass it to the base optimizer"
+        raise BsamTypeError(f"{name} has no argument {unknown[0]}: {hint}")
+    missing = [p for p in own if parameters[p].default is inspect.Parameter.empty and p not in named]
+    if missing:
+        hint = ", the number of steps of the whole training" if missing[0] == "total_steps" else ""
+        raise BsamTypeError(f"{name} needs {missing[0]}{hint}: bsam.{name}(base, model, {missing[0]}=...)")
 
 
 def check_base(base: object) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .buffers import Buffers
 from .check import examine
-from .checks import check_base, check_modules, check_names
+from .checks import check_base, check_call, check_modules, check_names
 from .closure import WITHOUT_MIXIN, Closure, split_lightning
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .graph_check import GraphCheck
@@ -72,6 +72,12 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     same_draws: bool
     _step_state: StepState
 
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Check the arguments before the constructor sees them, so that a call from elsewhere gets a sentence."""
+        if arguments or named:  # a copy is made without
+            check_call(cls, arguments, named)
+        return super().__new__(cls)
+
     def __init__(
         self,
         base: Optimizer,
@@ -106,6 +112,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         )
         for group, completed in zip(base.param_groups, groups, strict=True):
             group.update(completed)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ""
+        if name in ("first_step", "second_step"):
+            hint = (
+                f": write optimizer.step(closure), where the closure computes the loss; {self.method()} runs all passes"
+            )
+        elif name == "base_optimizer":
+            hint = ": it is called base"
+        raise AttributeError(f"{type(self).__name__} has no attribute {name}{hint}")
 
     # For the author of a method.
 

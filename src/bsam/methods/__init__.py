@@ -63,8 +63,8 @@ class Method:
 
     @property
     def needs(self) -> str:
-        """What it needs from the closure, the data or the base optimizer; empty if nothing."""
-        return ", ".join(need.value for need in self.cls.needs)
+        """What it needs beyond a closure that returns the loss; empty if nothing."""
+        return ", ".join(["is a loss"] * self.is_loss + [need.value for need in self.cls.needs])
 
     @property
     def is_loss(self) -> bool:

@@ -78,8 +78,8 @@ class MESA(Distillation):
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
             raise BsamTypeError(
-                f"MESA needs the model and the optimizer that trains it, got {type(model).__name__} and "
-                f"{type(optimizer).__name__}"
+                "MESA is a loss, for any optimizer: write loss_fn = bsam.MESA(model, optimizer); got "
+                f"{type(model).__name__} and {type(optimizer).__name__}"
             )
         super().__init__(
             lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction

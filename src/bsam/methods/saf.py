@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_indices
 from ..core.distillation import Distillation
-from ..core.errors import BsamValueError
+from ..core.errors import BsamTypeError, BsamValueError
 from ..core.method_info import Need
 
 NEVER = torch.iinfo(torch.int32).min
@@ -84,6 +85,10 @@ class SAF(Distillation):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
     ) -> None:
+        if isinstance(samples, (Optimizer, nn.Module)):
+            raise BsamTypeError(
+                "SAF is a loss, for any optimizer: write loss_fn = bsam.SAF(samples=len(dataset), classes=10)"
+            )
         super().__init__(
             lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
         )
