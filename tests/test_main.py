@@ -39,7 +39,7 @@ def test_one_line_and_status_130(start, swallowing, tmp_path):
 
 
 def test_the_command_line_runs_in_a_thread(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bsam", "methods"])
+    monkeypatch.setattr(sys, "argv", ["bsam", "list", "methods"])
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(main).result() == 0
     assert "looksam" in capsys.readouterr().out.lower()

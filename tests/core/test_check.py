@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 import bsam
 from bsam.methods import METHODS
-from helpers import alike, sgd
+from helpers import alike, same, sgd
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_modules_that_model_does_not_contain(problem, own_backward):
     buffers, parameters = optimizer.check(closure)
     assert "BatchNorm1d" in buffers
     assert "model=[network, other]" in buffers
-    assert "4 parameter(s) get a gradient and are not in base" in parameters
+    assert "4 parameter(s) get a gradient in every pass and are not in base" in parameters
     assert alike(before, [head.state_dict(), [p.grad for p in head.parameters()]])
     both = bsam.BSAM(sgd([*problem.model.parameters(), *head.parameters()]), [problem.model, head])
     assert both.check(closure) == []
@@ -170,6 +170,97 @@ def test_a_parameter_of_no_module(problem, optimizer):
     temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
     assert found(optimizer, lambda: (problem.model(problem.x) / temperature).square().mean(), "not in base", "shape ()")
     assert temperature.grad is None
+
+
+def test_a_key_encoder_that_the_forward_pass_updates(plain):
+    """As in MoCo: it would move in every pass, towards perturbed weights."""
+
+    class Moco(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = plain.model, copy.deepcopy(plain.model).requires_grad_(False)
+
+        def forward(self, x):
+            for q, k in zip(self.query.parameters(), self.key.parameters(), strict=True):
+                k.data = 0.9 * k.data + 0.1 * q.data
+            return (self.query(x) - self.key(x.flip(0))).square().mean()
+
+    model = Moco()
+    optimizer = bsam.SAM(sgd(model.query.parameters()), model)
+    assert found(optimizer, lambda: model(plain.x), "6 frozen parameter(s)", "key.0.weight", "after optimizer.step")
+
+
+def test_a_step_of_the_base_in_the_closure(problem, optimizer):
+    before = problem.weights()
+
+    def closure():
+        loss = problem.loss()
+        loss.backward()
+        optimizer.base.step()
+        return loss
+
+    assert found(optimizer, closure, "change nothing but buffers")
+    assert same(before, problem.weights())
+
+
+@pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="eager"), torch.jit.script])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch.compile reads
+def test_compiled_and_scripted_modules_that_model_does_not_contain(problem, optimizer, wrap):
+    norm = nn.BatchNorm1d(3).double().requires_grad_(False)
+    called = wrap(norm)
+    assert found(
+        optimizer, lambda: called(problem.model(problem.x)).square().mean(), "buffers of", "move in every pass"
+    )
+    assert all(int(t) == 0 for name, t in called.named_buffers() if name.endswith("num_batches_tracked"))
+
+
+def test_a_graph_of_the_user_through_a_teacher_stays_valid(problem, optimizer):
+    teacher = problem.clone().model.eval()
+    teacher.register_buffer("wide", torch.zeros(1).expand(3))
+    teacher.register_buffer("nan", torch.tensor(float("nan")))
+    with torch.inference_mode():
+        teacher.register_buffer("constant", torch.ones(3))
+    held = teacher(problem.x).sum()
+    assert optimizer.check(lambda: (problem.model(problem.x) - teacher(problem.x).detach()).square().mean()) == []
+    held.backward()
+
+
+def test_right_loops_in_which_nothing_is_found(problem, optimizer):
+    """Autocast around the call, gradients by inputs, a scale that overflows, constant NaN."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert optimizer.check(problem.loss) == []
+
+    def penalised():
+        x = problem.x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(problem.model(x).sum(), x, create_graph=True)
+        return problem.loss() + g.square().mean()
+
+    def overflowing():
+        loss = problem.loss()
+        (loss * 1e308 * 1e10).backward()
+        return loss
+
+    assert optimizer.check(penalised) == []
+    assert optimizer.check(overflowing) == []
+
+
+def test_quantizers_begin_with_the_first_step_not_with_the_check(plain):
+    from bsam.quantization import quantize
+
+    for scheme in ("lsq", "minmax"):
+        models = [quantize(copy.deepcopy(plain.model), scheme=scheme) for _ in range(2)]
+        optimizers = [bsam.SAM(sgd(m.parameters()), m) for m in models]
+        other = torch.randn_like(plain.x)
+        assert optimizers[0].check(lambda: models[0](other).square().mean()) == []
+        for m, optimizer in zip(models, optimizers, strict=True):
+            optimizer.step(lambda m=m: m(plain.x).square().mean())
+        assert alike(models[0].state_dict(), models[1].state_dict())
+
+
+def test_what_is_no_closure(problem, optimizer):
+    with pytest.raises(bsam.BsamError, match="needs a closure"):
+        optimizer.check(problem.loss())
 
 
 def test_without_a_model(problem):

@@ -88,6 +88,13 @@ FROM_ELSEWHERE = {  # calls, with what to write instead
     ),
     "parameters": (lambda base, model: bsam.SAM(list(model.parameters()), model), r"bsam.SAM\(base, model\)"),
     "parameters by name": (lambda base, model: bsam.SAM(base=model.parameters(), model=model), "not parameters"),
+    "params": (lambda base, model: bsam.SAM(params=model.parameters(), base_optimizer=SGD), "torch.optim.SGD"),
+    "base_optimizer": (
+        lambda base, model: bsam.SAM(model.parameters(), base_optimizer=torch.optim.AdamW),
+        "torch.optim.AdamW",
+    ),
+    "swapped": (lambda base, model: bsam.SAM(model, base), "base first"),
+    "no model": (lambda base, model: bsam.SAM(base), r"needs model.*bsam.SAM\(base, model\)"),
     "a class": (lambda base, model: bsam.SAM(SGD, model), "already built"),
     "SAM's radius": (lambda base, model: bsam.BSAM(base, model, rho=0.05), "radii are rho_max=..., rho_min=..."),
     "a setting of the base": (lambda base, model: bsam.SAM(base, model, lr=0.1), "lr: pass it to the base optimizer"),

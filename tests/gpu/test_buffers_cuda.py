@@ -60,7 +60,7 @@ def test_sam_without_a_radius_equals_its_base(name):
         other(x).square().mean().backward()
         base.step()
     assert_same(model, other, 0)
-    assert all(model.large is not t for group, _, _ in optimizer._buffers._copies for t in group)
+    assert all(model.large is not t for group, _, _ in optimizer._buffers._groups for t in group)
 
 
 @pytest.mark.filterwarnings("default")  # inductor's own imports warn

@@ -368,7 +368,7 @@ def test_bad_arguments_are_refused_by_name_and_base_stays_usable(problem, cls, a
 @pytest.mark.parametrize("name", FAMILY)
 def test_arguments_have_names_and_no_others_are_swallowed(problem, name):
     base = sgd(problem.model.parameters())
-    with pytest.raises(TypeError, match="unexpected keyword argument 'radius'"):
+    with pytest.raises(TypeError, match="no argument radius"):
         FAMILY[name](base, problem.model, radius=0.1)
     with pytest.raises(TypeError, match="positional argument"):
         FAMILY[name](base, problem.model, 0.1)

@@ -663,7 +663,7 @@ def test_refuses_epochs_and_networks_that_cannot_be_right(plain):
         (plain.model, plain.model),
         (optimizer, plain.model),
     ):
-        with pytest.raises(bsam.BsamError, match="the model and the optimizer that trains it"):
+        with pytest.raises(bsam.BsamError, match="MESA\\(model, optimizer\\)"):
             bsam.MESA(model, trainer)
 
 

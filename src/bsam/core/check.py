@@ -2,135 +2,196 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .closure import Closure
-from .errors import BsamError, BsamRuntimeError
-from .graph_check import GraphCheck
+from .buffers import equal, is_writable, write
+from .errors import BsamError
 from .method_info import Need
 from .module_calls import calls_seen
 from .objective import Objective
-from .ranks import find_ddp, several_ranks
-from .rng import RngReplay
+from .ranks import Ranks, find_ddp, several_ranks
 from .vector import Vector
-
-if TYPE_CHECKING:
-    from .optimizer import SharpnessAware
+from .weights import Weights
 
 # What kernels that are not deterministic may change, in bfloat16 too; another batch changes more.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 
 
-def examine(optimizer: SharpnessAware, closure: Closure) -> list[str]:
-    """Return a sentence for each mistake; see :meth:`SharpnessAware.check`."""
-    if optimizer._step_state.phase == "in_backward":
-        raise BsamRuntimeError("check was called from inside the closure: call it before training")
-    optimizer._weights.refresh(optimizer.param_groups)
-    params, phase = optimizer.params, optimizer._step_state.phase
-    held = [p.grad for p in params]
-    seen = _Seen({m for root in optimizer._modules() for m in root.modules()}, set(params))
-    own_rng, optimizer._rng = optimizer._rng, RngReplay(enabled=True)  # the same draws, also with same_draws=False
-    L = optimizer._objective(closure, graph_check=GraphCheck(params, on_leaf=seen.note_parameter))
-    cuda = sorted({p.device.index for p in params if p.is_cuda})
-    with torch.random.fork_rng(devices=cuda), calls_seen(seen.note):
-        try:
-            optimizer._step_state.phase = "in_backward"
-            for p in params:
-                p.grad = None
-            findings = [*_evaluations(L, Need.PER_SAMPLE_LOSSES in optimizer.needs), *seen.moved_buffers()]
-            findings += _parameters(optimizer, L.has_grad, seen.leaves) if L.loss is not None else []
-            findings += _wrappers(optimizer, seen.modules)
-        finally:
-            L.close(failed=True)
-            seen.restore()
-            optimizer._rng, optimizer._step_state.phase = own_rng, phase
-            for p, g in zip(params, held, strict=True):
-                p.grad = g
-    return findings
+def examine(
+    L: Objective, seen: Seen, weights: Weights, groups: list[dict[str, Any]], ranks: Ranks, needs: tuple[Need, ...]
+) -> list[str]:
+    """Return a sentence for each mistake; see :meth:`SharpnessAware.check`.
+
+    Args:
+        L: the loss, whose graph check notes the leaves in ``seen``.
+        seen: knows the modules of the optimizer.
+        weights: the parameters, refreshed.
+        groups: the parameter groups.
+        ranks: knows the DDP wrapper.
+        needs: of the method.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_generators_restored(weights.params))
+        stack.enter_context(seen.restored())
+        stack.callback(L.close, failed=True)
+        seen.save(weights.params)
+        with calls_seen(seen.note):
+            failure, differences = _evaluate_twice(L, Need.PER_SAMPLE_LOSSES in needs)
+        if failure:
+            return failure
+        moved = seen.moved()
+        other = _parameters(seen, groups, zip(weights.params, L.has_grad, strict=True))
+        return [*(moved or differences), *other, *_wrappers(ranks, weights.sharded, seen.modules)]
 
 
-class _Seen:
-    """The modules that the closure calls; what it changes in those that the optimizer does not know is restored."""
+class Seen:
+    """What the closure calls and changes: modules, buffers, parameters and gradients, all restored at the end."""
 
-    def __init__(self, known: set[nn.Module], params: set[Tensor]) -> None:
-        self.modules: dict[nn.Module, None] = {}
-        self._known, self._params = known, params
-        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # and the value before the first call
-        self._grads: dict[Tensor, Tensor | None] = {}
+    def __init__(self, roots: Iterable[nn.Module]) -> None:
+        self.modules: dict[nn.Module, None] = {}  # that were called
         self.leaves: dict[Tensor, None] = {}  # of the loss
+        self.roots = list(roots)
+        self._known = {m: None for root in self.roots for m in root.modules()}
+        self._noted: set[nn.Module] = set()
+        self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, version and address
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # of other modules, with their values
+        self._values: list[tuple[Tensor, Tensor]] = []  # trained parameters, with their values
+        self._set_once: list[tuple[nn.Module, dict[str, Tensor]]] = []  # modules of such buffers, with their states
+        self._grads: dict[Tensor, Tensor | None] = {}
+
+    def save(self, params: Iterable[Tensor]) -> None:
+        """Save the trained parameters, and their gradients, which are cleared."""
+        for p in params:
+            self._values.append((p, p.detach().clone()))
+            self._keep_grad(p)
+        for module in self._known:
+            if getattr(module, "buffers_set_once", False):
+                self._set_once.append((module, {name: t.clone() for name, t in module.state_dict().items()}))
+            for p in module.parameters(recurse=False):
+                if not p.requires_grad:
+                    self._frozen[p] = p._version, p.data_ptr()
 
     def note(self, module: nn.Module) -> None:
-        """Note a module before its forward pass."""
+        """Note a module before its forward pass, and those in it, whose calls are not seen if it is compiled."""
         if module in self.modules:
             return
         self.modules[module] = None
-        if module in self._known:
-            return
-        self._buffers += [(module, name, t, t.detach().clone()) for name, t in module._buffers.items() if t is not None]
-        for p in module.parameters(recurse=False):
-            self._keep_grad(p)
+        for m in module.modules():
+            if m in self._known or m in self._noted:
+                continue
+            self._noted.add(m)
+            for name, t in m._buffers.items():
+                if t is not None:
+                    self._buffers.append((m, name, t, t.detach().clone() if is_writable(t) else None))
+            for p in m.parameters(recurse=False):
+                self._keep_grad(p)
 
     def note_parameter(self, p: Tensor) -> None:
         """Note a leaf of the loss, before it gets its gradient."""
-        self.leaves[p] = None
+        if isinstance(p, nn.Parameter):
+            self.leaves[p] = None
         self._keep_grad(p)
 
     def _keep_grad(self, p: Tensor) -> None:
-        if p not in self._params and p not in self._grads:
+        if p not in self._grads:
             self._grads[p], p.grad = p.grad, None
 
-    def moved_buffers(self) -> list[str]:
-        """Say which modules move their buffers in every pass."""
-        moved = {m: None for m, name, t, old in self._buffers if m._buffers[name] is not t or not torch.equal(t, old)}
-        if not moved:
-            return []
-        return [
-            f"buffers of {_some(type(m).__name__ for m in moved)} move in every pass, as model does not contain "
-            "these modules: pass a list of all modules that the closure calls, model=[network, other], or call eval() "
-            "on the others"
-        ]
+    def moved(self) -> list[str]:
+        """Say what changes in every pass, as the optimizer does not restore it."""
+        modules = {m: None for m, name, t, old in self._buffers if _differs(m, name, t, old)}
+        frozen = [p for p, seen in self._frozen.items() if (p._version, p.data_ptr()) != seen]
+        findings = []
+        if modules:
+            findings.append(
+                f"buffers of {_some(type(m).__name__ for m in modules)} move in every pass, because model does not "
+                "contain these modules: pass a list of all modules that the closure calls, model=[network, other], or "
+                "call eval() on the others"
+            )
+        if frozen:
+            findings.append(
+                f"{len(frozen)} frozen parameter(s) of model change in every pass ({self.names(frozen)}): update them "
+                "after optimizer.step, not in the forward pass"
+            )
+        return findings
 
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Restore buffers and gradients."""
-        for module, name, t, old in self._buffers:
-            module._buffers[name] = t
-            t.copy_(old)
-        for p, g in self._grads.items():
-            p.grad = g
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Return a context that restores everything that was saved and noted, where it was changed."""
+        try:
+            yield
+        finally:
+            for p, g in self._grads.items():
+                p.grad = g
+            with torch.no_grad():
+                for p, value in self._values:
+                    if not equal(p, value):
+                        p.copy_(value)
+                for module, state in self._set_once:
+                    if any(not equal(t, state[name]) for name, t in module.state_dict().items()):
+                        module.load_state_dict(state)
+                for module, name, t, old in self._buffers:
+                    if _differs(module, name, t, old):
+                        module._buffers[name] = t
+                        if old is not None:
+                            write([old], into=[t])
+
+    def names(self, params: Iterable[Tensor]) -> str:
+        """Return the names of some parameters."""
+        names: dict[Tensor, str] = {p: name for root in self.roots for name, p in root.named_parameters()}
+        return _some(names.get(p, f"one of shape {tuple(p.shape)}") for p in params)
 
 
-def _evaluations(L: Objective, per_sample: bool) -> list[str]:
-    """Evaluate the closure twice at ``w`` and compare."""
+def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> bool:
+    return module._buffers[name] is not t or (old is not None and not equal(t, old))
+
+
+@contextlib.contextmanager
+def _generators_restored(params: Iterable[Tensor]) -> Iterator[None]:
+    cuda = sorted({p.device.index for p in params if p.is_cuda})
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _evaluate_twice(L: Objective, per_sample: bool) -> tuple[list[str], list[str]]:
+    """Evaluate the closure twice at ``w``. Return why that failed, and how the evaluations differ."""
     try:
         loss, g = L.value_and_grad()
         if per_sample:
             L.value(subset=torch.arange(len(L.sample_losses), device=loss.device))
+        torch.clear_autocast_cache()  # in training the weights move between passes, which clears it
         again, g_again = L.value_and_grad()
     except BsamError as error:
-        return [str(error)]
+        return [str(error)], []
     except RuntimeError as error:  # torch's, of a closure that runs backward itself
         if "backward through the graph a second time" not in str(error):
             raise
         return [
             "a part of the loss was computed outside the closure, so it is not computed at the perturbed weights: "
             "compute the whole loss inside the closure, or detach the parts that are meant to stay constant"
-        ]
+        ], []
     first, second = float(loss), float(again)
     if not (math.isfinite(first) and math.isfinite(second)):
-        return [f"the loss is not finite ({first:g}): look for NaN or inf in the batch and in the weights"]
+        return [f"the loss is not finite ({first:g}): look for NaN or inf in the batch and in the weights"], []
     off = _distance(g, g_again)
-    if abs(first - second) <= LOSS_RTOL * abs(first) and off <= GRADIENT_RTOL:
-        return []
-    return [
+    if abs(first - second) <= LOSS_RTOL * abs(first) and not off > GRADIENT_RTOL:  # NaN: the scale is too large yet
+        return [], []
+    return [], [
         f"two evaluations of the closure at the same weights give the losses {first:.6g} and {second:.6g}, and "
-        f"gradients that differ by {off:.1%}: take the batch, and draw from NumPy or Python's random, outside the "
-        "closure, before it is called"
+        f"gradients that differ by {off:.1%}: take the batch, and draw from NumPy or Python's random, before the "
+        "closure is called, and let it change nothing but buffers"
     ]
 
 
@@ -139,28 +200,27 @@ def _distance(a: Vector, b: Vector) -> float:
     return difference / length if length else math.inf if difference else 0.0
 
 
-def _parameters(optimizer: SharpnessAware, has_grad: list[bool], leaves: Iterable[Tensor]) -> list[str]:
+def _parameters(seen: Seen, groups: list[dict[str, Any]], has_grad: Iterable[tuple[Tensor, bool]]) -> list[str]:
     """Compare the parameters that get a gradient with those of ``base``."""
-    names = {p: name for root in optimizer._modules() for name, p in root.named_parameters()}
-    known = {p for group in optimizer.param_groups for p in group["params"]}
-    foreign = [p for p in leaves if p not in known]
-    without = [p for p, has in zip(optimizer.params, has_grad, strict=True) if not has]
+    known = {p for group in groups for p in group["params"]}
+    foreign = [p for p in seen.leaves if p not in known]
+    without = [p for p, has in has_grad if not has]
     findings = []
     if foreign:
         findings.append(
-            f"{len(foreign)} parameter(s) get a gradient and are not in base ({_names(foreign, names)}), so they are "
-            "not trained: give them to base, or call requires_grad_(False) on them"
+            f"{len(foreign)} parameter(s) get a gradient in every pass and are not in base ({seen.names(foreign)}): "
+            "give them to base, call requires_grad_(False) on them, or, if another optimizer trains them, pass "
+            "model=[network, other]"
         )
     if without:
         findings.append(
-            f"{len(without)} parameter(s) of base get no gradient ({_names(without, names)}): call the modules that "
-            "base was built on in the closure, or call requires_grad_(False) on parameters that it does not use"
+            f"{len(without)} parameter(s) of base get no gradient ({seen.names(without)}): in the closure, call the "
+            "network whose parameters base has. If this batch leaves them out on purpose, there is nothing to do"
         )
     return findings
 
 
-def _wrappers(optimizer: SharpnessAware, called: Iterable[nn.Module]) -> list[str]:
-    ranks = optimizer._ranks
+def _wrappers(ranks: Ranks, sharded: bool, called: Iterable[nn.Module]) -> list[str]:
     if ranks.ddp is not None:
         if ranks.inside_ddp_forward or any(find_ddp(module) is ranks.ddp for module in called):
             return []
@@ -168,16 +228,12 @@ def _wrappers(optimizer: SharpnessAware, called: Iterable[nn.Module]) -> list[st
             "the closure does not call the DistributedDataParallel wrapper, so gradients are not averaged over ranks: "
             "call the wrapper, not the network in it"
         ]
-    if several_ranks() and not optimizer._weights.sharded:
+    if several_ranks() and not sharded:
         return [
             "there are several ranks, and the closure calls no DistributedDataParallel or FSDP wrapper, so the ranks' "
             "weights will diverge: wrap the network, and call the wrapper in the closure"
         ]
     return []
-
-
-def _names(params: Iterable[Tensor], names: dict[Any, str]) -> str:
-    return _some(names.get(p, f"one of shape {tuple(p.shape)}") for p in params)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -89,27 +89,35 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
 
 
 def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Raise an error that says what to write if these are no arguments of a method: SAM elsewhere takes others."""
+    """Raise an error with the line to write if a method cannot be called like this; other packages' SAM can."""
     name, parameters = cls.__name__, inspect.signature(cls).parameters
+    line = f"bsam.{name}(base, model)"
     first = arguments[0] if arguments else named.get("base")
-    if first is not None and not isinstance(first, (Optimizer, type, str)) and isinstance(first, Iterable):
-        kind = next((a.__name__ for a in arguments[1:] if isinstance(a, type)), "SGD")
+    if isinstance(first, nn.Module):
+        raise BsamTypeError(f"base must be an optimizer, got {type(first).__name__}: write {line}, base first")
+    iterable = isinstance(first, Iterable) and not isinstance(first, (Optimizer, type, str))
+    if iterable or "params" in named or "base_optimizer" in named:
+        classes = [a.__name__ for a in (*arguments[1:], *named.values()) if isinstance(a, type)]
         raise BsamTypeError(
-            f"{name} takes an optimizer, not parameters: write base = torch.optim.{kind}(model.parameters(), lr=...) "
-            f"and bsam.{name}(base, model)"
+            f"{name} takes an optimizer, not parameters: write base = torch.optim.{(*classes, 'SGD')[0]}"
+            f"(model.parameters(), lr=...) and {line}"
         )
-    unknown = [argument for argument in named if argument not in parameters]
+    unknown = next((argument for argument in named if argument not in parameters), None)
     own = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
-    if unknown and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+    if unknown is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         radii = ", ".join(f"{p}=..." for p in own if p.startswith("rho") and "floor" not in p)
-        hint = f"its radii are {radii}" if unknown[0].startswith("rho") else f"it has {', '.join(own)}"
-        if unknown[0] in ("lr", "momentum", "weight_decay", "betas", "nesterov"):
+        hint = f"its radii are {radii}" if unknown.startswith("rho") else f"it has {', '.join(own)}"
+        if unknown in ("lr", "momentum", "weight_decay", "betas", "nesterov"):
             hint = "pass it to the base optimizer"
-        raise BsamTypeError(f"{name} has no argument {unknown[0]}: {hint}")
-    missing = [p for p in own if parameters[p].default is inspect.Parameter.empty and p not in named]
-    if missing:
-        hint = ", the number of steps of the whole training" if missing[0] == "total_steps" else ""
-        raise BsamTypeError(f"{name} needs {missing[0]}{hint}: bsam.{name}(base, model, {missing[0]}=...)")
+        raise BsamTypeError(f"{name} has no argument {unknown}: {hint}")
+    required = [
+        p.name for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    missing = next((p for p in required[len(arguments) :] if p not in named), None)
+    if missing is not None:
+        hints = {"total_steps": ", the number of steps of the whole training", "model": ", the network that is trained"}
+        more = "" if missing in ("base", "model") else f", {missing}=..."
+        raise BsamTypeError(f"{name} needs {missing}{hints.get(missing, '')}: write {line[:-1]}{more})")
 
 
 def check_base(base: object) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .buffers import Buffers
-from .check import examine
+from .check import Seen, examine
 from .checks import check_base, check_call, check_modules, check_names
 from .closure import WITHOUT_MIXIN, Closure, split_lightning
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
@@ -71,6 +71,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     m_sharpness: bool
     same_draws: bool
     _step_state: StepState
+    _may_miss_modules: bool
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Check the arguments before the constructor sees them, so that a call from elsewhere gets a sentence."""
@@ -210,7 +211,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             raise BsamRuntimeError(
                 "parameters were added, frozen or moved since the last backward: call zero_grad() before this one"
             )
-        L = self._objective(closure, scaler)
+        modules = self._other_modules()
+        L = Objective(closure, self._weights, modules, self._buffers, self._ranks, self._rng, scaler)
         try:
             self._step_state.phase, self._step_state.offset = "in_backward", None
             self._method_state.begin()
@@ -218,8 +220,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 p.grad = None
             observers = [observer for observer in self.observers if observer.due(self.t)]
             L.keep_evaluations = bool(observers)
-            with calls_seen(refuse_batch_norm) if self.model is None and self.t == 0 else contextlib.nullcontext():
+            with calls_seen(refuse_batch_norm) if self._may_miss_modules else contextlib.nullcontext():
                 d = self.direction(L) * L.scale
+            self._may_miss_modules = False
             with L.extra_evaluations():
                 for observer in observers:
                     observer.observe(self, L)
@@ -253,11 +256,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def check(self, closure: Closure) -> list[str]:
         """Say what would be silently wrong in a loop with this closure. Call it once, before training.
 
-        The closure is evaluated twice at ``w``, with the same random draws. Found are: a closure that does not compute
-        the same loss twice (it takes another batch, or draws from NumPy); a loss, or a part of it, that was computed
-        outside; batch norm and other buffers of modules that ``model`` does not contain; parameters that get a gradient
-        and are not in ``base``, and the reverse; a DDP wrapper that the closure does not call. Weights, buffers,
-        gradients and torch's random generators are as before afterwards.
+        The closure is evaluated twice at ``w``, with the same random draws. The method reports a closure that does not
+        compute the same loss twice (it takes another batch, or draws from NumPy); a loss, or a part of it, that was
+        computed outside; batch norm and other buffers of modules that ``model`` does not contain; parameters that get a
+        gradient and are not in ``base``, and parameters of ``base`` that get none; a DDP wrapper that the closure does
+        not call. Trained weights, buffers, gradients and random generators are unchanged afterwards.
 
         Args:
             closure: as in :meth:`step`, for one batch. With several ranks, all of them call this.
@@ -280,7 +283,29 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             1
         """
         wrapped = vars(self).get("_optimizer")
-        findings = examine(wrapped if isinstance(wrapped, SharpnessAware) else self, closure)
+        if isinstance(wrapped, SharpnessAware):
+            return SharpnessAware.check(wrapped, closure)
+        phase = self._step_state.phase
+        if not callable(closure):
+            raise BsamTypeError(f"check needs a closure that computes the loss, got {type(closure).__name__}")
+        if phase == "in_backward":
+            raise BsamRuntimeError("check was called from inside the closure: call it before training")
+        self._weights.refresh(self.param_groups)
+        seen = Seen(self._modules())
+        L = Objective(
+            closure,
+            self._weights,
+            self._other_modules(),
+            Buffers(),
+            self._ranks,
+            RngReplay(enabled=True),  # with same_draws=False too
+            graph_check=GraphCheck(self.params, on_leaf=seen.note_parameter),
+        )
+        try:
+            self._step_state.phase = "in_backward"
+            findings = examine(L, seen, self._weights, self.param_groups, self._ranks, self.needs)
+        finally:
+            self._step_state.phase = phase
         print(*(f"{self.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
         return findings
 
@@ -291,14 +316,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def _modules(self) -> tuple[nn.Module, ...]:
         return () if self.model is None else (self.model, *self.others)
 
-    def _objective(
-        self, closure: Closure, scaler: torch.amp.GradScaler | None = None, graph_check: GraphCheck | None = None
-    ) -> Objective:
+    def _other_modules(self) -> Modules:
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
-        modules = Modules(self._modules(), known)
-        return Objective(
-            closure, self._weights, modules, self._buffers, self._ranks, self._rng, scaler, graph_check=graph_check
-        )
+        return Modules(self._modules(), known)
 
     def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
@@ -403,6 +423,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._weights, self._buffers, self._step_state = Weights(), Buffers(), StepState()
         self._ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
+        self._may_miss_modules = self.model is None  # until the first backward has shown that there is no batch norm
         self._reset()
 
     def _reset(self) -> None:
