@@ -68,7 +68,7 @@ class Run(TaskSettings):
         >>> Run("sma")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: method must be one of base, sgd, sam, ...; got 'sma'. Did you mean 'sam'?
+        bsam.core.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
     """
 
     method: str = field(

@@ -22,7 +22,7 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
         >>> find_name("method", "sma", ("sgd", "sam"))
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: method must be one of sgd, sam; got 'sma'. Did you mean 'sam'?
+        bsam.core.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
     """
     by_lower = {each.lower(): each for each in known}
     lower = str(name).lower()
