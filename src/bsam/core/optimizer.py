@@ -279,7 +279,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             >>> len(
             ...     optimizer.check(lambda: model(next(batches)).square().mean())
             ... )  # doctest: +ELLIPSIS
-            SAM.check: two evaluations of the closure ... before it is called
+            SAM.check: two evaluations of the closure ... change nothing but buffers
             1
         """
         wrapped = vars(self).get("_optimizer")
