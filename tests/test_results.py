@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,41 +45,81 @@ def difference(a: list[float], b: list[float]) -> str:
     return f"{statistics.fmean(found):+.1f} ± {statistics.stdev(found) / len(found) ** 0.5:.1f}"
 
 
+def cifar() -> dict[tuple[str, float], dict[str, Any]]:
+    """The cells of the table by total radius, by method and total radius."""
+    cells = json.loads((RADIUS / "results.json").read_text(encoding="utf-8"))["table"]
+    return {(cell["row"], float(cell["section"].rpartition(" ")[2])): cell for cell in cells if cell["n"]}
+
+
+def gaps(name: str, other: str) -> list[float]:
+    """The differences in points between two methods with the seeds 0 and 1; accuracies have two decimals."""
+    return [round(last(f"{name}-seed{seed}") - last(f"{other}-seed{seed}"), 2) for seed in (0, 1)]
+
+
+def span(name: str, other: str) -> str:
+    low, high = sorted(gaps(name, other))
+    return f"{low:.1f} to {high:.1f}"
+
+
+def both(name: str, other: str, form: str = "+.1f") -> str:
+    return " and ".join(format(gap, form) for gap in gaps(name, other))
+
+
 def noise_claims() -> list[tuple[str, list[str]]]:
     """The sentences on CIFAR-10 with flipped labels, and the pages that have them."""
-    low, high = sorted(last(f"bsam-seed{seed}") - last(f"sam-seed{seed}") for seed in (0, 1))
-    fixed, follow = last("sam-rho0.1-seed1"), last("sam-follow-seed1")
-    bsam, wide, wide2 = (last(f"{name}-seed1") for name in ("bsam", "bsam-rho0.1", "bsam-2-rho0.1"))
-    two = [last(f"bsam-2-seed{seed}") - last(f"sam-seed{seed}") for seed in (0, 1)]
-    means = [statistics.fmean(last(f"{name}-seed{seed}") for seed in (0, 1)) for name in ("sgd", "sam", "bsam")]
+    cells = cifar()
+    sgd, sam = cells["SGD", 0.0], cells["SAM", 0.05]
+    fixed, follow, bsam = (cells[title, 0.1] for title in ("SAM", "SAM (follow)", "BSAM (Algorithm 1)"))
+    wide, wide2 = (cells[title, 0.2] for title in ("BSAM (Algorithm 1)", "BSAM (2 passes)"))
+    for title, best in {"SAM": fixed, "BSAM (Algorithm 1)": wide, "BSAM (2 passes)": wide2}.items():
+        assert best["mean"] == max(cell["mean"] for (row, _), cell in cells.items() if row == title)
+    assert [cell["n"] for cell in (sgd, sam, fixed, follow, bsam, wide, wide2)] == [2, 2, 2, 2, 2, 2, 1]
+    sgd_mean, sam_mean, fixed_mean, follow_mean, bsam_mean, wide_mean, wide2_mean = (
+        f"{cell['mean']:.2f}" for cell in (sgd, sam, fixed, follow, bsam, wide, wide2)
+    )
+    one = last("sam-rho0.1-seed1")  # the seed that two passes at the best radius have, too
+    far = [last(f"{name}-seed1") - last("sam-rho0.2-seed1") for name in ("bsam-rho0.1", "bsam-2-rho0.1")]
+    above, released = both("bsam", "sam", ".1f"), last("bsam-released-seed0") - last("sam-seed0")
     readme, results, page, guide = PAGES
     return [
-        (f"confirmed, 2 seeds | {means[0]:.2f}, {means[1]:.2f}, {means[2]:.2f} |", [results]),
-        (f"with two passes the gap is {two[0]:.1f} and {two[1]:.1f} points", [results]),
-        (f"at total radius 0.1 is {bsam - follow:+.1f} points", [results]),
-        (f"(with two passes {last('bsam-2-seed1') - follow:+.1f}), minus SAM {bsam - fixed:+.1f}", [results]),
-        (f"BSAM is {low:.1f} to {high:.1f} points above SAM", [readme, guide]),
-        (f"is {fixed - bsam:.1f} points above BSAM", [readme, guide]),
-        (f"it is {bsam - follow:.1f} points below", [readme]),
-        (f"gives SAM {fixed:.2f}, BSAM {wide:.2f}, and with two passes {wide2:.2f}", [readme]),
-        (f"the labels flipped: {fixed:.2f} (1) fixed, {follow:.2f} (1) with BSAM's schedule", [readme]),
-        (f"SAM at 0.1 reaches {fixed:.2f}, and {follow:.2f} if its radius falls", [guide]),
-        (f"**BSAM below**, by {fixed - bsam:.1f}, 1 seed | {bsam:.2f} and {fixed:.2f} |", [results]),
-        (f"BSAM above, by {bsam - follow:.1f}, 1 seed | {bsam:.2f} and {follow:.2f} |", [results]),
-        (f"by {fixed - wide:.1f} (2 passes: {fixed - wide2:.1f}), 1 seed | {wide:.2f} and {fixed:.2f} |", [results]),
-        (f"between BSAM and SAM ({low:.1f} and {high:.1f} points here, 5.9 there)", [results]),
-        (f"BSAM at 0.05 / 0.05 is {low:.1f} to {high:.1f} points above SAM at 0.05", [page]),
-        (f"above SAM at 0.05, and {fixed - bsam:.1f} below SAM at 0.1", [page]),
-        (f"loses {fixed - follow:.1f} points against SAM at 0.1", [page]),
-        (f"From 0.05 to 0.1, SAM gains {fixed - last('sam-seed1'):.1f} points", [page]),
-        (f"BSAM is {bsam - follow:.1f} points above SAM on CIFAR-10 (1 seed)", [page]),
-        (f"SAM {fixed:.2f}, BSAM {wide:.2f} and with two passes {wide2:.2f} on CIFAR-10", [page]),
+        (f"confirmed, 2 seeds | {sgd_mean}, {sam_mean}, {bsam_mean} |", [results]),
+        (f"between BSAM and SAM ({above} points here, 5.9 there)", [results]),
+        (f"the gap is {both('bsam-2', 'sam', '.1f')} points, as released {released:.1f} (seed 0)", [results]),
+        (f"minus SAM (follow) at total radius 0.1 is {both('bsam', 'sam-follow')} points", [results]),
+        (f"(with two passes {both('bsam-2', 'sam-follow')})", [results]),
+        (f"BSAM minus SAM is {both('bsam', 'sam-rho0.1')} ({both('bsam-2', 'sam-rho0.1')})", [results]),
+        (f"At 0.2, BSAM minus SAM is {far[0]:+.1f} ({far[1]:+.1f}) with seed 1", [results]),
+        (f"**BSAM below**, by {span('sam-rho0.1', 'bsam')}, 2 seeds | {bsam_mean} and {fixed_mean} |", [results]),
+        (f"BSAM above, by {span('bsam', 'sam-follow')}, 2 seeds | {bsam_mean} and {follow_mean} |", [results]),
+        (f"below**, by {span('sam-rho0.1', 'bsam-rho0.1')}, 2 seeds | {wide_mean} and {fixed_mean} |", [results]),
+        (f"below**, by {one - wide2['mean']:.1f}, 1 seed | {wide2_mean} and {one:.2f} (seed 1) |", [results]),
+        (f"BSAM is {span('bsam', 'sam')} points above SAM", [readme, guide]),
+        (f"is {span('sam-rho0.1', 'bsam')} points above BSAM", [readme, guide]),
+        (f"it is {span('bsam', 'sam-follow')} points below (2 seeds)", [readme]),
+        (f"SAM {fixed_mean}, BSAM {wide_mean} (2 seeds each), and BSAM with two passes {wide2_mean} (1 seed", [readme]),
+        (f"the labels flipped: {fixed_mean} ± {fixed['std']:.2f} (2) fixed", [readme]),
+        (f"{follow_mean} ± {follow['std']:.2f} (2) with BSAM's schedule", [readme]),
+        (f"SAM at 0.1 reaches {fixed_mean}, and {follow_mean} if its radius falls to 0.05 (2 seeds each", [guide]),
+        (f"From 0.05 to 0.1, SAM gains {span('sam-rho0.1', 'sam')} points", [page]),
+        (f"BSAM at 0.05 / 0.05 is {span('bsam', 'sam')} points above SAM at 0.05", [page]),
+        (f"above SAM at 0.05, and {span('sam-rho0.1', 'bsam')} below SAM at 0.1 (2 seeds)", [page]),
+        (f"loses {span('sam-rho0.1', 'sam-follow')} points against SAM at 0.1 (2 seeds)", [page]),
+        (f"BSAM is {span('bsam', 'sam-follow')} points above SAM on CIFAR-10 (2 seeds)", [page]),
+        (f"SAM {fixed_mean}, BSAM {wide_mean} (2 seeds each), BSAM with two passes {wide2_mean} (1 seed)", [page]),
     ]
 
 
 @pytest.mark.parametrize(("sentence", "pages"), noise_claims(), ids=lambda value: str(value)[:40])
 def test_the_sentences_on_flipped_labels(sentence, pages):
     assert all(sentence in PAGES[page] for page in pages)
+
+
+@pytest.mark.parametrize("folder", [NOISE, RADIUS, DIGITS], ids=lambda folder: folder.name)
+def test_the_tables_are_those_of_the_folders(folder):
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\|.*\n)+", (folder / "table.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert tables
+    assert [table for table in tables if table not in text] == []
 
 
 def test_the_sentences_on_digits():
@@ -106,7 +148,7 @@ def test_the_sentences_on_digits():
     below = f"by {top - three_passes:.1f} (2 passes: {top - two_best:.1f}), 10 seeds | {three_passes:.2f} and {top:.2f}"
     assert below in text
     spread = [f"{statistics.fmean(x):.2f} ± {statistics.stdev(x):.2f}" for x in (sam(0.6), two(0.4))]
-    assert f"SAM {spread[0]}, BSAM with two passes {spread[1]} on digits" in page
+    assert f"SAM {spread[0]}, BSAM with two passes {spread[1]} (10 seeds)" in page
 
 
 def test_the_sentences_on_the_part_along_the_gradient():
@@ -142,13 +184,12 @@ def test_the_forms_of_bsam_on_digits():
 
 def test_the_table_of_what_bsam_does():
     text, found = PAGES["docs/what-bsam-does.md"], digits()
-    cells = json.loads((RADIUS / "results.json").read_text(encoding="utf-8"))["table"]
-    cifar = {(cell["row"], float(cell["section"].rpartition(" ")[2])): cell for cell in cells if cell["n"]}
+    cells = cifar()
 
     def shown(title, total, data):
         if data == "digits":
             return f"{statistics.fmean(found[title, total]):.2f} (10)"
-        cell = cifar.get((title, total))
+        cell = cells.get((title, total))
         return "-" if cell is None else f"{cell['mean']:.2f} ({cell['n']})"
 
     for data, totals in (("cifar", (0.05, 0.1, 0.2)), ("digits", (0.1, 0.2, 0.4, 0.6))):
