@@ -139,6 +139,7 @@ def test_check_finds_wrappers_that_the_closure_does_not_call(ranks):
     for rank in ranks:
         found = rank["check"]
         assert found["right"] == []
+        assert found["sharded"] == ([], True)
         assert "does not call the DistributedDataParallel wrapper" in "".join(found["bypassed"])
         assert "no DistributedDataParallel or FSDP wrapper" in "".join(found["not wrapped"])
     first, second = (rank["check"]["steps"] for rank in ranks)

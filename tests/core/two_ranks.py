@@ -493,7 +493,13 @@ def check_findings(rank: int) -> dict:
     x, y = (t.chunk(2)[rank] for t in batch())
     wrapper, alone = DistributedDataParallel(network()), network()
     optimizer, other = build("bsam", wrapper), build("bsam", alone)
+    shards = sharded()
+    shards[4].requires_grad_(False)
+    before = [p.to_local().clone() for p in shards.parameters()]
+    found = build("bsam", shards).check(closure("bsam", shards, x, y))
+    unchanged = all(torch.equal(a, p.to_local()) for a, p in zip(before, shards.parameters(), strict=True))
     return {
+        "sharded": (found, unchanged),
         "right": optimizer.check(closure("bsam", wrapper, x, y)),
         "bypassed": optimizer.check(closure("bsam", wrapper.module, x, y)),
         "not wrapped": other.check(closure("bsam", alone, x, y)),

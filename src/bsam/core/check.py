@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .buffers import equal, is_writable, write
 from .errors import BsamError
+from .layout import local
 from .method_info import Need
 from .module_calls import calls_seen
 from .objective import Objective
@@ -48,6 +50,8 @@ def examine(
         if failure:
             return failure
         moved = seen.moved()
+        if weights.sharded:
+            seen.leaves.clear()  # FSDP's gathered parameters
         other = _parameters(seen, groups, zip(weights.params, L.has_grad, strict=True))
         return [*(moved or differences), *other, *_wrappers(ranks, weights.sharded, seen.modules)]
 
@@ -76,8 +80,8 @@ class Seen:
             if getattr(module, "buffers_set_once", False):
                 self._set_once.append((module, {name: t.clone() for name, t in module.state_dict().items()}))
             for p in module.parameters(recurse=False):
-                if not p.requires_grad:
-                    self._frozen[p] = p._version, p.data_ptr()
+                if not p.requires_grad and not is_lazy(p):
+                    self._frozen[p] = _state(p)
 
     def note(self, module: nn.Module) -> None:
         """Note a module before its forward pass, and those in it, whose calls are not seen if it is compiled."""
@@ -107,7 +111,7 @@ class Seen:
     def moved(self) -> list[str]:
         """Say what changes in every pass, as the optimizer does not restore it."""
         modules = {m: None for m, name, t, old in self._buffers if _differs(m, name, t, old)}
-        frozen = [p for p, seen in self._frozen.items() if (p._version, p.data_ptr()) != seen]
+        frozen = [p for p, seen in self._frozen.items() if _state(p) != seen]
         findings = []
         if modules:
             findings.append(
@@ -147,6 +151,11 @@ class Seen:
         """Return the names of some parameters."""
         names: dict[Tensor, str] = {p: name for root in self.roots for name, p in root.named_parameters()}
         return _some(names.get(p, f"one of shape {tuple(p.shape)}") for p in params)
+
+
+def _state(p: Tensor) -> tuple[int, int]:
+    """What changes when a parameter is written in place or through ``p.data = ...``."""
+    return p._version, local(p).data_ptr()
 
 
 def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> bool:
