@@ -27,7 +27,7 @@ class Buffers:
     A large one is copied from the step on in which it is seen to move: by its value in its first step, by its version
     in a later one, in which the later passes see it as the first pass left it.
 
-    Set ``buffers_set_once = True`` on a module whose first batch initializes its buffers; it keeps them.
+    A class of modules whose first batch initializes their buffers sets ``buffers_set_once = True``, and they keep them.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Buffers:
     def save(self, modules: Iterable[nn.Module]) -> None:
         """Save the buffers of these modules. Call before the first pass of a step."""
         self._saved, self._passes = False, 0
+        owners = [m for root in modules for m in root.modules() if m._buffers]
         self._entries = [
             (m._buffers, name, t)
-            for root in modules
-            for m in root.modules()
-            if m._buffers and not getattr(m, "buffers_set_once", False)
+            for m in owners
+            if not getattr(type(m), "buffers_set_once", False)
             for name, t in m._buffers.items()
         ]
         held = [t for _, _, t in self._entries]
@@ -86,14 +86,16 @@ class Buffers:
             self._sort_large()
         elif self._passes > 1:
             for (entries, name, _), t in zip(self._entries, self._first, strict=True):
-                _rebind(entries, name, t)
+                if entries[name] is not t:
+                    entries[name] = t
             for buffers, _, after in self._groups:
                 write(after, into=buffers)
         self._saved, self._passes, self._first = False, 0, []
 
     def _restore_before(self) -> None:
         for entries, name, t in self._entries:
-            _rebind(entries, name, t)
+            if entries[name] is not t:
+                entries[name] = t
         for buffers, before, _ in self._groups:
             write(before, into=buffers)
 
@@ -147,12 +149,7 @@ def write(source: list[Tensor], into: list[Tensor]) -> None:
 
 
 def _copy(source: list[Tensor], into: list[Tensor]) -> None:
-    for t, s in zip(into, source, strict=True):
-        if t.shape != s.shape:  # an observer that finds the number of channels in its first batch
+    if [t.shape for t in into] != [t.shape for t in source]:  # an observer finds its shape in the first batch
+        for t, s in zip(into, source, strict=True):
             t.resize_(s.shape)
     torch._foreach_copy_(into, source)
-
-
-def _rebind(entries: Any, name: str, t: Tensor | None) -> None:
-    if type(entries) is dict and entries.get(name) is not t:  # buffers of a scripted module cannot be replaced
-        entries[name] = t

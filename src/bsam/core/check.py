@@ -77,7 +77,7 @@ class Seen:
             self._values.append((p, p.detach().clone()))
             self._keep_grad(p)
         for module in self._known:
-            if getattr(module, "buffers_set_once", False):
+            if getattr(type(module), "buffers_set_once", False):
                 self._set_once.append((module, {name: t.clone() for name, t in module.state_dict().items()}))
             for p in module.parameters(recurse=False):
                 if not p.requires_grad and not is_lazy(p):
