@@ -95,9 +95,13 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
     except BsamError:
         return  # none, or one that continues, or is damaged
     if other.epochs < run.epochs and replace(other, epochs=run.epochs) == run and run.weight_bits is None:
+        kept = ""
+        if run.weights is not None:  # whose defaults those of --init are not
+            kept = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
         raise BsamValueError(
-            f"the run in {run_dir.path} is finished after {other.epochs} epochs: to go on from its weights, with a new "
-            f"schedule, give --init {run_dir.path} --epochs {run.epochs - other.epochs} and another --out"
+            f"the run in {run_dir.path} is finished (epochs: {other.epochs}). To go on from its weights, with a new "
+            f"schedule, give --init {run_dir.path} --epochs {run.epochs - other.epochs}{kept} and another --out"
+            + (", without --weights" if kept else "")
         )
 
 

@@ -46,7 +46,11 @@ class ConsoleLogger:
         each = statistics.median(after - before for before, after in zip(self._times, self._times[1:], strict=False))
         left = f"  left {clock(each * (self.run.epochs - done))}" if done < self.run.epochs else ""
         self._say(epoch_line(self.run, metrics) + left)
-        if done == 1 and self.run.probe is not None and (warning := radius_warning(RunDir(self.folder).probe())):
+        if (
+            done == 1
+            and self.run.probe is not None
+            and (warning := radius_warning(self.run, RunDir(self.folder).probe()))
+        ):
             self._say(warning)
 
 

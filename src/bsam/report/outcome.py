@@ -16,15 +16,18 @@ from ..training.run_dir import RunDir
 # and the point uphill says nothing about the loss around w. On digits it is 1.1 at the defaults of SAM and BSAM, 1.7
 # at radii of 0.4, where BSAM begins to fail, and 2.8 at 1.0.
 MAX_GRADIENT_RATIO = 2.0
-GUESSING = 0.99  # of the loss of guessing, ln(classes): below it something was learned
+# in units of the loss of guessing, ln(classes): below the first something was learned, above the second it diverged
+GUESSING, DIVERGED = 0.99, 1.05
 
 
-def radius_warning(readings: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a sentence if the first reading of a probe, at the initial weights, shows that the radius is too large.
+def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a sentence if the first reading of a probe, at random weights, shows that the radius is too large.
 
-    Later readings are not used: |g| falls as a network fits its data, and the ratio rises with any radius.
+    Later readings are not used, nor networks that were trained before: |g| falls as a network fits its data, and the
+    ratio rises with any radius.
 
     Args:
+        run: its settings.
         readings: of :meth:`bsam.training.run_dir.RunDir.probe`.
 
     Example:
@@ -35,26 +38,29 @@ def radius_warning(readings: Sequence[Mapping[str, Any]]) -> str | None:
         ...     "rho_max": 1.0,
         ...     "extra_passes": 0,
         ... }
-        >>> radius_warning([reading])
+        >>> radius_warning(Run("sam"), [reading])
         'The radius is too large: at step 0 the gradient is 2.8 times as long at distance 1 uphill as at the weights
         (more than 2). Try a smaller radius.'
-        >>> radius_warning([{**reading, "g_max_norm": 2.7}])
+        >>> radius_warning(Run("sam"), [{**reading, "g_max_norm": 2.7}])
     """
     first = readings[0]
     # two extra passes: the point uphill is the probe's, as with ASAM, whose rho is not a distance
-    if first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:
+    if not _begins_at_random(run) or first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:
         return None
     ratio = first["g_max_norm"] / first["g_norm"]
     if ratio <= MAX_GRADIENT_RATIO:
         return None
     return (
         f"The radius is too large: at step {first['step']} the gradient is {ratio:.1f} times as long at distance "
-        f"{first['rho_max']:g} uphill as at the weights (more than {MAX_GRADIENT_RATIO:g}). Try a smaller radius."
+        f"{first['rho_max']:.2g} uphill as at the weights (more than {MAX_GRADIENT_RATIO:g}). Try a smaller radius."
     )
 
 
 def failure(run: Run, run_dir: RunDir) -> str | None:
     """Return a sentence if a finished run is not better than chance, or its loss is not below where it began.
+
+    A classification is at chance if neither its training nor its evaluation loss is below that of guessing, and its
+    accuracy is at most twice that of guessing. Pose is judged by its training loss, if it began with random weights.
 
     Args:
         run: its settings.
@@ -64,28 +70,31 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
     last = epochs[-1]
     accuracy, loss = (last.get(f"{run.eval_split}_{name}") for name in ("accuracy", "loss"))
     if accuracy is not None:
+        accuracy = last.get(f"{run.eval_split}_clean_accuracy", accuracy)  # of labels that were not flipped
         classes = dataset_entry(run.data).classes or len(run_dir.note("inputs")["class_names"])
-        if accuracy <= 1 / classes:
-            return f"The network is not better than chance: accuracy {accuracy:.4f}, {classes} classes. {_advice(run)}"
-        lowest = min(last["train_loss"], loss)  # after the last epoch, or of training: both show a network that learned
-        if lowest >= GUESSING * math.log(classes):
-            return (
-                f"The network is not better than chance: loss {lowest:.4g}, and {math.log(classes):.4g} by guessing "
-                f"among {classes} classes. {_advice(run)}"
-            )
-    if len(epochs) > 1 and last["train_loss"] >= epochs[0]["train_loss"]:
+        lowest, guessing = min(last["train_loss"], loss), math.log(classes)
+        if lowest < GUESSING * guessing or accuracy > 2 / classes:
+            return None
+        return (
+            f"The network is not better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
+            f"({guessing:.4g} by guessing). {_advice(run, diverged=lowest > DIVERGED * guessing)}"
+        )
+    if _begins_at_random(run) and len(epochs) > 1 and last["train_loss"] >= epochs[0]["train_loss"]:
         return (
             f"The training loss, {last['train_loss']:.4g}, is not below that of the first epoch, "
-            f"{epochs[0]['train_loss']:.4g}. {_advice(run)}"
+            f"{epochs[0]['train_loss']:.4g}. {_advice(run, diverged=True)}"
         )
     return None
 
 
-def _advice(run: Run) -> str:
-    smaller_lr = f"Try a smaller --lr (now {run.lr:g})"
-    if run.method == BASE:
-        return f"{smaller_lr}."
-    defaults = inspect.signature(METHODS[run.method].cls).parameters
+def _begins_at_random(run: Run) -> bool:
+    return run.init is None and run.weights is None
+
+
+def _advice(run: Run, diverged: bool) -> str:
+    lr = f"Try {'a smaller' if diverged else 'another'} --lr (now {run.lr:g})"
+    defaults = {} if run.method == BASE else inspect.signature(METHODS[run.method].cls).parameters
     radii = {name: run.arguments.get(name, defaults[name].default) for name in defaults if name.startswith("rho")}
     now = " ".join(f"{name}={value:g}" for name, value in radii.items() if value)
-    return f"{smaller_lr} or a smaller radius (now --set {now})." if now else f"{smaller_lr}."
+    tries = [lr, *([f"a smaller radius (now --set {now})"] if now else []), *([] if diverged else ["more epochs"])]
+    return f"{', '.join(tries[:-1])} or {tries[-1]}." if len(tries) > 1 else f"{lr}."
