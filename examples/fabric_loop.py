@@ -1,6 +1,6 @@
 """A loop with Fabric: any precision, clipping and micro-batches. `fabric.setup` takes BSAM as any other optimizer.
 
-Run: python examples/fabric_loop.py        (needs pip install ".[train,integrations]")
+Run: python examples/fabric_loop.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 The images are drawn. The weights are random: `bsam.models.weights.load_weights` would load pretrained ones.
 
-Run: python examples/fine_tune.py        (pip install ".[images,timm]")
+Run: python examples/fine_tune.py        (pip install -c constraints.txt '.[images,timm]')
 """
 
 import tempfile

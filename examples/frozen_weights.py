@@ -2,7 +2,7 @@
 
 A network is trained on digits, then adapted to mirrored digits through a low-rank update of each linear layer.
 
-Run: python examples/frozen_weights.py        (the digits need scikit-learn: pip install ".[train]")
+Run: python examples/frozen_weights.py        (the digits need pip install -c constraints.txt '.[train]')
 """
 
 import torch

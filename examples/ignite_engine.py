@@ -1,6 +1,6 @@
 """An Engine of Ignite with an update function of its own: clipping, micro-batches, a schedule, metrics.
 
-Run: python examples/ignite_engine.py        (needs pip install ".[train,integrations]")
+Run: python examples/ignite_engine.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
 import torch

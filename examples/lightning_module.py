@@ -1,6 +1,6 @@
 """A LightningModule that trains with BSAM; clipping, accumulation and logging are the Trainer's own.
 
-Run: python examples/lightning_module.py        (needs pip install ".[train,integrations]")
+Run: python examples/lightning_module.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
 import lightning as L

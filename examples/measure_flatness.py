@@ -3,7 +3,7 @@
 All that `bsam.flatness` needs is a model, a loss that is a mean over samples, and batches that are the same each time.
 MaxS, the rise of the loss along its gradient, also grows with the gradient that is left: compare it after convergence.
 
-Run: python examples/measure_flatness.py        (the digits need scikit-learn: pip install ".[train]")
+Run: python examples/measure_flatness.py        (the digits need pip install -c constraints.txt '.[train]')
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits with BSAM: the shortest complete loop.
 
-Run: python examples/minimal.py        (the digits need scikit-learn: pip install ".[train]")
+Run: python examples/minimal.py        (the digits need pip install -c constraints.txt '.[train]')
 """
 
 import torch

@@ -3,7 +3,7 @@
 BSAM evaluates all points that the probe needs, so its readings cost no pass. For SAM the probe adds one pass to the
 steps that it reads.
 
-Run: python examples/probe_training.py        (the digits need scikit-learn: pip install ".[train]")
+Run: python examples/probe_training.py        (the digits need pip install -c constraints.txt '.[train]')
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A classifier of skorch trained with BSAM: clipping and a schedule by callbacks, a grid search over the radius.
 
-Run: python examples/skorch_classifier.py        (needs pip install ".[train,integrations]")
+Run: python examples/skorch_classifier.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
 import inspect

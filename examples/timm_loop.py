@@ -1,6 +1,6 @@
 """A loop as timm's: its loss scaler with adaptive clipping, micro-batches, mixup, a schedule and averaged weights.
 
-Run: python examples/timm_loop.py        (needs pip install ".[train,timm]")
+Run: python examples/timm_loop.py        (needs pip install -c constraints.txt '.[train,timm]')
 """
 
 import numpy as np

@@ -68,6 +68,11 @@ def test_another_batch_in_each_pass(problem, optimizer, capsys):
     assert capsys.readouterr().out.startswith("BSAM.check: two evaluations of the closure")
 
 
+def test_an_iterator_that_ends(problem, optimizer):
+    batches = iter([problem.x])
+    assert found(optimizer, lambda: problem.model(next(batches)).square().mean(), "which has ended")
+
+
 def test_another_batch_is_found_by_its_gradient_where_losses_are_equal(plain):
     """With zeros in the last layer, every batch has the same loss."""
     nn.init.zeros_(plain.model[-1].weight)

@@ -31,6 +31,11 @@ def three():
     return [Vector(tensors(seed), layout) for seed in range(3)], [flat(tensors(seed)) for seed in range(3)]
 
 
+def test_repr_is_one_line(three):
+    (u, v, _), _ = three
+    assert repr(u) == repr(u - 2 * v) == "Vector(24 entries in 4 tensor(s))"
+
+
 def test_linear_combinations(three):
     (u, v, w), (a, b, c) = three
     s = torch.tensor(0.7, dtype=torch.float64)

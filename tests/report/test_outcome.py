@@ -55,6 +55,15 @@ def test_pose_is_judged_by_its_loss_alone(tmp_path):
     )
 
 
+def test_pose_that_is_not_better_than_the_mean_pose(tmp_path):
+    note = {"title": "mean pose, no network", "scores": {"pck": 0.39, "pck_head": 0.5}}
+    (tmp_path / "baseline.json").write_text(json.dumps(note))
+    run = Run("sam", base="adam", **POSE)
+    found = sentence(tmp_path, run, (3.0,), test_pck=0.01, test_pck_head=0.0, test_loss=3.0)
+    assert "not better than the baseline (mean pose, no network): pck 0.01 and 0.39" in found
+    assert sentence(tmp_path, run, (3.0,), test_pck=0.4, test_pck_head=0.4, test_loss=3.0) is None
+
+
 def test_classes_of_image_files_are_counted_in_the_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(RunDir, "note", lambda self, name: {"inputs": {"class_names": ["cat", "dog", "owl"]}}[name])
     run = Run("saf", data="folder:pets", model="resnet8")

@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
         "mistakes.png. "
         "Interrupted, by Ctrl-C, SIGTERM or worse, the same command continues after the last finished epoch, and ends "
-        "as it would have ended. Started by torchrun, the processes share each batch.",
+        "as it would have ended. Launched with torchrun, the processes share each batch.",
     )
     add_run_flags(command)
     command.add_argument(

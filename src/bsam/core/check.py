@@ -184,6 +184,8 @@ def _evaluate_twice(L: Objective, per_sample: bool) -> tuple[list[str], list[str
         again, g_again = L.value_and_grad()
     except BsamError as error:
         return [str(error)], []
+    except StopIteration:
+        return ["the closure takes a batch from an iterator, which has ended: take the batch before it is called"], []
     except RuntimeError as error:  # torch's, of a closure that runs backward itself
         if "backward through the graph a second time" not in str(error):
             raise

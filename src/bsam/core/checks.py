@@ -161,7 +161,7 @@ def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
     if not modules or not all(isinstance(module, nn.Module) for module in modules):
         got = ", ".join(type(module).__name__ for module in modules) or "no module at all"
         raise BsamTypeError(
-            "model must be the torch.nn.Module that the closure calls, or None if it has no batch norm, "
+            "model must be the torch.nn.Module that the closure calls, or None if it has no buffers, "
             f"or a list of all modules that the closure calls with the trained one first; got {got}"
         )
     known = {p for group in base.param_groups for p in group["params"]}

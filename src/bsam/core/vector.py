@@ -210,6 +210,11 @@ class Vector:
         """Return the component of this vector that is orthogonal to ``other``."""
         return self - ratio(self.dot(other), other.norm() ** 2) * other
 
+    def __repr__(self) -> str:
+        """Return its size in one line."""
+        sizes = [t.numel() for term in list(self.terms)[:1] for bucket in term.buckets for t in bucket]
+        return f"Vector({sum(sizes):,} entries in {len(sizes)} tensor(s))"
+
     def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return the entries in new tensors, one per parameter.
 

@@ -32,7 +32,7 @@ class BSAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no batch norm.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no buffers.
             If the closure runs other modules, too, a list of all of them, this one first.
         rho_max: the radius uphill.
         rho_min: the radius downhill, at its largest.

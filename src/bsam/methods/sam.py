@@ -21,7 +21,7 @@ class SAM(SharpnessAware):
 
     Args:
         base: the optimizer that takes the step.
-        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no batch norm.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no buffers.
             If the closure runs other modules, too, a list of all of them, this one first.
         rho: the radius; the largest one if it follows the learning rate. The paper's: 0.05 for CIFAR-10, 0.1 for
             CIFAR-100.

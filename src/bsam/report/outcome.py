@@ -60,7 +60,8 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
     """Return a sentence if a finished run is not better than chance, or its loss is not below where it began.
 
     A classification is at chance if neither its training nor its evaluation loss is below that of guessing, and its
-    accuracy is at most twice that of guessing. Pose is judged by its training loss, if it began with random weights.
+    accuracy is at most twice that of guessing. Pose is compared with its baseline, and its last training loss with that
+    of the first epoch, if it began with random weights.
 
     Args:
         run: its settings.
@@ -79,6 +80,14 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
             f"The network is not better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
             f"({guessing:.4g} by guessing). {_advice(run, diverged=lowest > DIVERGED * guessing)}"
         )
+    if baseline := run_dir.note("baseline"):
+        name, value = next(iter(baseline["scores"].items()))  # the mean over the joints
+        score = last[f"{run.eval_split}_{name}"]
+        if score <= value:
+            return (
+                f"The network is not better than the baseline ({baseline['title']}): {name} {score:.4g} and "
+                f"{value:.4g}. {_advice(run, diverged=False)}"
+            )
     if _begins_at_random(run) and len(epochs) > 1 and last["train_loss"] >= epochs[0]["train_loss"]:
         return (
             f"The training loss, {last['train_loss']:.4g}, is not below that of the first epoch, "

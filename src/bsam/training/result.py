@@ -42,6 +42,11 @@ class Result:
     relief: LossSurface | None = None
     measure: str = "accuracy"  #: of the task
 
+    def __repr__(self) -> str:
+        """Return what matters in one line."""
+        run, score = self.run, f"{self.measure} {self.score:.4g}"
+        return f"Result({run.method}, {run.data}, seed {run.seed}: {score} after {run.epochs} epoch(s))"
+
     @property
     def last(self) -> Epoch:
         """The epoch that is reported, which is the last one and never the best one."""
