@@ -1,11 +1,16 @@
 """Settings of the documentation; `make docs` builds it."""
 
+import inspect
 import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1] / "src")]
 
 import bsam  # noqa: E402
+
+for method in (bsam.SharpnessAware, *bsam.SharpnessAware.__subclasses__()):  # autodoc would show that of __new__
+    signature = inspect.signature(method.__init__, eval_str=True)
+    method.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
 
 project, author, copyright = "bsam", "bsam contributors", "bsam contributors"
 release = version = bsam.__version__

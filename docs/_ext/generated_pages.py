@@ -183,7 +183,7 @@ def example_section(path: Path) -> str:
     """Return what an example shows, from its docstring, and the line that runs it."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     about, _, run = docstring.partition("Run: ")
-    command, needs = run.partition("        ")[0], re.search(r'pip install "[^"]+"', run)
+    command, needs = run.partition("        ")[0], re.search(r"pip install [^)]+", run)
     lines = [*([needs[0]] if needs else []), command]
     link = f"The file: {{download}}`{path.name} <../../examples/{path.name}>`"
     return "\n".join([f"## {path.stem}", "", about.strip(), "", "```bash", *lines, "```", "", link, ""])

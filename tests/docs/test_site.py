@@ -137,6 +137,9 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
     assert foreign_loads(site, pages) == []
     missing = {name: missing_parts(pages[site / f"methods/{name}.html"], method) for name, method in METHODS.items()}
     assert missing == {name: [] for name in METHODS}
+    signatures = {name: (site / f"methods/{name}.html").read_text(encoding="utf-8") for name in METHODS}
+    assert [name for name, page in signatures.items() if '<span class="n"><span class="pre">arguments' in page] == []
+    assert '<span class="n"><span class="pre">rho_max' in signatures["bsam"]
 
     text = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -73,12 +72,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     same_draws: bool
     _step_state: StepState
     _may_miss_modules: bool
-    __signature__: ClassVar[inspect.Signature]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        signature = inspect.signature(cls.__init__)  # which __new__ would hide from Sphinx
-        cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Check the arguments before the constructor sees them, so that a call from elsewhere gets a sentence."""
