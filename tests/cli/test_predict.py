@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from bsam import cli
+from bsam.cli import predict as cli_predict
 from bsam.data.skeletons import LSP
 from bsam.training import find_joints
 from bsam.training import predict as bsam_predict
@@ -171,7 +172,9 @@ def test_folders_in_and_tables_of_classes_out(tmp_path, monkeypatch, capsys, ref
     for out in ("predictions.csv", "predictions.json"):
         capsys.readouterr()
         assert predict("classes", "images/test", "--top", "2", "--out", out) == 0
-        *lines, written = capsys.readouterr().out.splitlines()
+        printed = capsys.readouterr()
+        assert printed.err == "bsam: left out 1 of 7 files (cannot be decoded as images): images/test/notes.txt\n"
+        *lines, written = printed.out.splitlines()
         assert written == f"Written: {out}"
         assert [line.split()[0] for line in lines] == files
     header, *rows = csv.reader(Path("predictions.csv").read_text().splitlines())
@@ -183,7 +186,37 @@ def test_folders_in_and_tables_of_classes_out(tmp_path, monkeypatch, capsys, ref
         numbers = [float(row[2]), float(row[4])]
         assert numbers == entry["probabilities"] == pytest.approx(each.probabilities)
     (tmp_path / "empty").mkdir()
-    assert "the folder empty holds no image files (.jpg" in refused("predict", "classes", "empty")
+    assert "the folder empty holds no files" in refused("predict", "classes", "empty")
+
+
+def test_a_grid_shows_the_first_images_and_comes_after_the_table(run, images, monkeypatch, capsys):
+    folder = draw_images(Path("images"), {"train": 4, "test": 2})
+    settings = ["--method", "sgd", "--model", "resnet8", "--weights", "random", "--image-size", "28", "--epochs", "1"]
+    train = ["train", "--data", f"folder:{folder}", "--out", "classes", "--batch", "6", *settings, "--device", "cpu"]
+    assert cli.main(train) == 0
+    assert cli_predict.MAX_GRID == 100
+    monkeypatch.setattr(cli_predict, "MAX_GRID", 2)
+    for folder, name in (("classes", "draw_grid"), (run, "draw_joints_grid")):
+        drawn = []
+        monkeypatch.setattr(
+            f"bsam.report.predictions.{name}",
+            lambda shown, path, drawn=drawn: drawn.append(([str(each.path) for each in shown], table.is_file())),
+        )
+        for chosen in (images, images[:2]):
+            table = Path(f"{name}-{len(chosen)}.csv")
+            capsys.readouterr()
+            assert predict(folder, *chosen, "--grid", "grid.png", "--out", table) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert lines[-2:] == [f"Written: {table}", "Written: grid.png"]
+            assert ("grid.png shows the first 2 of 3 images." in lines) == (len(chosen) == 3)
+        assert drawn == [(images[:2], True)] * 2
+
+
+def test_pictures_have_the_names_of_their_images_beside_other_files(run, images, capsys):
+    Path("one/a.csv").write_text("no image")
+    assert predict(run, "one", "--out", "drawn") == 0
+    assert [path.name for path in Path("drawn").iterdir()] == ["a.png"]
+    assert "left out 1 of 2 files (cannot be decoded as images): one/a.csv" in capsys.readouterr().err
 
 
 def test_tables_of_joints(run, images, capsys):

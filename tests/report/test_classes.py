@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from bsam import cli
@@ -13,6 +14,7 @@ from bsam.report import classes
 from bsam.report.classes import class_report, classes_info, classes_table, draw_confusion, draw_mistakes
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir
+from helpers import draw_images
 
 RUN = Run("sam")
 NAMES = ["cat", "dog $x", "owl"]
@@ -43,8 +45,51 @@ def test_the_matrix_has_true_classes_in_rows():
     (ax, _) = draw_confusion(RUN, KEPT).axes
     counts = {text.get_position(): text.get_text() for text in ax.texts}
     assert (counts[1, 0], counts[2, 0], counts[0, 1]) == ("3", "1", "")
-    assert (ax.get_ylabel(), ax.get_xlabel()) == ("true class", "class found")
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("true class", "predicted class")
     assert [label.get_text() for label in ax.get_yticklabels()] == NAMES
+
+
+def test_long_names_leave_room_for_the_matrix():
+    names = ["a" * 25, "b" * 26, "c" * 100]
+    drawn = draw_confusion(RUN, {**KEPT, "class_names": np.array(names)})
+    ax = drawn.axes[0]
+    for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["a" * 25, "b" * 24 + "…", "c" * 24 + "…"]
+    FigureCanvasAgg(drawn).draw()
+    box = ax.get_tightbbox()
+    assert 0 <= box.x0 < box.x1 <= drawn.bbox.x1
+    assert 0 <= box.y0 < box.y1 <= drawn.bbox.y1
+    assert ax.get_window_extent().width > 0.25 * drawn.bbox.width
+
+
+def test_a_bar_in_a_name_does_not_split_its_cell():
+    *_, cat, dog, _ = classes_table(RUN, {**KEPT, "class_names": np.array(["cat", "a|b", "owl"])}).splitlines()
+    assert (cat, dog) == (r"| cat | 10 | 60.0 | a\|b (3) |", r"| a\|b | 4 | 100.0 | - |")
+
+
+def test_class_folders_whose_names_are_no_text(tmp_path, monkeypatch):
+    """Names with bytes that are no UTF-8; where the file system refuses them, the numbers have them alone."""
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    report = class_report(RUN, {**KEPT, "class_names": np.array([name, "a|b", "owl"])})
+    assert "| caf? | 10 | 60.0 | a\\|b (3) |" in report["classes.md"].decode()
+    try:
+        (tmp_path / name).mkdir()
+    except OSError:
+        return
+    monkeypatch.chdir(tmp_path)
+    draw_images(tmp_path / name, {"train": 4, "test": 2}, (name, "a|b"))
+    settings = ["--method", "sgd", "--model", "resnet8", "--weights", "random", "--image-size", "28", "--epochs", "1"]
+    flags = ["--out", "run", "--batch", "4", *settings, "--device", "cpu"]
+    assert cli.main(["train", "--data", f"folder:{name}", *flags]) == 0
+    table = (tmp_path / "run/classes.md").read_text(encoding="utf-8")
+    assert "| caf? | 2 | " in table
+    assert r"| a\|b | 2 | " in table
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")  # raises for surrogates, as a terminal does
+    monkeypatch.setattr("sys.stdout", printed)
+    files = ["--out", "out.csv", "--grid", "grid.png"]
+    assert cli.main(["predict", "run", f"{name}/test", *files, "--device", "cpu"]) == 0
+    assert len((tmp_path / "out.csv").read_bytes().splitlines()) == 5
+    assert b"caf?/test/caf?/1.png  " in printed.buffer.getvalue()
 
 
 def test_a_matrix_of_many_classes_has_no_numbers():

@@ -6,6 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import bsam
+from bsam.data.image_decoding import Resize
 from bsam.data.skeletons import Skeleton
 from bsam.report import predictions
 from bsam.training.pose_prediction import FoundJoints
@@ -14,9 +15,8 @@ from bsam.training.prediction import Prediction
 SKELETON = Skeleton(("head top", "right hand", "left hand"), ((1, 2),), ((0, 1), (0, 2)))
 
 
-def made(n, classes=("cat", "dog", "owl"), probabilities=(0.75, 0.2, 0.0504)):
-    pixels = np.random.default_rng(n).integers(0, 256, (6, 6, 3), np.uint8)
-    return Prediction(Path(f"pictures/{n}.png"), pixels, classes, probabilities)
+def made(n, folder="pictures"):
+    return Prediction(Path(folder, f"{n}.png"), Resize(6), ("cat", "dog", "owl"), (0.75, 0.2, 0.0504))
 
 
 def test_lines():
@@ -30,15 +30,18 @@ def test_lines():
 def test_the_grid_shows_every_image_with_its_classes(n, columns, rows, monkeypatch, tmp_path):
     saved = []
     monkeypatch.setattr(predictions, "save", lambda drawn, path: saved.append((drawn, path)))
-    shown = [made(i) for i in range(n)]
+    shown = [made(i, tmp_path) for i in range(n)]
+    pixels = np.random.default_rng(0).integers(0, 256, (n, 6, 6, 3), np.uint8)
+    for each, content in zip(shown, pixels, strict=True):
+        Image.fromarray(content).save(each.path)
     predictions.draw_grid(shown, tmp_path / "grid.png")
     ((drawn, path),) = saved
     assert path == tmp_path / "grid.png"
     assert drawn.get_size_inches().tolist() == pytest.approx([2.6 * columns, (2.6 + 0.45 + 3 * 0.18) * rows])
     assert len(drawn.axes) == n
-    for ax, each in zip(drawn.axes, shown, strict=True):
+    for ax, each, content in zip(drawn.axes, shown, pixels, strict=True):
         (image,) = ax.get_images()
-        assert np.array_equal(image.get_array(), each.pixels)
+        assert np.array_equal(image.get_array(), content)
         assert ax.get_title() == "cat 75.0%"
         assert ax.get_xlabel() == f"dog 20.0%\nowl 5.0%\n{each.path.name}"
     assert {ax.get_subplotspec().get_gridspec().get_geometry() for ax in drawn.axes} == {(rows, columns)}

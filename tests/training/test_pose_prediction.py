@@ -131,6 +131,15 @@ def test_many_images_keep_their_order(run, tmp_path, monkeypatch):
         assert each.pixels.shape[0] == 20 + paths.index(each.path)
 
 
+def test_a_folder_with_other_files(run, tmp_path):
+    path, told = save(noise(20, 30), tmp_path / "a.png"), []
+    (tmp_path / "a.csv").write_text("no image")
+    (found,) = find_joints(run, tmp_path, device="cpu", tell=told.append)
+    assert found.path == path
+    assert np.array_equal(found.joints, found_in(run, path).joints)
+    assert told == [f"left out 1 of 2 files (cannot be decoded as images): {tmp_path / 'a.csv'}"]
+
+
 def test_the_flip_test_is_that_of_the_run_unless_another_is_given(run, tmp_path):
     """With it, a mirrored image has mirrored joints."""
     shutil.copytree(run, tmp_path / "flipped")
@@ -157,7 +166,7 @@ def test_what_cannot_be_predicted_is_named(run, tmp_path):
         ([image, tmp_path / "nowhere.png"], None, r"nowhere\.png cannot be read"),
         ([image, text], None, r"notes\.txt cannot be decoded: it is no image"),
         ([], None, "there are no images: name files"),
-        ([image, image], (1, 1, 9, 9), "a box is for one image, and there are 2"),
+        ([image, text], (1, 1, 9, 9), "a box is for one image, and there are 2"),
         (image, (1, 1, 1, 9), "the right of a box must exceed its left, and the bottom its top"),
         (image, (1, 9, 5, 1), "the right of a box must exceed its left, and the bottom its top"),
         (image, (1, 1, 5), "box must be left, top, right and bottom, got"),

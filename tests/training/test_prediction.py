@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from safetensors.torch import load_file
 
 import bsam
 from bsam.models import build
+from bsam.training import prediction
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.prediction import predict
+from bsam.training.prediction import image_paths, predict
 from helpers import draw_images
 
 CLASSES = ("cat", "dog", "owl")
@@ -100,6 +102,58 @@ def test_what_is_no_image_and_what_is_no_run_on_images_is_named(trained, tmp_pat
         predict(run, [tmp_path / "nowhere.png"])
     with pytest.raises(bsam.BsamError, match=r"is not a run directory of bsam train: it has no config\.json"):
         predict(tmp_path, paths)
+
+
+def test_a_folder_stands_for_the_files_that_training_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/b/2.png", "in/b/1.JFIF", "in/a", ".in/1.png", "elsewhere/3.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    for name in ("in/.hidden.png", "in/.cache/1.png", "in/b/Thumbs.db", "in/desktop.ini"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path("in/c").symlink_to(tmp_path / "elsewhere")
+    Path("in/b/up").symlink_to(tmp_path / "in")  # a loop
+    Path("in/d.png").symlink_to(tmp_path / "elsewhere/3.png")
+    files = [Path(name) for name in ("in/a", "in/b/1.JFIF", "in/b/2.png", "in/c/3.png", "in/d.png")]
+    assert list(image_paths("in")) == files
+    assert list(image_paths(".in")) == [Path(".in/1.png")]
+    paths = image_paths(["in/b/2.png", "in", "./in/a", "in/b/2.png", "in"])
+    assert list(paths) == [files[2], *files[:2], *files[3:]]
+    assert [path for path, is_named in paths.items() if is_named] == [files[2], files[0]]
+
+
+def test_files_of_a_folder_that_are_no_images_are_left_out(trained, tmp_path, monkeypatch):
+    run, paths, *_ = trained
+    monkeypatch.setattr(prediction, "LARGE_IMAGE_BATCH", 2)
+    shutil.copytree(paths[0].parents[1], tmp_path / "test")
+    (tmp_path / "test/cat/0.png").rename(tmp_path / "test/cat/0")  # a name without a suffix
+    (tmp_path / "test/cat/2.png").write_bytes(paths[0].read_bytes()[:200])  # a damaged image
+    for name in ("0.txt", "1.txt", "2.txt"):
+        (tmp_path / "test" / name).write_text("no image")
+    told = []
+    found = predict(run, tmp_path / "test", device="cpu", tell=told.append)
+    for each, wanted in zip(found, predict(run, paths, device="cpu"), strict=True):
+        assert each.classes == wanted.classes
+        assert each.probabilities == pytest.approx(wanted.probabilities, rel=1e-3, abs=1e-6)
+    names = ", ".join(str(tmp_path / "test" / name) for name in ("0.txt", "1.txt", "2.txt"))
+    assert told == [f"left out 4 of 10 files (cannot be decoded as images): {names}, ..."]
+    with pytest.raises(bsam.BsamError, match=r"1\.txt cannot be decoded: it is no image"):
+        predict(run, [tmp_path / "test", tmp_path / "test/1.txt"])
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "test/0.txt").rename(tmp_path / "texts/0.txt")
+    with pytest.raises(bsam.BsamError, match=r"no file in these folders is an image: .*0\.txt cannot be decoded"):
+        predict(run, tmp_path / "texts")
+
+
+def test_one_batch_of_images_is_decoded_at_a_time(trained, monkeypatch):
+    run, paths, *_ = trained
+    events, decode, call = [], prediction.decode, prediction.Inputs.__call__
+    monkeypatch.setattr(prediction, "LARGE_IMAGE_BATCH", 4)
+    monkeypatch.setattr(prediction, "decode", lambda *args: events.append("decode") or decode(*args))
+    monkeypatch.setattr(prediction.Inputs, "__call__", lambda self, x: events.append(len(x)) or call(self, x))
+    predict(run, paths, device="cpu")
+    assert events == [*4 * ["decode"], 4, *2 * ["decode"], 2]
 
 
 def test_a_run_on_digits_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,28 @@ from ..core.extras import require_package
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TABLES = (".csv", ".json")
 TOP = 3
+MAX_GRID = 100  # images in a grid; matplotlib takes minutes for several hundred
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "predict",
-        help="classes of images, or joints of the persons in them, by the network of a run",
-        description="Print the most probable classes of each image; or, by a run of the task pose, x and y of each "
+        help="classes of images, or joints of the persons in them, with the network of a run",
+        description="Print the most probable classes of each image; or, with a run of the task pose, x and y of each "
         "joint of the person in the image, in pixels. The data that the network was trained on is not needed.",
     )
     flag = command.add_argument
     flag("folder", type=Path, help="the directory of a finished run on image files or persons", metavar="RUN_DIR")
-    flag("images", nargs="+", type=Path, help="files, or folders with image files", metavar="IMAGE|FOLDER")
-    flag("--grid", type=Path, help=f"draw all images with what was found ({', '.join(PICTURES)})", metavar="FILE")
+    images = "image files, or folders: all images in them and in their subfolders, except hidden ones"
+    flag("images", nargs="+", type=Path, help=images, metavar="IMAGE|FOLDER")
+    grid = f"draw the first {MAX_GRID} images with their classes or joints into one picture ({', '.join(PICTURES)})"
+    flag("--grid", type=Path, help=grid, metavar="FILE")
     out = (
-        "write what was found to a file: predictions.csv or predictions.json. By a run of pose, any other name is a "
-        "folder: draw the skeleton on each image, the person's right side orange and the left one light blue, to a PNG "
-        "file of its name and its size there; a file that exists there is not overwritten, but an error"
+        "write the classes or joints of all images to this file, for example predictions.csv or predictions.json. "
+        "With a run of the task pose, any other name is a folder for pictures: a PNG file for each image, with the "
+        "skeleton drawn on it, the person's right side orange and the left side light blue. If one of these files "
+        "exists, the command stops with an error"
     )
     flag("--out", type=Path, help=out, metavar="FILE|FOLDER")
     device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
@@ -99,12 +104,12 @@ def _classes(arguments: argparse.Namespace) -> None:
     from ..training.prediction import predict
 
     top = TOP if arguments.top is None else arguments.top
-    predictions = predict(arguments.folder, arguments.images, top, arguments.device)
-    if arguments.grid is not None:
-        draw_grid(predictions, arguments.grid)
+    predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
     if arguments.out is not None:
         write_predictions(predictions, arguments.out)
-    _print(prediction_lines(predictions), arguments.grid, arguments.out)
+    if arguments.grid is not None:
+        draw_grid(predictions[:MAX_GRID], arguments.grid)
+    _print([*prediction_lines(predictions), *_grid_lines(arguments, predictions)], arguments.out, arguments.grid)
 
 
 def _joints(arguments: argparse.Namespace) -> None:
@@ -113,25 +118,38 @@ def _joints(arguments: argparse.Namespace) -> None:
     from ..training.pose_prediction import find_joints
     from ..training.prediction import image_paths
 
-    pictures: list[Path] = []
-    images, table = image_paths(arguments.images), _table(arguments)
-    if arguments.out is not None and table is None:
+    table = _table(arguments)
+    draws_pictures = arguments.out is not None and table is None
+    if draws_pictures:
         require_package("matplotlib", "plot")
-        pictures = picture_paths(images, arguments.out)
-    found = find_joints(arguments.folder, images, arguments.box, arguments.flip_test, arguments.device)
-    if arguments.grid is not None:
-        draw_joints_grid(found, arguments.grid)
+        picture_paths([*image_paths(arguments.images)], arguments.out)  # raises now rather than after the last image
+    poses = find_joints(arguments.folder, arguments.images, arguments.box, arguments.flip_test, arguments.device, _warn)
+    pictures = picture_paths([pose.path for pose in poses], arguments.out) if draws_pictures else []
     if table is not None:
-        write_joints(found, table)
+        write_joints(poses, table)
+    if arguments.grid is not None:
+        draw_joints_grid(poses[:MAX_GRID], arguments.grid)
     if pictures:
         with usable(arguments.out, "pictures"):
             arguments.out.mkdir(parents=True, exist_ok=True)
-    for each, path in zip(found, pictures, strict=False):
-        draw_joints(each, path)
+    for pose, path in zip(poses, pictures, strict=False):
+        draw_joints(pose, path)
     whole = [] if arguments.box else ["The whole image was taken as the person's box; --box names another."]
-    _print([*joint_lines(found), *whole], arguments.grid, table, *pictures)
+    _print([*joint_lines(poses), *whole, *_grid_lines(arguments, poses)], table, arguments.grid, *pictures)
+
+
+def _grid_lines(arguments: argparse.Namespace, images: Sequence[object]) -> list[str]:
+    if arguments.grid is None or len(images) <= MAX_GRID:
+        return []
+    return [f"{arguments.grid} shows the first {MAX_GRID} of {len(images)} images."]
+
+
+def _warn(sentence: str) -> None:
+    print(f"bsam: {sentence}", file=sys.stderr, flush=True)
 
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
     """Print the lines, and the files that are written before: if the output is closed, nothing is lost."""
-    print("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)]))
+    from ..report.panels import printable
+
+    print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))

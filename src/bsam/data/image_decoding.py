@@ -53,6 +53,10 @@ class BoxError(BsamValueError):
     """A box that cannot be cut out of its image."""
 
 
+class DecodeError(BsamValueError):
+    """A file that cannot be decoded as an image."""
+
+
 @dataclass(frozen=True)
 class Resize:
     """Resize the shorter side to ``floor(size / crop)`` pixels and cut out ``size`` x ``size`` pixels at the centre.
@@ -180,7 +184,7 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None)
             reason = f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels; make it smaller"
         else:
             reason = str(error) or type(error).__name__
-        raise BsamValueError(f"{name} cannot be decoded: {reason}") from error
+        raise DecodeError(f"{name} cannot be decoded: {reason}") from error
     return np.asarray(_cut(pixels, decoding, name) if isinstance(decoding, Crop) else pixels)
 
 

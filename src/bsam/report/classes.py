@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from ..training.config import Run, method_title
 from .epochs import titles_of
-from .panels import COLOURS, MAX_COLUMNS, encoded, figure, panel_title
+from .panels import COLOURS, MAX_COLUMNS, encoded, figure, panel_title, printable
 
 MAX_COUNTS = 20  # classes up to which the cells of the matrix show their numbers
 MAX_NAMES = 60  # classes up to which their names fit along the axes
+MAX_LETTERS = 25  # of a name along the axes; the matrix would shrink beside longer ones
 CELL = 0.42  # inches, of a cell with a number
 
 
@@ -51,34 +52,35 @@ def classes_info(predictions: Mapping[str, NDArray[Any]]) -> list[ClassAccuracy]
         >>> classes_info(kept)[0]
         ClassAccuracy(name='cat', samples=10, accuracy=0.8, mistaken_for=('dog', 2))
     """
-    names, confusion = predictions["class_names"].tolist(), predictions["confusion"]
-    found = []
+    names, confusion = _names(predictions), predictions["confusion"]
+    classes = []
     for number, row in enumerate(confusion):
         samples, right = int(row.sum()), int(row[number])
         wrong = row.copy()
         wrong[number] = 0
         worst = (names[wrong.argmax()], int(wrong.max())) if wrong.any() else None
-        found.append(ClassAccuracy(names[number], samples, right / samples if samples else None, worst))
-    return found
+        classes.append(ClassAccuracy(names[number], samples, right / samples if samples else None, worst))
+    return classes
 
 
 def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     """Return the accuracies as a table in Markdown, the lowest first."""
-    rows = sorted(classes_info(predictions), key=lambda each: math.inf if each.accuracy is None else each.accuracy)
+    rows = sorted(classes_info(predictions), key=lambda row: math.inf if row.accuracy is None else row.accuracy)
     lines = [f"# {_title(run, predictions)}", "", "| class | samples | accuracy in % | most often mistaken for |"]
     lines.append("|---|---|---|---|")
-    for each in rows:
-        accuracy = "-" if each.accuracy is None else f"{100 * each.accuracy:.1f}"
-        other = "-" if each.mistaken_for is None else f"{each.mistaken_for[0]} ({each.mistaken_for[1]})"
-        lines.append(f"| {each.name} | {each.samples} | {accuracy} | {other} |")
+    for row in rows:
+        accuracy = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f}"
+        mistaken_for = "-" if row.mistaken_for is None else f"{row.mistaken_for[0]} ({row.mistaken_for[1]})"
+        cells = (text.replace("|", "\\|") for text in (row.name, str(row.samples), accuracy, mistaken_for))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
-    """Return a figure of the confusion matrix: a row per class, a column per class that the network found."""
+    """Return a figure of the confusion matrix: a row per true class, a column per predicted class."""
     from matplotlib.colors import PowerNorm
 
-    names, confusion = predictions["class_names"].tolist(), predictions["confusion"]
+    names, confusion = [_shortened(name) for name in _names(predictions)], predictions["confusion"]
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     side = min(max(CELL * len(names), 3.0), CELL * MAX_COUNTS)
     drawn = figure(side + 2.2, side + 1.4)
@@ -89,11 +91,11 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
             colour = "white" if share[row, column] > 0.4 else "black"
             ax.text(column, row, str(count) if count else "", ha="center", va="center", fontsize=8, color=colour)
     if len(names) <= MAX_NAMES:
-        size, shown = (9 if len(names) <= MAX_COUNTS else 6), [_printable(name) for name in names]
+        size = 9 if len(names) <= MAX_COUNTS else 6
         long = max(map(len, names)) > 3
-        ax.set_xticks(range(len(names)), shown, rotation=90 if long else 0, fontsize=size, parse_math=False)
-        ax.set_yticks(range(len(names)), shown, fontsize=size, parse_math=False)
-    ax.set_xlabel("class found")
+        ax.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=size, parse_math=False)
+        ax.set_yticks(range(len(names)), names, fontsize=size, parse_math=False)
+    ax.set_xlabel("predicted class")
     ax.set_ylabel("true class")
     ax.set_title(_figure_title(run, predictions), fontsize=10, parse_math=False)
     drawn.colorbar(picture, ax=ax, shrink=0.8, label="share of the class")
@@ -102,19 +104,19 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
 
 def draw_mistakes(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
     """Return a figure of the wrong answers that the network gave with most confidence, the most confident first."""
-    names, pixels = predictions["class_names"].tolist(), predictions["pixels"]
+    names, pixels = _names(predictions), predictions["pixels"]
     columns = min(len(pixels), MAX_COLUMNS)
     rows = math.ceil(len(pixels) / columns)
     drawn = figure(max(1.9 * columns, 3.2), 2.3 * rows + 0.6)
-    of_each = zip(pixels, *(predictions[name].tolist() for name in ("truth", "found", "confidence")), strict=True)
-    for number, (image, truth, found, confidence) in enumerate(of_each):
+    mistakes = zip(pixels, *(predictions[name].tolist() for name in ("truth", "found", "confidence")), strict=True)
+    for number, (image, truth, predicted, confidence) in enumerate(mistakes):
         ax = drawn.add_subplot(rows, columns, number + 1)
         ax.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
         ax.set_xticks([])
         ax.set_yticks([])
-        said, true = f"{names[found]}, {confidence:.1%}", f"true: {names[truth]}"
-        ax.set_title(_printable(panel_title(said)), fontsize=9, color=COLOURS[2], parse_math=False)
-        ax.set_xlabel(_printable(panel_title(true)), fontsize=9, parse_math=False)
+        title = panel_title(f"{names[predicted]}, {confidence:.1%}")
+        ax.set_title(title, fontsize=9, color=COLOURS[2], parse_math=False)
+        ax.set_xlabel(panel_title(f"true: {names[truth]}"), fontsize=9, parse_math=False)
     drawn.suptitle(f"{_figure_title(run, predictions)}, most confident mistakes", fontsize=10, parse_math=False)
     return drawn
 
@@ -140,13 +142,16 @@ def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     confusion = predictions["confusion"]
     network, data = titles_of(run)
     accuracy = confusion.trace() / confusion.sum()
-    return f"{method_title(run)}, {network} on {data}: {run.eval_split} accuracy {accuracy:.1%}"
+    return printable(f"{method_title(run)}, {network} on {data}: {run.eval_split} accuracy {accuracy:.1%}")
 
 
 def _figure_title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
-    return _printable(_title(run, predictions).replace(": ", "\n", 1))
+    return _title(run, predictions).replace(": ", "\n", 1)
 
 
-def _printable(name: str) -> str:
-    """Return a name without the bytes of a folder's name that are no text."""
-    return name.encode("utf-8", "replace").decode("utf-8")
+def _names(predictions: Mapping[str, NDArray[Any]]) -> list[str]:
+    return [printable(name) for name in predictions["class_names"].tolist()]
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 1]}…"

@@ -72,6 +72,16 @@ def panel_title(text: str) -> str:
     return textwrap.fill(text, TITLE_WIDTH)
 
 
+def printable(name: str) -> str:
+    r"""Return the name of a file or a folder with question marks for bytes that are no text.
+
+    Example:
+        >>> printable(b"caf\xe9".decode("utf-8", "surrogateescape"))
+        'caf?'
+    """
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
 class Grouped(Protocol):
     """Numbers of one model; models of one group are drawn on one scale."""
 

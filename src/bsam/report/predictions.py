@@ -19,7 +19,7 @@ from ..data.pose_data import MARGIN
 from ..training.files import check_writable, usable, write, write_json
 from ..training.pose_prediction import FoundJoints
 from ..training.prediction import Prediction
-from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, save
+from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, printable, save
 from .skeletons import draw_skeleton, show_picture, side_legend
 
 SIDE = 2.6  # inches, of a picture
@@ -39,41 +39,41 @@ def class_texts(prediction: Prediction) -> list[str]:
 
 def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line for each image: its file and its classes."""
-    width = max(len(str(each.path)) for each in predictions)
-    return [f"{each.path!s:<{width}}  {', '.join(class_texts(each))}" for each in predictions]
+    width = max(len(str(prediction.path)) for prediction in predictions)
+    return [f"{prediction.path!s:<{width}}  {', '.join(class_texts(prediction))}" for prediction in predictions]
 
 
 def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
     """Write the classes of each image: as JSON, or as CSV with a row per image and two columns per class."""
     if path.suffix.lower() == ".json":
         rows = [
-            {"file": str(each.path), "classes": list(each.classes), "probabilities": list(each.probabilities)}
-            for each in predictions
+            {"file": str(image.path), "classes": list(image.classes), "probabilities": list(image.probabilities)}
+            for image in predictions
         ]
         write_json(path, rows)
         return
     count = len(predictions[0].classes)
     numbers = ["", *(f"_{n}" for n in range(2, count + 1))]
     header = ["file", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))]
-    pairs = [(each.path, zip(each.classes, each.probabilities, strict=True)) for each in predictions]
-    _write_csv(path, header, ([file, *(value for pair in found for value in pair)] for file, found in pairs))
+    classes = [(image.path, zip(image.classes, image.probabilities, strict=True)) for image in predictions]
+    _write_csv(path, header, ([file, *(value for pair in pairs for value in pair)] for file, pairs in classes))
 
 
-def write_joints(found: Sequence[FoundJoints], path: Path) -> None:
+def write_joints(poses: Sequence[FoundJoints], path: Path) -> None:
     """Write the joints of each image, in pixels: as JSON with the person's box, or as CSV with a row per joint."""
     if path.suffix.lower() == ".json":
         rows = [
             {
-                "file": str(each.path),
-                "box": list(each.box),
-                "joints": dict(zip(each.skeleton.joints, each.joints.tolist(), strict=True)),
+                "file": str(pose.path),
+                "box": list(pose.box),
+                "joints": dict(zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)),
             }
-            for each in found
+            for pose in poses
         ]
         write_json(path, rows)
         return
-    places = ((each.path, zip(each.skeleton.joints, each.joints.tolist(), strict=True)) for each in found)
-    _write_csv(path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, own in places for joint, xy in own))
+    places = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
+    _write_csv(path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in places for joint, xy in pairs))
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -86,53 +86,53 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
     """Draw the images as the network saw them: the most probable class above, the others below, and their file."""
     columns = min(len(predictions), MAX_COLUMNS)
     rows = math.ceil(len(predictions) / columns)
-    others = max(len(each.classes) for each in predictions) - 1
+    others = max(len(prediction.classes) for prediction in predictions) - 1
     drawn = figure(SIDE * columns, (SIDE + 0.45 + 0.18 * (others + 1)) * rows)
-    for n, each in enumerate(predictions):
+    for n, prediction in enumerate(predictions):
         ax = drawn.add_subplot(rows, columns, n + 1)
-        ax.imshow(each.pixels)
+        ax.imshow(prediction.pixels)
         ax.set_xticks([])
         ax.set_yticks([])
-        first, *rest = class_texts(each)
-        ax.set_title(_printable(panel_title(first)), fontsize=10, color=COLOURS[1], parse_math=False)
-        below = "\n".join([*rest, panel_title(each.path.name)])
-        ax.set_xlabel(_printable(below), fontsize=8, parse_math=False)
+        first, *rest = class_texts(prediction)
+        ax.set_title(printable(panel_title(first)), fontsize=10, color=COLOURS[1], parse_math=False)
+        below = "\n".join([*rest, panel_title(prediction.path.name)])
+        ax.set_xlabel(printable(below), fontsize=8, parse_math=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
         save(drawn, path)
 
 
-def joint_lines(found: Sequence[FoundJoints]) -> list[str]:
+def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
     """Return the lines for each image: its file, and x and y of each joint."""
-    width = max(len(joint) for each in found for joint in each.skeleton.joints)
+    width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
     lines = []
-    for each in found:
-        places = zip(each.skeleton.joints, each.joints.tolist(), strict=True)
-        lines += [str(each.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in places)]
+    for pose in poses:
+        places = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
+        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in places)]
     return lines
 
 
-def draw_joints_grid(found: Sequence[FoundJoints], path: Path) -> None:
+def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
     """Draw what the network saw of the images, with the skeletons, into one picture, with the names of the files."""
-    columns = min(len(found), MAX_COLUMNS)
-    rows = math.ceil(len(found) / columns)
+    columns = min(len(poses), MAX_COLUMNS)
+    rows = math.ceil(len(poses) / columns)
     drawn = figure(max(SIDE * columns, LEGEND_WIDTH), (SIDE + 0.3) * rows + 0.3)
-    for n, each in enumerate(found):
-        ax, (pixels, region) = drawn.add_subplot(rows, columns, n + 1), _seen(each)
+    for n, pose in enumerate(poses):
+        ax, (pixels, region) = drawn.add_subplot(rows, columns, n + 1), _seen(pose)
         show_picture(ax, pixels, region)
-        draw_skeleton(ax, each.joints, each.skeleton)
-        ax.set_xlabel(_printable(panel_title(each.path.name)), fontsize=8, parse_math=False)
+        draw_skeleton(ax, pose.joints, pose.skeleton)
+        ax.set_xlabel(printable(panel_title(pose.path.name)), fontsize=8, parse_math=False)
     side_legend(drawn, 10, loc="outside lower center", ncols=2, frameon=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
         save(drawn, path)
 
 
-def _seen(found: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
+def _seen(pose: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
     """Return the part of an image around the person's box that the network saw, and where it is in the image."""
-    pixels = found.pixels
+    pixels = pose.pixels
     height, width, _ = pixels.shape
-    left, top, right, bottom = Crop(found.box, MARGIN, 1).region
+    left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
     x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
     end_x, end_y = min(width, math.ceil(right + 0.5)), min(height, math.ceil(bottom + 0.5))
     step = max(1, max(end_x - x, end_y - y) // SHOWN_SIDE)
@@ -161,11 +161,11 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
     return paths
 
 
-def draw_joints(found: FoundJoints, path: Path) -> None:
+def draw_joints(pose: FoundJoints, path: Path) -> None:
     """Draw the skeleton on its image, which keeps its pixels and its size, with a legend; below it, if it is small."""
     from PIL import Image
 
-    picture = Image.fromarray(found.pixels)
+    picture = Image.fromarray(pose.pixels)
     width, height = picture.size
     drawn = figure((width + 0.01) / DPI, (height + 0.01) / DPI)  # a little more: the size in pixels is rounded down
     drawn.set(dpi=DPI, facecolor="none", layout_engine="none")
@@ -173,9 +173,9 @@ def draw_joints(found: FoundJoints, path: Path) -> None:
     ax.set_axis_off()
     ax.set_xlim(-0.5, width - 0.5)
     ax.set_ylim(height - 0.5, -0.5)
-    left, top, right, bottom = found.box
+    left, top, right, bottom = pose.box
     thickness = max(1.5, LINE * min(max(right - left, bottom - top), max(width, height)))
-    draw_skeleton(ax, found.joints, found.skeleton, width=thickness * 72 / DPI)
+    draw_skeleton(ax, pose.joints, pose.skeleton, width=thickness * 72 / DPI)
     small = min(width, height) < SMALL
     if not small:
         side_legend(ax, TEXT * min(width, height) * 72 / DPI, loc="best")
@@ -211,8 +211,3 @@ def _with_legend_below(picture: Any) -> Any:
     sheet.paste(picture)
     sheet.paste(legend, (0, picture.height), mask=legend)
     return sheet
-
-
-def _printable(name: str) -> str:
-    """Return a name without the bytes of a file name that are no text."""
-    return name.encode("utf-8", "replace").decode("utf-8")

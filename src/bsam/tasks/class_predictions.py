@@ -1,4 +1,4 @@
-"""What a trained network says of labelled images: the confusion matrix, and its worst mistakes."""
+"""Evaluate a trained classifier on labelled images: the confusion matrix, and the worst mistakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
 
     Returns:
         ``confusion`` (classes, classes); and of the mistakes, the most confident first, ``inputs``, ``truth``,
-        ``found`` and ``confidence``, the probability of the class found.
+        ``found`` and ``confidence``, the probability of the predicted class.
     """
     total: Tensor | int = 0
     worst: list[Tensor] = []

@@ -30,7 +30,8 @@ class Events(contextlib.AbstractContextManager["Events"]):
         plain = {name: value for name, value in settings.items() if name != "arguments"} | settings["arguments"]
         measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
         shown = {
-            name: value if isinstance(value, (bool, int, float, str)) else str(value)
+            # protobuf takes no surrogates, which stand for bytes of a path that are no text
+            name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
             for name, value in plain.items()
             if value is not None
         }

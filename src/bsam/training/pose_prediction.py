@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..data.skeletons import Skeleton
 from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
 from .environment import pick_device
-from .prediction import image_paths
+from .prediction import decoded_batches, image_paths
 from .run_dir import RunDir
 
 
@@ -54,19 +54,21 @@ def find_joints(
     box: Sequence[float] | None = None,
     flip_test: bool | None = None,
     device: str = "auto",
+    tell: Callable[[str], None] = print,
 ) -> list[FoundJoints]:
-    """Find the joints of the person in each image by the trained network of a run, without the data of the run.
+    """Find the joints of the person in each image with the trained network of a run, without the data of the run.
 
     The person is cut out as those that the network was trained on: the centre of the box, with a quarter of its longer
     side around it.
 
     Args:
         folder: the directory of a finished run of the task ``"pose"``.
-        images: files, or folders with image files; all are decoded before joints are found in the first.
+        images: files, or folders with image files; files in folders that are no images are left out.
         box: left, top, right and bottom of the person, for one image; without it the whole image is the box.
         flip_test: whether to take the mean of the probabilities of an image and of its mirror image; without it as the
             run was evaluated.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
+        tell: called with a sentence for the user.
     """
     paths = image_paths(images)
     given = None if box is None else check_box(box)
@@ -79,22 +81,21 @@ def find_joints(
             f"the run in {folder}, of the task {run.task}, finds no joints (it has no pose.json): give a run of pose"
         )
     inputs = PoseInputs.from_json(note)
-    boxes, crops, maps = zip(*(_cut_out(path, given, inputs.side) for path in paths), strict=True)
     where = pick_device(device)
     network = run_dir.load_into(inputs.network(run)).eval().to(where)
     augment, flip = inputs.augment(), run.flip_test if flip_test is None else flip_test
-    x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
-    found = []
+    poses = []
     with torch.no_grad():
-        for part in torch.arange(len(paths)).split(EVALUATION_BATCH):
-            joints = torch.zeros(len(part), len(inputs.skeleton.joints), 3, device=where)  # not known
-            draws = PoseDraws.identity(len(part)).to(where)
-            seen, _, to_own = augment(x[part].to(where), joints, to_image[part].to(where), draws)
-            found.append(apply(to_own, inputs.joints(network, seen, flip).double()).cpu())
-    return [
-        FoundJoints(path, joints, own, inputs.skeleton)
-        for path, joints, own in zip(paths, torch.cat(found).numpy(), boxes, strict=True)
-    ]
+        for batch in decoded_batches(paths, lambda path: _cut_out(path, given, inputs.side), EVALUATION_BATCH, tell):
+            boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
+            x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
+            unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=where)
+            draws = PoseDraws.identity(len(batch)).to(where)
+            seen, _, to_own = augment(x.to(where), unknown, to_image.to(where), draws)
+            joints = apply(to_own, inputs.joints(network, seen, flip).double()).cpu().numpy()
+            for (path, _), places, person in zip(batch, joints, boxes, strict=True):
+                poses.append(FoundJoints(path, places, person, inputs.skeleton))
+    return poses
 
 
 def _cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.uint8], Tensor]:

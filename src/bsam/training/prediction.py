@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,13 +15,14 @@ from numpy.typing import NDArray
 
 from ..core.checks import check_count
 from ..core.errors import BsamValueError
-from ..data.image_decoding import decode
+from ..data.image_decoding import DecodeError, Decoding, decode
+from ..data.image_files import OF_WINDOWS
 from ..tasks.classification import LARGE_IMAGE_BATCH, build_network
 from ..tasks.inputs import Inputs
 from .environment import pick_device
 from .run_dir import RunDir
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,52 +31,105 @@ class Prediction:
 
     Args:
         path: of the file.
-        pixels: that the network saw, (side, side, 3).
+        decoding: how the network's input is cut out of the image.
         classes: the most probable ones, in falling order.
         probabilities: of these classes.
     """
 
     path: Path
-    pixels: NDArray[np.uint8]
+    decoding: Decoding
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
 
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """Bytes (side, side, 3) of the network's input, read from the file each time: thousands would fill memory."""
+        return decode(self.path, self.decoding)
 
-def image_paths(images: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Return the paths of files; of a folder those of all image files below it, sorted. Raise if there is none."""
-    paths: list[Path] = []
+
+def image_paths(images: str | Path | Iterable[str | Path]) -> dict[Path, bool]:
+    """Return the paths of files without duplicates, and whether the caller named the file or a folder that holds it.
+
+    A folder stands for all files below it, sorted, except hidden ones. Raise if there are none.
+    """
+    paths: dict[Path, bool] = {}
     for path in map(Path, [images] if isinstance(images, (str, Path)) else images):
-        inside = (
-            sorted(each for each in path.rglob("*") if is_image(each.relative_to(path))) if path.is_dir() else [path]
-        )
-        if not inside:
-            raise BsamValueError(f"the folder {path} holds no image files ({', '.join(SUFFIXES)}): give another one")
-        paths += inside
+        is_named = not path.is_dir()
+        files = [path] if is_named else _files_below(path)
+        if not files:
+            raise BsamValueError(f"the folder {path} holds no files: give another one")
+        paths |= {file: is_named or paths.get(file, False) for file in files}
     if not paths:
         raise BsamValueError("there are no images: name files or folders")
     return paths
 
 
-def is_image(path: Path) -> bool:
-    """Return whether the name of a file ends as those of images do, and no part of its path is hidden.
+def _files_below(folder: Path) -> list[Path]:
+    files, visited = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in visited:  # a link may lead back to a folder that contains it
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files += [Path(place, name) for name in names if not name.startswith(".") and name not in OF_WINDOWS]
+    return sorted(files)
 
-    Example:
-        >>> [is_image(Path(name)) for name in ("cats/1.JPG", "notes.txt", ".cache/1.png")]
-        [True, False, False]
+
+def decoded_batches(
+    paths: Mapping[Path, bool], read: Callable[[Path], T], size: int, tell: Callable[[str], None]
+) -> Iterator[list[tuple[Path, T]]]:
+    """Yield batches of paths and what ``read`` returns for them, so that only one batch is in memory.
+
+    Files of folders that cannot be decoded are left out, with a sentence at the end; others raise.
+
+    Args:
+        paths: of :func:`image_paths`.
+        read: decodes a file.
+        size: of a batch.
+        tell: called with the sentence.
     """
-    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)
+    images = _decoded(paths, read, tell)
+    while batch := list(islice(images, size)):
+        yield batch
+
+
+def _decoded(
+    paths: Mapping[Path, bool], read: Callable[[Path], T], tell: Callable[[str], None]
+) -> Iterator[tuple[Path, T]]:
+    left_out = []
+    for path, is_named in paths.items():
+        try:
+            content = read(path)
+        except DecodeError as error:
+            if is_named:
+                raise
+            left_out.append(path)
+            if len(left_out) == len(paths):
+                raise BsamValueError(f"no file in these folders is an image: {error}") from error
+        else:
+            yield path, content
+    if left_out:
+        names = ", ".join([*map(str, left_out[:3]), *(["..."] if len(left_out) > 3 else [])])
+        tell(f"left out {len(left_out)} of {len(paths)} files (cannot be decoded as images): {names}")
 
 
 def predict(
-    folder: str | Path, images: str | Path | Iterable[str | Path], top: int = 3, device: str = "auto"
+    folder: str | Path,
+    images: str | Path | Iterable[str | Path],
+    top: int = 3,
+    device: str = "auto",
+    tell: Callable[[str], None] = print,
 ) -> list[Prediction]:
-    """Classify image files by the trained network of a run; the data that it was trained on is not needed.
+    """Classify image files with the trained network of a run; the data that it was trained on is not needed.
 
     Args:
         folder: the directory of a finished run on image files.
-        images: files, or folders with image files; all are decoded before the first is classified.
+        images: files, or folders with image files; files in folders that are no images are left out.
         top: how many classes to return for each.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
+        tell: called with a sentence for the user.
     """
     paths = image_paths(images)
     run_dir = RunDir(folder)
@@ -82,18 +139,15 @@ def predict(
     if not note:
         raise BsamValueError(f"the run in {folder} was not trained on image files, but on {run.data}: give another run")
     inputs = Inputs.from_json(note)
-    top = min(check_count("top", top), len(inputs.class_names))
-    pixels = [decode(image, inputs.decoding) for image in paths]
+    names, decoding = inputs.class_names, inputs.decoding
+    top = min(check_count("top", top), len(names))
     where = pick_device(device)
-    network = run_dir.load_into(build_network(run, inputs, len(inputs.class_names))).eval().to(where)
-    found = []
+    network = run_dir.load_into(build_network(run, inputs, len(names))).eval().to(where)
+    predictions = []
     with torch.no_grad():
-        for batch in torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).split(LARGE_IMAGE_BATCH):
-            found.append(network(inputs(batch.to(where))).float().softmax(1).cpu())
-    likely = torch.cat(found).topk(top)
-    return [
-        Prediction(image, own, tuple(inputs.class_names[i] for i in indices), tuple(values))
-        for image, own, indices, values in zip(
-            paths, pixels, likely.indices.tolist(), likely.values.tolist(), strict=True
-        )
-    ]
+        for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, tell):
+            x = torch.from_numpy(np.stack([pixels for _, pixels in batch])).permute(0, 3, 1, 2)
+            likely = network(inputs(x.to(where))).float().softmax(1).cpu().topk(top)
+            for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
+                predictions.append(Prediction(path, decoding, tuple(names[i] for i in indices), tuple(values)))
+    return predictions
