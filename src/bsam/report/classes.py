@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..training.config import Run, method_title
+from ..recipes.variants import variant_of
+from ..training.config import Run
 from .epochs import titles_of
 from .panels import COLOURS, MAX_COLUMNS, encoded, figure, panel_title, printable
 
@@ -142,7 +143,7 @@ def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     confusion = predictions["confusion"]
     network, data = titles_of(run)
     accuracy = confusion.trace() / confusion.sum()
-    return printable(f"{method_title(run)}, {network} on {data}: {run.eval_split} accuracy {accuracy:.1%}")
+    return printable(f"{variant_of(run).title}, {network} on {data}: {run.eval_split} accuracy {accuracy:.1%}")
 
 
 def _figure_title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
