@@ -43,7 +43,7 @@ class Prediction:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """Bytes (side, side, 3) of the network's input, read from the file each time: thousands would fill memory."""
+        """Return the network's input as bytes, in the shape (side, side, 3); it is read from the file each time."""
         return decode(self.path, self.decoding)
 
 
