@@ -10,6 +10,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 from bsam.cli import _parser
 from bsam.methods import METHODS, Method
 from bsam.training import Run
@@ -218,7 +220,14 @@ def write(app: Any) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def with_dashes(app: Any, doctree: Any, page: str) -> None:
+    """Write a dash between a parameter and its description, where Sphinx has two hyphens."""
+    for text in list(doctree.findall(lambda node: isinstance(node, nodes.Text) and str(node) == " -- ")):
+        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Write the pages before Sphinx looks for its sources."""
     app.connect("builder-inited", write)
+    app.connect("doctree-resolved", with_dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
