@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.distillation import Distillation
 from ..core.optimizer import SharpnessAware
 from .aesam import AESAM
 from .asam import ASAM
 from .bsam import BSAM
+from .distillation import Distillation
 from .esam import ESAM
 from .fisher_sam import FisherSAM
 from .friendly_sam import FriendlySAM

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.bernoulli import bernoulli
 from ..core.checks import check_count, check_number
 from ..core.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
+from .bernoulli import bernoulli
 from .ksam import hardest
 
 

@@ -11,9 +11,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
-from ..core.distillation import Distillation
 from ..core.errors import BsamTypeError
 from ..core.method_info import Need
+from .distillation import Distillation
 
 
 class MESA(Distillation):

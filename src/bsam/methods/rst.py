@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.bernoulli import bernoulli
 from ..core.checks import check_count, check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import Vector
+from .bernoulli import bernoulli
 
 
 class RST(SharpnessAware):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_indices
-from ..core.distillation import Distillation
 from ..core.errors import BsamTypeError, BsamValueError
 from ..core.method_info import Need
+from .distillation import Distillation
 
 NEVER = torch.iinfo(torch.int32).min
 

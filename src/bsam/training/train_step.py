@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.distillation import Distillation
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
+from ..methods.distillation import Distillation
 from ..tasks.task import TaskBatch
 
 Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.core.bernoulli import bernoulli
+from bsam.methods.bernoulli import bernoulli
 
 
 def test_they_depend_on_the_seed_and_the_step_alone():
