@@ -3,14 +3,17 @@
 import inspect
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1] / "src")]
 
 import bsam  # noqa: E402
 
 for method in (bsam.SharpnessAware, *bsam.SharpnessAware.__subclasses__()):  # autodoc would show that of __new__
-    signature = inspect.signature(method.__init__, eval_str=True)
-    method.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    types = get_type_hints(bsam.SharpnessAware.__init__) | get_type_hints(method.__init__)
+    signature = inspect.signature(method.__init__ if method is bsam.SharpnessAware else method)
+    own = [p.replace(annotation=types[name]) for name, p in signature.parameters.items() if name != "self"]
+    method.__signature__ = signature.replace(parameters=own, return_annotation=signature.empty)
 
 project, author, copyright = "bsam", "bsam contributors", "bsam contributors"
 release = version = bsam.__version__

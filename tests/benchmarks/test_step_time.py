@@ -106,7 +106,7 @@ def test_methods_that_choose_samples_take_half_of_a_batch(step_time, forwards):
 
 
 def test_the_second_term_of_the_losses_is_timed(step_time, monkeypatch):
-    from bsam.core import distillation
+    from bsam.methods import distillation
 
     known, divergence = [], distillation.divergence
     monkeypatch.setattr(

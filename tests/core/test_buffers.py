@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.core.buffers import LARGE, Buffers
 from bsam.flatness import Probe
 from bsam.models.timm_import import import_timm
 from helpers import alike, detached, distance, interrupted, same, sgd
@@ -234,48 +233,6 @@ def test_a_graph_of_the_user_that_goes_through_the_buffers_stays_valid():
     optimizer = bsam.BSAM(sgd(critic.parameters(), lr=0.0), [critic, generator])
     optimizer.step(lambda: critic(samples.detach()).square().mean())
     assert same(torch.autograd.grad(critic(samples).mean(), generator[0].weight), expected)
-
-
-class Table(nn.Module):
-    """A large buffer that is written in the given steps, with two passes in each; ``.data`` hides a change."""
-
-    def __init__(self, steps, passes=2, hidden=False):
-        super().__init__()
-        self.register_buffer("table", torch.zeros(LARGE // 8 + 1, dtype=torch.float64))
-        self.calls, self.steps, self.passes, self.hidden = 0, steps, passes, hidden
-
-    def forward(self, x):
-        step, self.calls = self.calls // self.passes, self.calls + 1
-        if step in self.steps:
-            (self.table.data if self.hidden else self.table).add_(1.0)
-        return x + self.table[0]
-
-
-@pytest.mark.parametrize("method", [bsam.SAM, bsam.MSAM])
-@pytest.mark.parametrize(
-    ("steps", "hidden"), [((0, 1, 2, 3, 4), False), ((0, 1, 2, 3, 4), True), ((1, 3), False), ((), False)]
-)
-def test_a_large_buffer_is_copied_only_from_the_step_on_in_which_it_moves(method, steps, hidden):
-    passes = 2 if method is bsam.SAM else 1
-    task = Task(Table(steps, passes, hidden))
-    table = task.model[1].table
-    optimizer = method(sgd(task.model.parameters()), task.model, rho=0.1)
-    for t, x in enumerate(task.batches):
-        optimizer.step(lambda: task.loss(x))
-        assert float(table[0]) == sum(step <= t for step in steps)  # once a step
-        copied = any(table is b for buffers, _, _ in optimizer._buffers._groups for b in buffers)
-        assert copied is any(step <= t for step in steps)
-
-
-def test_a_replaced_buffer_does_not_make_large_ones_copied():
-    model = nn.Sequential(Table(()), LateAverage())
-    buffers = Buffers()
-    for _ in range(3):
-        for _ in range(2):
-            buffers.begin_pass([model])
-            model[1].update(torch.ones(6))
-        buffers.close()
-        assert all(t.nbytes < LARGE for group in buffers._groups for tensors in group for t in tensors)
 
 
 def test_buffers_that_cannot_be_written_are_left_alone():

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.core.weights import Weights
 from helpers import detached, same, sgd
 
 
@@ -70,45 +69,6 @@ def test_parameters_may_be_cast_between_steps(problem):
     optimizer.backward(problem.loss)
     assert same(before, problem.weights())
     assert problem.model[0].weight.grad.dtype == torch.float32
-
-
-def test_a_second_interrupt_does_not_cut_the_way_back_short(problem, monkeypatch):
-    halves = [{"params": problem.model[:3].parameters()}, {"params": problem.model[3:].parameters()}]
-    optimizer = bsam.SAM(sgd(halves), problem.model)
-    before = problem.weights()
-    restore, copy_ = Weights.restore, torch._foreach_copy_
-    on_the_way_back, passes, copies = False, 0, 0
-
-    def restoring(self):
-        nonlocal on_the_way_back
-        on_the_way_back = passes == 2
-        try:
-            restore(self)
-        finally:
-            on_the_way_back = False
-
-    def interrupted(*args):
-        nonlocal copies
-        copies += on_the_way_back
-        if copies == 2 and on_the_way_back:  # the first half is back, the second is not
-            raise KeyboardInterrupt("the second")
-        return copy_(*args)
-
-    def closure():
-        nonlocal passes
-        passes += 1
-        if passes == 2:
-            raise KeyboardInterrupt("the first")
-        return problem.loss()
-
-    monkeypatch.setattr(Weights, "restore", restoring)
-    monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="the second"):
-        optimizer.backward(closure)
-    assert copies == 4
-    assert same(before, problem.weights())
-    monkeypatch.undo()
-    optimizer.step(problem.loss)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -278,14 +278,3 @@ def test_a_base_without_modes_has_none(problem):
         optimizer.train()
     with pytest.raises(AttributeError, match="eval"):
         optimizer.eval()
-
-
-def test_a_state_of_another_method_that_was_loaded_into_base_is_refused(plain):
-    """As torch's distributed checkpoint does, which is given ``optimizer.base``."""
-    other = bsam.SAM(sgd(plain.clone().model.parameters()), None, rho=0.5)
-    optimizer = bsam.ASAM(sgd(plain.model.parameters()), plain.model, rho=2.0)
-    optimizer.base.load_state_dict(other.state_dict())
-    with pytest.raises(
-        bsam.BsamError, match=r"base has the state of SAM, loaded into it behind ASAM.*optimizer.load_state_dict"
-    ):
-        optimizer.step(plain.loss)

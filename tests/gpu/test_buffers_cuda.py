@@ -41,7 +41,6 @@ def sgd(model):
 def task(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), LAYERS[name](), nn.Tanh(), nn.Linear(8, 1)).cuda()
-    model.register_buffer("large", torch.ones(2**20, device="cuda"))  # which does not move, and is not copied
     return model, torch.randn(16, 4, device="cuda")
 
 
@@ -60,7 +59,6 @@ def test_sam_without_a_radius_equals_its_base(name):
         other(x).square().mean().backward()
         base.step()
     assert_same(model, other, 0)
-    assert all(model.large is not t for group, _, _ in optimizer._buffers._groups for t in group)
 
 
 @pytest.mark.filterwarnings("default")  # inductor's own imports warn

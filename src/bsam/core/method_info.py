@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class Need(Enum):
@@ -37,11 +36,3 @@ class MethodInfo:
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that the training sets
     counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the whole batch, over processes
     single_process: ClassVar[str] = ""  # why the method cannot be trained in several processes; empty if it can
-
-    # Used in the recipes.
-    sam_radii: ClassVar[tuple[str, ...]] = ()  # arguments that are set to SAM's radius for the data set
-    data_settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # arguments for some data sets, by data set
-    # the arguments that the demo tries: for every method three
-    tuning: ClassVar[tuple[Mapping[str, Any], ...]] = ({"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4})
-    # the variants that tables list, name: (title, arguments); if empty, they list only the method itself
-    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from torch import Tensor
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
 from .errors import BsamRuntimeError
-from .foreach import Scalar
+from .gradients import GradientMemory
 from .graph_check import GraphCheck
 from .modules import Modules
 from .ranks import Ranks
 from .rng import RngReplay
-from .vector import Term, Vector
+from .vector import Vector
 from .weights import Weights
 
 
@@ -35,9 +36,9 @@ class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad``
-    empty. After ``close`` the weights are as they were, and the buffers of modules as the first evaluation left them.
-    Every evaluation begins with the buffers before the step, and repeats the random numbers of the first one, if
-    ``rng`` is enabled.
+    empty. It is a context: at its end the weights are as they were, and the buffers of modules as the first evaluation
+    left them; if it raises, buffers and ``p.grad`` are as they were, too. Every evaluation begins with the buffers
+    before the step, and repeats the random numbers of the first one, if ``rng`` is enabled.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
@@ -47,6 +48,7 @@ class Objective:
         buffers: of these modules.
         ranks: averages gradients over ranks.
         rng: the random generators.
+        gradients: decides in which memory gradients are.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
         graph_check: detects a loss that was computed outside the closure.
     """
@@ -59,39 +61,53 @@ class Objective:
         buffers: Buffers,
         ranks: Ranks,
         rng: RngReplay,
+        gradients: GradientMemory,
         scaler: torch.amp.GradScaler | None = None,
         *,
         graph_check: GraphCheck | None = None,
     ) -> None:
         self.loss: Tensor | None = None  # of the first evaluation
         self.has_grad = [False] * len(weights.params)  # parameters that some pass gave a gradient
-        self.scale: Scalar = 1.0  # of the loss in backward; NaN once a pass was not finite
         self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # on demand: this keeps gradients alive
+        self.held = [p.grad for p in weights.params]  # what p.grad held before
         self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
-        self._buffers, self._graph_check = buffers, graph_check or GraphCheck(weights.params)
+        self._buffers, self._gradients = buffers, gradients
+        self._graph_check = graph_check or GraphCheck(weights.params)
         ranks.begin(weights.sharded, weights.params)
         rng.begin()
+        gradients.begin(weights)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
-            one = torch.ones((), dtype=weights.layout.scalar_dtype, device=weights.params[0].device)
-            self.scale = self._scaler.scale(one)
+            device = weights.params[0].device
+            self._loss_scale = self._scaler.scale(torch.ones((), dtype=weights.layout.scalar_dtype, device=device))
+            self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was not finite
         self._sample_losses: Tensor | None = None  # of the latest evaluation, if the closure returns one per sample
-        self._latest: Term | None = None  # the gradient of the previous pass
-        self._buffered = 0  # gradients that were moved to buffers
 
-    def close(self, failed: bool = False) -> None:
-        """Restore the weights, the modules and the random generators. Calling it again has no effect."""
+    def __enter__(self) -> Self:
+        for p in self._weights.params:
+            p.grad = None
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=error is not None)
+
+    def close(self, failed: bool) -> None:
+        """Restore the weights, the modules and the random generators; if a pass failed, all that the passes changed."""
         self._weights.restore()
         self._modules.restore()
         self._buffers.close(failed)
         self._rng.close()
+        if failed:
+            for p, g in zip(self._weights.params, self.held, strict=True):
+                p.grad = g
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
         """Return a context for evaluations of observers, after the method's own: they do not change :attr:`has_grad`,
-        so that they add no parameter to the step, nor do they move the gradients of the method's passes to buffers.
+        so that they add no parameter to the step, nor do they move the gradients of the method's passes.
         """
-        has_grad, self._latest = self.has_grad, None
+        has_grad = self.has_grad
+        self._gradients.leave_in_place()
         try:
             yield
         finally:
@@ -171,7 +187,7 @@ class Objective:
             self._weights.restore()
         else:
             self._weights.move(at)
-        self._buffer_gradient()
+        self._gradients.begin_pass()
         if self.loss is None:
             self._modules.freeze_others()
         self._buffers.begin_pass(self._modules.all)
@@ -179,12 +195,6 @@ class Objective:
         with self._ranks.pass_context(without_reducer, self._weights.params):
             yield
         self._rng.end_pass()
-
-    def _buffer_gradient(self) -> None:
-        """On the CPU, move the gradient of the previous pass to a buffer, so that this pass reuses its memory."""
-        if self._latest is not None and self._weights.layout.on_cpu:
-            self._latest.move_to(self._weights.gradient_buffer(self._buffered))
-            self._latest, self._buffered = None, self._buffered + 1
 
     def _remember_first_loss(self, loss: Tensor) -> Tensor:
         self.loss = loss if self.loss is None else self.loss
@@ -283,29 +293,20 @@ class Objective:
         for p in params:
             p.grad = None
         self.has_grad = [had or g is not None for had, g in zip(self.has_grad, grads, strict=True)]
-        copy = self._ranks.reuses_gradient_memory(params[0].device)
-        tensors = (_own_memory(g, p, copy) for g, p in zip(grads, params, strict=True))
-        gradient = Vector(tensors, self._weights.layout, scratch=True)
-        (self._latest,) = gradient.terms
+        gradient = self._gradients.take(grads)
         if without_reducer:
-            self._ranks.average_pass([t for bucket in self._latest.buckets for t in bucket])
+            self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
         if self._scaler is not None:
-            self.scale = self.scale * (1.0 + 0.0 * gradient.norm())  # NaN where the gradient is not finite
-            gradient = gradient / self.scale
+            self._overflowed = self._overflowed | ~torch.isfinite(gradient.norm())
+            gradient = gradient / self._loss_scale
         return gradient
 
+    def scaled(self, direction: Vector) -> Vector:
+        """Return the direction as the scaler expects it in ``p.grad``.
 
-def _own_memory(g: Tensor | None, p: Tensor, copy: bool) -> Tensor:
-    """Return a gradient in memory of its own (a view may be of DDP's buckets), with the strides of its parameter, which
-    foreach operations are fast on.
-    """
-    if g is None:
-        return torch.zeros_like(p, requires_grad=False)
-    if g.layout != torch.strided:
-        raise BsamRuntimeError(
-            "a parameter got a sparse gradient, which sharpness-aware methods do not support: build its nn.Embedding "
-            "with sparse=False"
-        )
-    if copy or g._is_view() or g.is_conj() or g.is_neg() or g.stride() != p.stride():
-        return torch.empty_like(p, requires_grad=False).copy_(g)
-    return g
+        It is NaN if the gradient of a pass was not finite, whether or not the direction contains it: the scaler then
+        skips the step and lowers its scale.
+        """
+        if self._scaler is None:
+            return direction
+        return direction * torch.where(self._overflowed, torch.nan, self._loss_scale)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from .check import Seen, examine
 from .checks import check_base, check_call, check_modules, check_names
 from .closure import WITHOUT_MIXIN, Closure, split_lightning
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from .gradients import GradientMemory
 from .graph_check import GraphCheck
 from .layout import local
 from .method_info import MethodInfo
@@ -27,7 +29,7 @@ from .objective import Objective
 from .ranks import Ranks
 from .rng import RngReplay
 from .schedule import LR_SEEN, LR_START, note_lr
-from .step_state import NOT_READY, StepState
+from .step_state import StepState
 from .vector import TINY, Vector
 from .weights import Weights
 from .wrapper import METHOD, OWN, OptimizerWrapper
@@ -41,6 +43,13 @@ class PassObserver(Protocol):
 
     def observe(self, optimizer: SharpnessAware, L: Objective) -> None:
         """Read ``L.evaluations`` before the weights are restored; further evaluations are allowed."""
+
+
+class StepOptions(TypedDict, total=False):
+    """The arguments that all methods have, described by :class:`SharpnessAware`; they are in every signature."""
+
+    m_sharpness: bool
+    same_draws: bool
 
 
 class SharpnessAware(MethodInfo, OptimizerWrapper):
@@ -72,6 +81,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     same_draws: bool
     _step_state: StepState
     _may_miss_modules: bool
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Show the options by name in the signature of a method that passes them on as ``**options``."""
+        super().__init_subclass__(**arguments)
+        signature = inspect.signature(cls.__init__)
+        _, *parameters = signature.parameters.values()
+        if parameters and parameters[-1].name == "options":
+            known = {p.name for p in parameters}
+            parameters[-1:] = [p for name, p in _OPTIONS.items() if name not in known]
+        cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Check the arguments before the constructor sees them, so that a call from elsewhere gets a sentence."""
@@ -145,7 +164,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def start_from(self, offset: Vector) -> None:
         """Let the base optimizer start this step from ``w + offset``, or from the mean over several ``backward``."""
-        self._step_state.offset = offset
+        self._step_state.offset = Vector(
+            offset.tensors(), offset.layout
+        )  # a copy, as the direction overwrites gradients
 
     def remember(self, name: str, value: Vector | float) -> None:
         """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once the step is taken.
@@ -188,6 +209,22 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         wrapped = vars(self).get("_optimizer")  # in the object that Lightning or Fabric puts around the optimizer
         if isinstance(wrapped, SharpnessAware):  # whose own attributes hide those of the class
             return SharpnessAware.backward(wrapped, closure, scaler)
+        self._begin(closure)
+        with self._step_state.in_backward(), self._objective(closure, scaler) as L:
+            observers = [observer for observer in self.observers if observer.due(self.t)]
+            L.keep_evaluations = bool(observers)
+            with calls_seen(refuse_batch_norm) if self._may_miss_modules else contextlib.nullcontext():
+                d = L.scaled(self.direction(L))
+            self._may_miss_modules = False
+            with L.extra_evaluations():
+                for observer in observers:
+                    observer.observe(self, L)
+            self._store(d, L)
+        self._ranks.warn_if_not_wrapped()
+        return L.loss  # type: ignore[return-value]
+
+    def _begin(self, closure: Closure) -> None:
+        """Read the parameter groups again, and discard what was prepared if ``p.grad`` was cleared."""
         if not callable(closure):
             raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
         if self._step_state.phase == "in_backward":
@@ -195,63 +232,29 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "backward was called from inside the closure: a closure computes the loss, may call loss.backward(), "
                 "and returns it"
             )
-        if any(group[METHOD] != self.method() for group in self.param_groups):
-            raise BsamRuntimeError(
-                f"base has the state of {self.param_groups[0][METHOD]}, loaded into it behind {self.method()}: "
-                "load it by optimizer.load_state_dict, which gives base its part"
-            )
         self._weights.refresh(self.param_groups)
-        params = self._weights.params
-        if not params:
+        if not self.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one")
-        held = [p.grad for p in params]
-        if all(g is None for g in held):
-            self._reset()  # p.grad was cleared, by model.zero_grad() for example, and so what was prepared
-        if self._step_state.offsets and self._step_state.offsets[0].layout != self._weights.layout:
+        if all(p.grad is None for p in self.params):
+            self._reset()
+        self._method_state.begin()
+
+    def _objective(self, closure: Closure, scaler: torch.amp.GradScaler | None) -> Objective:
+        modules = Modules(self._modules(), self._known())
+        return Objective(
+            closure, self._weights, modules, self._buffers, self._ranks, self._rng, self._gradients, scaler
+        )
+
+    def _store(self, d: Vector, L: Objective) -> None:
+        """Add the direction to ``p.grad``, and keep what the method wants to start from and to remember."""
+        if not any(L.has_grad):
             raise BsamRuntimeError(
-                "parameters were added, frozen or moved since the last backward: call zero_grad() before this one"
+                "the loss does not depend on any parameter of base: does the closure call the model that base was "
+                "built on?"
             )
-        modules = self._other_modules()
-        L = Objective(closure, self._weights, modules, self._buffers, self._ranks, self._rng, scaler)
-        try:
-            self._step_state.phase, self._step_state.offset = "in_backward", None
-            self._method_state.begin()
-            for p in params:
-                p.grad = None
-            observers = [observer for observer in self.observers if observer.due(self.t)]
-            L.keep_evaluations = bool(observers)
-            with calls_seen(refuse_batch_norm) if self._may_miss_modules else contextlib.nullcontext():
-                d = self.direction(L) * L.scale
-            self._may_miss_modules = False
-            with L.extra_evaluations():
-                for observer in observers:
-                    observer.observe(self, L)
-            L.close()
-            if not any(L.has_grad):
-                raise BsamRuntimeError(
-                    "the loss does not depend on any parameter of base: does the closure call the model that base was "
-                    "built on?"
-                )
-            offset = self._step_state.offset
-            if offset is not None:
-                offset = Vector(offset.tensors(), self._weights.layout)  # before d overwrites what it is made of
-            self._fill(d, held, L.has_grad)
-            if offset is not None:
-                self._step_state.offsets.append(offset)
-                self._step_state.local_offsets |= self._ranks.ddp is not None and not self._ranks.reduces_each_pass
-            self._method_state.stage([p for p, has_grad in zip(params, L.has_grad, strict=True) if has_grad])
-            self._step_state.phase = "ready"
-            self._ranks.warn_if_not_wrapped()
-        except BaseException:
-            self._step_state.phase = "failed"
-            try:
-                L.close(failed=True)
-            finally:
-                L.close(failed=True)  # again: a second Ctrl-C may have interrupted the first call
-                for p, g in zip(params, held, strict=True):
-                    p.grad = g
-            raise
-        return L.loss  # type: ignore[return-value]
+        self._fill(d, L.held, L.has_grad)
+        self._step_state.keep_offset(local=self._ranks.ddp is not None and not self._ranks.reduces_each_pass)
+        self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
 
     def check(self, closure: Closure) -> list[str]:
         """Say what would be silently wrong in a loop with this closure. Call it once, before training.
@@ -295,10 +298,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         L = Objective(
             closure,
             self._weights,
-            self._other_modules(),
+            Modules(self._modules(), self._known()),
             Buffers(),
             self._ranks,
             RngReplay(enabled=True),  # with same_draws=False too
+            GradientMemory(),
             graph_check=GraphCheck(self.params, on_leaf=seen.note_parameter),
         )
         try:
@@ -316,9 +320,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def _modules(self) -> tuple[nn.Module, ...]:
         return () if self.model is None else (self.model, *self.others)
 
-    def _other_modules(self) -> Modules:
-        known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
-        return Modules(self._modules(), known)
+    def _known(self) -> set[Tensor]:
+        """The parameters of base, where gradients of other modules are to stay as they were."""
+        return {p for group in self.param_groups for p in group["params"]} if self.others else set()
 
     def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
@@ -350,17 +354,15 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             else:
                 self.zero_grad()
                 loss = self.backward(closure)
-        if self._step_state.phase != "ready":
-            raise BsamRuntimeError(NOT_READY[self._step_state.phase])
+        self._step_state.check_ready()
         try:
             start = self._step_state.start(self._ranks)
-            if start is not None and any(p.grad is not None for p in self._weights.params):  # else it was cleared
+            if start is not None and any(p.grad is not None for p in self.params):  # else it was cleared
                 self._weights.move(start)
             self.base.step()
-        except BaseException:
-            self._weights.restore()
-            raise
-        self._weights.commit()
+            self._weights.commit()
+        finally:
+            self._weights.restore()  # to where it was committed
         self._method_state.commit(self.param_groups)
         for group in self.param_groups:
             if group.get(LR_SEEN) is not None:
@@ -401,26 +403,18 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad``, and so what :meth:`backward` prepared."""
         super().zero_grad(set_to_none)
-        if (
-            self._step_state.phase != "in_backward"
-        ):  # a closure that clears, as torch's closures do, clears the pass it is in
+        if self._step_state.phase != "in_backward":  # a closure that clears, as torch's do, clears the pass it is in
             self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {
-            "step",
-            "_weights",
-            "_buffers",
-            "_ranks",
-            "_rng",
-            "_step_state",
-            "observers",
-        }  # schedulers patch `step`
+        transient = {"_weights", "_buffers", "_gradients", "_ranks", "_rng", "_step_state", "observers"}
+        transient.add("step")  # which schedulers patch
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also makes the hooks; Optimizer.__init__ would make groups, which are base's
-        self._weights, self._buffers, self._step_state = Weights(), Buffers(), StepState()
+        self._weights, self._buffers, self._gradients = Weights(), Buffers(), GradientMemory()
+        self._step_state = StepState()
         self._ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
         self._may_miss_modules = self.model is None  # until the first backward has shown that there is no batch norm
@@ -430,3 +424,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._step_state.clear()
         self._method_state.discard()
         self._ranks.needs_sync = False
+
+
+_OPTIONS = {name: inspect.signature(SharpnessAware.__init__).parameters[name] for name in StepOptions.__annotations__}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 import weakref
 from collections import defaultdict
@@ -193,15 +192,6 @@ class Ranks:
             pieces = flat.split([t.numel() for t in bucket])
             torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
         return tensors
-
-    def reuses_gradient_memory(self, device: torch.device) -> bool:
-        """Whether CUDA graphs of ``torch.compile`` may write the next gradients into the memory of the current ones."""
-        trees = sys.modules.get("torch._inductor.cudagraph_trees")
-        return (
-            device.type == "cuda"
-            and trees is not None
-            and trees.get_manager(device.index, create_if_none_exists=False) is not None
-        )
 
 
 def several_ranks() -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .errors import BsamRuntimeError
 from .ranks import Ranks
 from .vector import Vector
 
@@ -18,7 +21,7 @@ NOT_READY = {
 class StepState:
     """What ``backward`` leaves for ``step``.
 
-    It is an object of its own because Lightning and Fabric wrap an optimizer in an object of a derived class:
+    It is an object of its own because frameworks wrap an optimizer in an object that shares its attributes:
     ``backward`` may run on the wrapper and ``step`` on the optimizer, and both must find the same state.
     """
 
@@ -26,6 +29,27 @@ class StepState:
     offset: Vector | None = None  # from w: where the current backward wants the step to start
     offsets: list[Vector] = field(default_factory=list)  # those of all backwards since the last step
     local_offsets: bool = False  # whether some offsets were computed by only this rank
+
+    @contextlib.contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Return the context of a backward: a step is possible once it ends without an error."""
+        self.phase, self.offset, end = "in_backward", None, "failed"
+        try:
+            yield
+            end = "ready"
+        finally:
+            self.phase = end
+
+    def keep_offset(self, local: bool) -> None:
+        """Keep the offset of a successful backward, if it has one, until the step."""
+        if self.offset is not None:
+            self.offsets.append(self.offset)
+            self.local_offsets |= local
+
+    def check_ready(self) -> None:
+        """Raise unless there is something to step with."""
+        if self.phase != "ready":
+            raise BsamRuntimeError(NOT_READY[self.phase])
 
     def start(self, ranks: Ranks) -> Vector | None:
         """Return where the step starts, relative to w: the mean of the offsets, over ranks where they differ."""

@@ -26,7 +26,6 @@ class Weights:
         self._tensors: BucketedTensors = []
         self._backup: BucketedTensors = []
         self._saved = 0  # buckets whose backup holds w
-        self._gradient_buffers: list[BucketedTensors] = []
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Read the parameter groups again: parameters may be added, frozen, moved and cast between steps."""
@@ -35,8 +34,7 @@ class Weights:
         signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]
         if signature != self._signature:
             self.layout = Layout(self.params, [i for i, _ in owned])
-            self._backup, self._gradient_buffers = self._allocate(), []
-            self._signature = signature
+            self._backup, self._signature = self.allocate(), signature
             self.sharded = self.mesh is not None
         self._tensors = self.layout.split(self.params)
         self._saved = 0
@@ -51,13 +49,8 @@ class Weights:
         """The device mesh of sharded parameters; None if no parameter is sharded."""
         return next((bucket.sharding[0] for bucket in self.layout.buckets if bucket.sharding is not None), None)
 
-    def gradient_buffer(self, n: int) -> BucketedTensors:
-        """Return memory for the ``n``-th gradient of a step, which is kept between steps."""
-        while len(self._gradient_buffers) <= n:
-            self._gradient_buffers.append(self._allocate())
-        return self._gradient_buffers[n]
-
-    def _allocate(self) -> BucketedTensors:
+    def allocate(self) -> BucketedTensors:
+        """Return uninitialized memory of the parameters' sizes, in their layout."""
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()

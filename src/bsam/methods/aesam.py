@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_count, check_number
 from ..core.method_info import Need
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
 from .looksam import reused, sam_gradient
 
@@ -71,7 +71,6 @@ class AESAM(SharpnessAware):
     passes: float = 1.5
     needs = (Need.TOTAL_STEPS,)
     capturable = False
-    sam_radii = ("rho",)
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
     numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
@@ -87,13 +86,12 @@ class AESAM(SharpnessAware):
         lambda_1: float = -1.0,
         lambda_2: float = 1.0,
         alpha: float = 0.0,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.decay, self.alpha = check_number("decay", decay, low=0, high=1), check_number("alpha", alpha)
         self.lambda_1, self.lambda_2 = check_number("lambda_1", lambda_1), check_number("lambda_2", lambda_2)
         self.total_steps = check_count("total_steps", total_steps)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")

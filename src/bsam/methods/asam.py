@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..core.checks import check_number
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
@@ -63,8 +63,6 @@ class ASAM(SharpnessAware):
     title, reference = "ASAM", "Kwon et al., ICML 2021"
     purpose = "SAM with radii that do not change when a layer is rescaled."
     memory = "5"
-    data_settings: ClassVar = {"cifar100": {"rho": 1.0}}
-    tuning: ClassVar = ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0})
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
@@ -78,12 +76,11 @@ class ASAM(SharpnessAware):
         lr_max: float | None = None,
         lr_min: float = 0.0,
         eta: float = 0.01,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.eta = check_number("eta", eta, low=0)
         settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, settings, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

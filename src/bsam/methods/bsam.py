@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_number, check_radius
 from ..core.errors import BsamValueError
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
 from ..core.vector import Vector, map_scalars, ratio
 from .asam import adapted
@@ -84,13 +84,6 @@ class BSAM(SharpnessAware):
     purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's cost."
     passes: float = 3
     memory = "3"
-    sam_radii = ("rho_max", "rho_min")
-    tuning: ClassVar = tuple({"rho_max": rho, "rho_min": rho} for rho in (0.05, 0.1, 0.2))
-    variants: ClassVar = {
-        "bsam": ("BSAM (Algorithm 1)", {}),
-        "bsam-2": ("BSAM (2 passes)", {"passes": 2}),
-        "bsam-released": ("BSAM (as released)", {"start_from_min": True}),
-    }
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
 
@@ -108,8 +101,7 @@ class BSAM(SharpnessAware):
         start_from_min: bool = False,
         adaptive: bool = False,
         eta: float | None = None,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
             raise BsamValueError(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
@@ -123,7 +115,7 @@ class BSAM(SharpnessAware):
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
             raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
-        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, settings, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()  # Algorithm 1, line 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_count, check_number
 from ..core.method_info import Need
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
 from .bernoulli import bernoulli
 from .ksam import hardest
@@ -62,7 +63,6 @@ class ESAM(SharpnessAware):
     purpose = "SAM with fewer gradients, then on fewer samples."
     needs = (Need.PER_SAMPLE_LOSSES,)
     capturable = False
-    sam_radii = ("rho",)
 
     def __init__(
         self,
@@ -73,13 +73,12 @@ class ESAM(SharpnessAware):
         beta: float = 0.6,
         gamma: float = 0.5,
         seed: int = 0,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.beta = check_number("beta", beta, low=1e-3, high=1)
         self.gamma = check_number("gamma", gamma, low=0, high=1)
         self.seed = check_count("seed", seed, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
 
     def direction(self, L: Objective) -> Vector:
         g_S = L.grad(wrt=bernoulli(self.seed, self.t, len(self.params), self.beta))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
 
 
@@ -61,11 +62,10 @@ class FisherSAM(SharpnessAware):
         *,
         rho: float = 0.1,
         eta: float = 0.2,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.eta = check_number("eta", eta, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
@@ -63,7 +63,6 @@ class FriendlySAM(SharpnessAware):
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
     memory = "5, 1 kept"
     capturable = False
-    data_settings: ClassVar = {"cifar100": {"rho": 0.2, "decay": 0.6}}
 
     vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
@@ -79,12 +78,11 @@ class FriendlySAM(SharpnessAware):
         lr_min: float = 0.0,
         sigma: float = 1.0,
         decay: float = 0.9,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.sigma, self.decay = check_number("sigma", sigma), check_number("decay", decay, low=0, high=1)
         settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, settings, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from ..core.errors import BsamValueError
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import TINY, Vector
 
 
@@ -66,7 +66,6 @@ class GAM(SharpnessAware):
     purpose = "First-order flatness: small gradients all around, where four passes are affordable."
     passes: float = 4
     memory = "6"
-    tuning: ClassVar = ({"rho_norm": 0.1}, {"rho_norm": 0.2}, {"rho_norm": 0.4})
 
     def __init__(
         self,
@@ -78,8 +77,7 @@ class GAM(SharpnessAware):
         beta: tuple[float, float, float] = (1, 1, 1),
         gamma: float = 0.03,
         form: str = "released",
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         if form not in ("released", "paper"):
             raise BsamValueError(f'form must be "released" or "paper", got {form!r}')
@@ -88,7 +86,7 @@ class GAM(SharpnessAware):
         self.beta = tuple(check_number("beta", b) for b in beta)
         self.gamma, self.form = check_number("gamma", gamma), form
         radii = {"rho": rho, "rho_norm": rho_norm}
-        super().__init__(base, model, radii, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, radii, **options)
 
     def direction(self, L: Objective) -> Vector:
         return self.released(L) if self.form == "released" else self.paper(L)

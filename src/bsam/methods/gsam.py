@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
@@ -59,7 +59,6 @@ class GSAM(SharpnessAware):
     title, reference = "GSAM", "Zhuang et al., ICLR 2022"
     purpose = "SAM that also closes the gap between the loss and the worst loss nearby."
     memory = "3"
-    sam_radii = ("rho",)
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
@@ -73,12 +72,11 @@ class GSAM(SharpnessAware):
         lr_max: float | None = None,
         lr_min: float = 0.0,
         alpha: float = 0.4,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.alpha = check_number("alpha", alpha)
         settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, settings, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..core.checks import check_count
 from ..core.method_info import Need
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
 
 
@@ -55,9 +55,6 @@ class KSAM(SharpnessAware):
     purpose = "SAM on the k hardest samples of a large batch."
     needs = (Need.PER_SAMPLE_LOSSES,)
     counts_of_batch = ("k",)
-    sam_radii = ("rho",)
-    data_settings: ClassVar = {"digits": {"k": 32}}  # half of a batch there, too
-    tuning: ClassVar = tuple({"rho": rho, "k": 32} for rho in (0.1, 0.2, 0.4))
 
     def __init__(
         self,
@@ -66,11 +63,10 @@ class KSAM(SharpnessAware):
         *,
         rho: float = 0.05,
         k: int = 64,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.k = check_count("k", k)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
 
     def direction(self, L: Objective) -> Vector:
         K = hardest(L.losses(), self.k)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_number
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import TINY, Vector
 
 
@@ -57,7 +57,6 @@ class LookSAM(SharpnessAware):
     passes: float = 1.2
     memory = "4, 1 kept"
     capturable = False
-    sam_radii = ("rho",)
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
 
@@ -69,11 +68,10 @@ class LookSAM(SharpnessAware):
         rho: float = 0.05,
         k: int = 5,
         alpha: float = 0.2,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.k, self.alpha = check_count("k", k), check_number("alpha", alpha)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")

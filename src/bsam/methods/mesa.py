@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,6 @@ class MESA(Distillation):
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")
-    data_settings: ClassVar = {"digits": {"start_epoch": 1}}  # for a few epochs, not for 200
-    tuning: ClassVar = tuple({"lam": lam, "start_epoch": 2, "decay": 0.95} for lam in (0.3, 0.8, 2.0))
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..core.errors import BsamValueError
 from ..core.method_info import Need
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
 
 
@@ -59,8 +59,6 @@ class MSAM(SharpnessAware):
     passes: float = 1
     memory = "1"
     needs = (Need.MOMENTUM,)
-    data_settings: ClassVar = {"digits": {"rho": 0.3}}  # the default is for networks a thousand times as large
-    tuning: ClassVar = ({"rho": 0.3}, {"rho": 1.0}, {"rho": 3.0})
 
     def __init__(
         self,
@@ -68,10 +66,9 @@ class MSAM(SharpnessAware):
         model: nn.Module | Sequence[nn.Module] | None,
         *,
         rho: float = 3.0,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
         modules = (m for root in self._modules() for m in root.modules())
         if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
             raise BsamValueError(

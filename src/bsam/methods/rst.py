@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_number
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
 from .bernoulli import bernoulli
 
@@ -57,7 +58,6 @@ class RST(SharpnessAware):
     purpose = "SAM on a random share of the steps: a budget that is known beforehand."
     passes: float = 1.5
     capturable = False
-    sam_radii = ("rho",)
 
     def __init__(
         self,
@@ -68,12 +68,11 @@ class RST(SharpnessAware):
         p: float = 0.5,
         gamma: float = 1.0,
         seed: int = 0,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.p, self.gamma = check_number("p", p, low=0, high=1), check_number("gamma", gamma)
         self.seed = check_count("seed", seed, low=0)
-        super().__init__(base, model, {"rho": rho}, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, {"rho": rho}, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +67,6 @@ class SAF(Distillation):
     single_process = (
         "remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
     )
-    data_settings: ClassVar = {"digits": {"start_epoch": 1, "epochs_back": 1}}  # for a few epochs, not for 200
-    tuning: ClassVar = tuple({"lam": lam, "start_epoch": 2, "epochs_back": 2} for lam in (0.3, 1.0, 3.0))
 
     table: Tensor
     stamp: Tensor

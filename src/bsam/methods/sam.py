@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware
+from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import radius_settings
 from ..core.vector import Vector
 
@@ -59,7 +59,6 @@ class SAM(SharpnessAware):
 
     title, reference = "SAM", "Foret et al., ICLR 2021"
     purpose = "Flat minima at twice the cost: the method to start with."
-    sam_radii = ("rho",)
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
@@ -72,11 +71,10 @@ class SAM(SharpnessAware):
         rho_floor: float | None = None,
         lr_max: float | None = None,
         lr_min: float = 0.0,
-        m_sharpness: bool = False,
-        same_draws: bool = True,
+        **options: Unpack[StepOptions],
     ) -> None:
         settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, m_sharpness=m_sharpness, same_draws=same_draws)
+        super().__init__(base, model, settings, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

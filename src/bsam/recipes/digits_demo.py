@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.errors import BsamValueError
-from ..methods import METHODS
-from ..training.config import BASE, Run
+from ..training.config import BASE, Run, arguments_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.names import find_name
 from .experiments import Recipe, TableCell
+from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
 from .scales import SCALES, Scale, scale_of
 from .tuning import Tuning
 from .variants import arguments, variant_of, variants
@@ -71,7 +71,8 @@ def candidates(run: Run) -> list[dict[str, Any]]:
         return [{"weight_decay": decay} for decay in WEIGHT_DECAYS]
     if run.method == BASE:
         return []
-    variant, tried = variant_of(run), METHODS[run.method].cls.tuning
+    default = DEFAULT_CANDIDATES if "rho" in arguments_of(run.method) else ({},)
+    variant, tried = variant_of(run), CANDIDATES.get(run.method, default)
     if variant.radii:  # SAM at BSAM's total radius
         share = variant.radii["rho_floor"] / variant.radii["rho"]
         return [{"arguments": {**radius, "rho_floor": share * radius["rho"]}} for radius in tried]

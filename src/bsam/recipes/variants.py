@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..methods import METHODS
-from ..methods.bsam import BSAM
 from ..training.config import BASE, Run, method_title
+from .method_settings import DATA_ARGUMENTS, SAM_RADII, VARIANTS
 
-BSAMS = tuple(BSAM.variants)
+BSAMS = tuple(VARIANTS["bsam"])
 RADIUS = {"cifar10": 0.05, "cifar100": 0.1, "digits": 0.05}  # SAM's, and both of BSAM's
 # SAM at BSAM's total radius: title, and rho and rho_floor in units of RADIUS
 MATCHED = {"sam-sum": ("SAM (sum)", 2, 2), "sam-follow": ("SAM (follow)", 2, 1)}
@@ -49,7 +49,7 @@ def variants() -> dict[str, MethodVariant]:
     """
     listed = [MethodVariant("sgd", "SGD", BASE)]
     for method in METHODS.values():
-        forms = method.cls.variants or {method.name: (method.title, {})}
+        forms = VARIANTS.get(method.name, {method.name: (method.title, {})})
         listed += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in forms.items()]
         if method.name == "sam":
             listed += [
@@ -72,10 +72,10 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
     """
     if variant.method == BASE:
         return {}
-    cls = METHODS[variant.method].cls
-    shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(cls.sam_radii, RADIUS[data])
+    method = variant.method
+    shared = {} if RADIUS[data] == RADIUS["cifar10"] else dict.fromkeys(SAM_RADII.get(method, ()), RADIUS[data])
     radii = {name: factor * RADIUS[data] for name, factor in variant.radii.items()}
-    return {**shared, **cls.data_settings.get(data, {}), **variant.arguments, **radii}
+    return {**shared, **DATA_ARGUMENTS.get(method, {}).get(data, {}), **variant.arguments, **radii}
 
 
 def variant_of(run: Run) -> MethodVariant:

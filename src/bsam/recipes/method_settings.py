@@ -1,0 +1,45 @@
+"""Settings of the methods in the recipes, by the method's name; a method without an entry gets the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Arguments: TypeAlias = Mapping[str, Any]
+
+# Arguments that are set to SAM's radius for the data set.
+SAM_RADII: Mapping[str, tuple[str, ...]] = {
+    "bsam": ("rho_max", "rho_min"),
+    **dict.fromkeys(("sam", "gsam", "looksam", "esam", "ksam", "aesam", "rst"), ("rho",)),
+}
+
+# Arguments for some data sets.
+DATA_ARGUMENTS: Mapping[str, Mapping[str, Arguments]] = {
+    "asam": {"cifar100": {"rho": 1.0}},
+    "friendly_sam": {"cifar100": {"rho": 0.2, "decay": 0.6}},
+    "ksam": {"digits": {"k": 32}},  # half of a batch there, too
+    "mesa": {"digits": {"start_epoch": 1}},  # for a few epochs, not for 200
+    "msam": {"digits": {"rho": 0.3}},  # the default is for networks a thousand times as large
+    "saf": {"digits": {"start_epoch": 1, "epochs_back": 1}},  # for a few epochs, not for 200
+}
+
+# The arguments that the demo tries: three for every method that has a radius called rho, or an entry.
+DEFAULT_CANDIDATES: tuple[Arguments, ...] = ({"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4})
+CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
+    "asam": ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0}),
+    "bsam": tuple({"rho_max": rho, "rho_min": rho} for rho in (0.05, 0.1, 0.2)),
+    "gam": ({"rho_norm": 0.1}, {"rho_norm": 0.2}, {"rho_norm": 0.4}),
+    "ksam": tuple({"rho": rho, "k": 32} for rho in (0.1, 0.2, 0.4)),
+    "mesa": tuple({"lam": lam, "start_epoch": 2, "decay": 0.95} for lam in (0.3, 0.8, 2.0)),
+    "msam": ({"rho": 0.3}, {"rho": 1.0}, {"rho": 3.0}),
+    "saf": tuple({"lam": lam, "start_epoch": 2, "epochs_back": 2} for lam in (0.3, 1.0, 3.0)),
+}
+
+# The variants that tables list, name: (title, arguments); without an entry, tables list only the method itself.
+VARIANTS: Mapping[str, Mapping[str, tuple[str, Arguments]]] = {
+    "bsam": {
+        "bsam": ("BSAM (Algorithm 1)", {}),
+        "bsam-2": ("BSAM (2 passes)", {"passes": 2}),
+        "bsam-released": ("BSAM (as released)", {"start_from_min": True}),
+    },
+}
