@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -36,26 +35,7 @@ class Copying(Looking):
         super().__init__(optimizer)
 
 
-class LightningManual(Looking):
-    """As Lightning in manual optimization: ``step()`` passes a closure that does nothing."""
-
-    def step(self, closure=None):
-        return self._optimizer.step(closure or partial(_wrap_closure, None, self, do_nothing_closure))
-
-
-def _wrap_closure(module, hook, closure):
-    """By this name Lightning calls hooks after the closure; the arguments are its own in number."""
-    result = closure()
-    if callable(hook):
-        hook()
-    return result
-
-
-def do_nothing_closure():
-    """By this name Lightning's closure where the user gives none."""
-
-
-@pytest.mark.parametrize("wrap", [Looking, Copying, LightningManual])
+@pytest.mark.parametrize("wrap", [Looking, Copying])
 @pytest.mark.parametrize("released", [False, True])
 def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, released):
     other = problem.clone()
@@ -76,33 +56,6 @@ def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, releas
         whole.zero_grad()
         assert same(problem.weights(), other.weights())
     assert inner.t == whole.t == outer.t == 4
-
-
-def test_hooks_of_lightning_see_what_was_prepared(problem):
-    """With nothing prepared its closure is refused, and so is one that ran backward and returned no loss."""
-    other = problem.clone()
-    ours, whole = (bsam.FriendlySAM(sgd(p.model.parameters()), p.model) for p in (problem, other))
-    for _ in range(3):
-        ours.zero_grad()
-        ours.backward(problem.loss)
-        clip = partial(torch.nn.utils.clip_grad_value_, problem.model.parameters(), 0.01)
-        assert ours.step(partial(_wrap_closure, None, clip, do_nothing_closure)) is None
-        whole.zero_grad()
-        whole.backward(other.loss)
-        torch.nn.utils.clip_grad_value_(other.model.parameters(), 0.01)
-        whole.step()
-        assert same(problem.weights(), other.weights())
-    assert str(ours.state_dict()) == str(whole.state_dict())
-    for closure, message in (
-        (partial(_wrap_closure, None, None, do_nothing_closure), "nothing to step with"),
-        (lambda: None, "returned None"),
-    ):
-        with pytest.raises(bsam.BsamError, match=message):
-            ours.step(closure)
-    ours.zero_grad()
-    ours.backward(problem.loss)
-    with pytest.raises(bsam.BsamError, match="returned None"):
-        ours.step(lambda: problem.loss().backward())
 
 
 @pytest.mark.parametrize("wrap", [Looking, Copying])

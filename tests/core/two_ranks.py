@@ -353,19 +353,10 @@ def framework(method: str, rank: int, *, order: str, given: bool, discriminator:
                 optimizer.backward(loss(a, b))
         if order == "transformers":
             torch.nn.utils.clip_grad_norm_(wrapper.parameters(), 1.0)
-        optimizer.step(partial(_wrap_closure, do_nothing_closure)) if order == "lightning" else optimizer.step()
+        optimizer.step()
         optimizer.zero_grad()
     weights = [p.detach() for p in module.parameters()]
     return {"weights": weights, "memory": memory(optimizer), "sync": wrapper.require_backward_grad_sync}
-
-
-def _wrap_closure(closure):
-    """By these two names Lightning steps in manual optimization."""
-    return closure()
-
-
-def do_nothing_closure():
-    return None
 
 
 def not_wrapped(rank: int) -> dict:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from functools import partial
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -194,23 +192,20 @@ def test_extra_passes_are_silent(hf, tmp_path):
     assert run.extra_pass is False
 
 
-def test_every_pass_gets_objects_and_arrays_as_they_were(hf, tmp_path):
+def test_every_pass_gets_its_own_containers(hf, tmp_path):
+    """Trainer makes them anew before each ``compute_loss``."""
     seen = []
 
-    class Changing(hf.SharpnessAwareTrainer):
+    class Popping(hf.SharpnessAwareTrainer):
         def compute_loss(self, model, inputs, **kwargs):
-            found, array = inputs.pop("found"), inputs.pop("array")
-            found.rate *= 0.5
-            array *= 0.5
-            seen.append((found.rate, array.tolist()))
+            seen.append(inputs.pop("more").pop())
             return super().compute_loss(model, inputs, **kwargs)
 
-    def collate(rows):
-        return {**default_collate(rows), "found": SimpleNamespace(rate=1.0), "array": np.ones(2)}
-
-    arguments = hf.arguments(tmp_path, max_steps=1, remove_unused_columns=False)
-    hf.trainer(hf.network(), arguments, Changing, data_collator=collate).train()
-    assert seen == [(0.5, [0.5, 0.5])] * 2
+    for kind in (dict, UserDict):
+        collate = lambda rows, kind=kind: kind({**default_collate(rows), "more": [1.0]})  # noqa: E731
+        arguments = hf.arguments(tmp_path, max_steps=1, remove_unused_columns=False)
+        hf.trainer(hf.network(), arguments, Popping, data_collator=collate).train()
+    assert seen == [1.0] * 4
 
 
 def test_inputs_that_are_changed_in_place_are_refused(hf, tmp_path):

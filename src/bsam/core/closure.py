@@ -13,11 +13,6 @@ from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 Closure: TypeAlias = Callable[..., Any]
 
-WITHOUT_MIXIN = (
-    "Lightning clips the gradient of every pass and loses accumulated ones, and logs the last pass: name "
-    "bsam.integrations.lightning.SharpnessAwareMixin before LightningModule"
-)
-
 
 def call(closure: Closure, subset: Tensor | None) -> Any:
     """Call the closure, with the indices of the chosen samples if there are any."""
@@ -30,15 +25,6 @@ def call(closure: Closure, subset: Tensor | None) -> Any:
             "`def closure(indices=slice(None))`"
         )
     return closure(subset)
-
-
-def split_lightning(closure: Any) -> tuple[Any, Any]:
-    """Return the LightningModule of a closure that Lightning made, and the closure inside, which its hooks follow.
-
-    Of any other closure return None and the closure.
-    """
-    wrap = getattr(closure, "func", None)  # of a functools.partial
-    return (closure.args[0], closure.args[-1]) if getattr(wrap, "__name__", "") == "_wrap_closure" else (None, closure)
 
 
 def as_losses(answer: object) -> Tensor:

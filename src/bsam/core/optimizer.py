@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self, TypedDict
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 from .buffers import Buffers
 from .check import Seen, examine
 from .checks import check_base, check_call, check_modules, check_names
-from .closure import WITHOUT_MIXIN, Closure, split_lightning
+from .closure import Closure
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .gradients import GradientMemory
 from .graph_check import GraphCheck
@@ -206,9 +205,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         Returns:
             The loss at ``w``, detached.
         """
-        wrapped = vars(self).get("_optimizer")  # in the object that Lightning or Fabric puts around the optimizer
-        if isinstance(wrapped, SharpnessAware):  # whose own attributes hide those of the class
-            return SharpnessAware.backward(wrapped, closure, scaler)
         self._begin(closure)
         with self._step_state.in_backward(), self._objective(closure, scaler) as L:
             observers = [observer for observer in self.observers if observer.due(self.t)]
@@ -285,9 +281,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             SAM.check: two evaluations of the closure ... change nothing but buffers
             1
         """
-        wrapped = vars(self).get("_optimizer")
-        if isinstance(wrapped, SharpnessAware):
-            return SharpnessAware.check(wrapped, closure)
         phase = self._step_state.phase
         if not callable(closure):
             raise BsamTypeError(f"check needs a closure that computes the loss, got {type(closure).__name__}")
@@ -346,14 +339,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """
         loss = None
         if closure is not None and self._step_state.phase != "in_backward":
-            module, inner = split_lightning(closure)
-            if self.t == 0 and getattr(module, "automatic_optimization", False) and not hasattr(module, "extra_pass"):
-                warnings.warn(WITHOUT_MIXIN, stacklevel=2)
-            if getattr(inner, "__name__", "") == "do_nothing_closure":
-                closure()  # Lightning's where the user gives none; its hooks may clip what was prepared
-            else:
-                self.zero_grad()
-                loss = self.backward(closure)
+            self.zero_grad()
+            loss = self.backward(closure)
         self._step_state.check_ready()
         try:
             start = self._step_state.start(self._ranks)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..core.errors import BsamRuntimeError, BsamTypeError
 from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..core.ranks import find_ddp
 from ..methods.msam import MSAM
-from .batch import check_unchanged, containers_copied, tensor_versions
+from .batch import check_unchanged, new_containers, tensor_versions
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as _Base
@@ -36,7 +35,6 @@ class _FirstPass:
     versions: list[tuple[Tensor, int]]
     states: list[tuple[torch.Generator, Tensor]]
     running: bool = True
-    loss: Tensor | None = None  # what Lightning gives to a backward of the user's
 
 
 class SharpnessAwareMixin(_Base):
@@ -47,13 +45,13 @@ class SharpnessAwareMixin(_Base):
     run it again at perturbed weights, with the same batch and the same random draws. What the Trainer does with the
     gradient, such as ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling, it does with the direction.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
-    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets the lists, dicts,
-    dataclasses and NumPy arrays of the batch as they were; a tensor of the batch that is changed in place is an error,
-    and so is a ``backward`` of the class that does not call this one with the loss it was given.
+    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets new lists, tuples
+    and dicts of the batch, with the same objects in them; changing a tensor of the batch in place raises an error.
 
-    With other optimizers, and with ``automatic_optimization = False``, the mixin changes nothing. Refused are MSAM,
-    whose only pass is not at ``w``, ESAM and K-SAM, which choose samples, ``m_sharpness``, ``dataloader_iter``, and
-    strategies other than a single device and DDP.
+    With ``automatic_optimization = False`` the mixin only lets ``self.optimizers().step()`` step on what ``backward``
+    prepared, and with other optimizers it changes nothing. In automatic optimization it raises an error for MSAM, whose
+    only pass is not at ``w``, for ESAM and K-SAM, which choose samples, for ``m_sharpness``, and for strategies other
+    than a single device and DDP.
 
     Example::
 
@@ -87,9 +85,6 @@ class SharpnessAwareMixin(_Base):
         owner = next((each for each in cls.__mro__ if "training_step" in vars(each)), None)
         if owner is not None and owner.__name__ != "LightningModule":
             cls.training_step = _noting_first_pass(vars(owner)["training_step"])  # type: ignore[method-assign]
-        owner = next(each for each in cls.__mro__ if "backward" in vars(each))
-        if owner is not SharpnessAwareMixin:
-            cls.backward = _reaching_the_mixin(vars(owner)["backward"])  # type: ignore[method-assign]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Log as usual; in later passes do nothing."""
@@ -105,11 +100,6 @@ class SharpnessAwareMixin(_Base):
         trainer, first = self.trainer, self._first_pass
         _check(self, optimizer)
         assert first is not None
-        if first.loss is not None and loss is not first.loss:
-            raise BsamRuntimeError(
-                f"{type(self).__name__}.backward changes the loss, which the later passes of a step would not: change "
-                "it in training_step, and pass on to super().backward what it was given"
-            )
         check_unchanged(first.versions, "training_step")
         self._first_pass = None  # which holds the batch
         ddp = find_ddp(trainer.strategy.model)
@@ -118,20 +108,15 @@ class SharpnessAwareMixin(_Base):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         ready = [loss]
 
-        def closure() -> Tensor:
+        def closure() -> Tensor | None:
             if ready:
                 optimizer._rng.first_began_with(first.states)
                 return ready.pop() if scaler is None else _backward_unscaled(ready.pop(), scaler)
-            args, kwargs = containers_copied(first.arguments)
+            args, kwargs = new_containers(first.arguments)
             with self._extra_pass():
                 output = trainer.strategy.training_step(*args, **kwargs)
             loss = output["loss"] if isinstance(output, Mapping) else output
-            if loss is None:
-                raise BsamRuntimeError(
-                    "training_step returned a loss in the first pass of a step and None in a later one: decide by the "
-                    "batch, not by the weights, whether to skip it"
-                )
-            return loss / trainer.accumulate_grad_batches
+            return loss if loss is None else loss / trainer.accumulate_grad_batches
 
         optimizer.backward(closure, scaler)
 
@@ -140,8 +125,18 @@ class SharpnessAwareMixin(_Base):
     ) -> None:
         """Take the step on what the closure prepared; none if ``training_step`` returned None."""
         inner = getattr(optimizer, "optimizer", optimizer)
-        with _closure_first(inner) if isinstance(inner, SharpnessAware) else contextlib.nullcontext():
+        skips = getattr(self.trainer.fit_loop, "_skip_backward", False)  # in an epoch of weight averaging
+        with _closure_first(inner, skips) if isinstance(inner, SharpnessAware) else contextlib.nullcontext():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """Return the optimizers as usual; ``step()`` of a sharpness-aware one takes what ``backward`` prepared."""
+        answer = super().optimizers(use_pl_optimizer)
+        if use_pl_optimizer and self._fabric is None:
+            for wrapper in answer if isinstance(answer, list) else [answer]:
+                if isinstance(wrapper, SharpnessAware):
+                    wrapper.step = functools.partial(_manual_step, wrapper)  # type: ignore[method-assign]
+        return answer
 
     def _sharpness_aware(self) -> SharpnessAware | None:
         """The optimizer of automatic optimization, if it is a sharpness-aware one."""
@@ -177,7 +172,7 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index])
         arguments, states = (args, kwargs), [(g, g.get_state()) for g in generators]
-        first = self._first_pass = _FirstPass(containers_copied(arguments), tensor_versions(arguments), states)
+        first = self._first_pass = _FirstPass(new_containers(arguments), tensor_versions(arguments), states)
         try:
             return step(self, *args, **kwargs)
         finally:
@@ -186,34 +181,10 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
     return training_step
 
 
-def _reaching_the_mixin(backward: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a ``backward`` of the user's: it must call that of the mixin, with the loss that it was given."""
-
-    @functools.wraps(backward)
-    def checked(self: SharpnessAwareMixin, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        first = self._first_pass
-        if first is not None and first.loss is None:  # else one that calls this one was given it
-            first.loss = loss
-        backward(self, loss, *args, **kwargs)
-        if self._first_pass is not None:
-            raise BsamRuntimeError(
-                f"{type(self).__name__}.backward did not call that of SharpnessAwareMixin, so that there is nothing to "
-                "step with: call super().backward(loss, *args, **kwargs) in it; to skip a batch, return None from "
-                "training_step"
-            )
-
-    return checked
-
-
 def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     """Raise an error for what would not be exact."""
-    strategy, first = module.trainer.strategy, module._first_pass
-    kinds = (
-        each for each in type(strategy).__mro__ if each.__module__.startswith(("lightning.", "pytorch_lightning."))
-    )
-    classes = type(module).__mro__
-    behind = next(each for each in classes[classes.index(SharpnessAwareMixin) + 1 :] if "backward" in vars(each))
-    problem = None
+    strategy, problem = type(module.trainer.strategy), None
+    lightnings = ("lightning.", "pytorch_lightning.")
     if optimizer.m_sharpness:
         problem = "m_sharpness=True needs a first pass without DDP's reduction, and Lightning's has it: leave it out"
     elif isinstance(optimizer, MSAM) or Need.PER_SAMPLE_LOSSES in optimizer.needs:
@@ -222,34 +193,26 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
             " set automatic_optimization = False and call `optimizer.backward(closure)` and `optimizer.step()` in "
             "training_step"
         )
-    elif next(kinds).__name__ not in STRATEGIES:
-        problem = f"the strategy {type(strategy).__name__} is not supported: take a single device or DDP"
-    elif optimizer._step_state.phase == "in_backward":
-        problem = (
-            f"{type(module).__name__}.optimizer_step calls optimizer.step: call super().optimizer_step(epoch, "
-            "batch_idx, optimizer, optimizer_closure) instead"
-        )
-    elif behind.__name__ != "LightningModule":
-        problem = f"SharpnessAwareMixin replaces {behind.__name__}.backward: do in training_step what that does"
-    elif first is None:
+    elif next(kind.__name__ for kind in strategy.__mro__ if kind.__module__.startswith(lightnings)) not in STRATEGIES:
+        problem = f"the strategy {strategy.__name__} is not supported: take a single device or DDP"
+    elif module._first_pass is None:
         problem = "training_step was replaced after the class was made, so that it cannot be run again: override it"
-    elif any(isinstance(argument, Iterator) for argument in tree_leaves(first.arguments)):
-        problem = "training_step takes dataloader_iter, so that each pass would see another batch: take batch instead"
     if problem is not None:
         raise BsamRuntimeError(problem)
 
 
 @contextlib.contextmanager
-def _closure_first(optimizer: SharpnessAware) -> Iterator[None]:
+def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
     """Let ``optimizer.step(closure)`` call the closure, which calls ``backward``, and then take the step.
 
+    If nothing was prepared, the step raises an error, except with ``skips`` and where ``training_step`` returned None.
     ``step`` is replaced on the object, as schedulers do: the Trainer's hooks and its scaler see the optimizer itself.
     """
     step = optimizer.step
 
     def closure_first(closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
-        if optimizer._step_state.phase == "ready":
+        if optimizer._step_state.phase == "ready" or not (skips or (closure is not None and loss is None)):
             step()
         return loss
 
@@ -258,6 +221,15 @@ def _closure_first(optimizer: SharpnessAware) -> Iterator[None]:
         yield
     finally:
         optimizer.step = step  # type: ignore[method-assign]
+
+
+def _manual_step(wrapper: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+    """Take a step in manual optimization. Without a closure Lightning passes one that only calls its hooks."""
+    method = wrapper.optimizer
+    if closure is None and method._step_state.phase != "ready":
+        return method.step()  # raises
+    with _closure_first(method, skips=False) if closure is None else contextlib.nullcontext():
+        return type(wrapper).step(wrapper, closure, **kwargs)
 
 
 def _backward_unscaled(loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:

@@ -15,7 +15,7 @@ from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from .accelerate import check_accelerator, unwrapped
-from .batch import check_unchanged, containers_copied, tensor_versions
+from .batch import check_unchanged, tensor_versions
 
 require_package("transformers", "integrations")
 require_package("accelerate", "integrations")
@@ -106,10 +106,10 @@ class SharpnessAwareTrainer(Trainer):
     ) -> Tensor:
         """Run the passes of the method on one micro-batch; return the loss of the first."""
         one_pass = super().training_step
-        before = tensor_versions(inputs)
+        before = tensor_versions(dict(inputs))
 
         def closure() -> Tensor:
-            loss = one_pass(model, containers_copied(inputs), num_items_in_batch)
+            loss = one_pass(model, inputs, num_items_in_batch)  # makes new containers of its inputs
             check_unchanged(before, "compute_loss")
             self.extra_pass = True
             return loss
