@@ -1,5 +1,31 @@
 """The base class of all sharpness-aware optimizers."""
 
+# The life of a step, ``optimizer.step(closure)``:
+#
+# 1. ``step`` clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call ``backward`` and ``step`` apart.)
+# 2. ``backward`` reads the parameter groups again: ``Weights`` lists the parameters that require a gradient.
+# 3. It makes an ``Objective``, the loss L of this mini-batch around w, and calls ``direction(L)``: the method itself,
+#    such as methods/bsam.py. A method asks for gradients, ``L.grad(at=e)``, and combines them.
+# 4. Radii come from the parameter groups, by ``epsilon`` and ``radii``; schedule.py lets them follow the learning rate.
+# 5. For each gradient, objective.py moves the weights to w + e (``Weights.move``), calls the closure, runs backward on
+#    its loss, and takes ``p.grad`` over as a ``Vector`` (``GradientMemory``).
+#    So that all passes evaluate one function, each begins with
+#      - the buffers of the modules before the step, such as batch norm's statistics (``Buffers``),
+#      - the same state of the random generators (``RngReplay``),
+#      - gradients averaged over the ranks of DDP (``Ranks``; FSDP averages by itself),
+#      - other modules that the closure runs frozen (``Modules``).
+# 6. A ``Vector`` is a linear combination of gradients: ``+ - *`` compute nothing, norms and products are computed on
+#    the device. The sum is evaluated once, in place, when ``backward`` adds the direction to ``p.grad``.
+# 7. At the end of the ``with`` block the objective restores the weights bit for bit from a copy (``Weights.restore``),
+#    the generators and the other modules, and leaves the buffers as the first pass left them. If anything raises, all
+#    of these and ``p.grad`` are as they were before.
+# 8. What ``direction`` wants to remember for the next step waits in ``MethodState``, and where the step shall start
+#    from, if not from w, in ``StepState``: a step that is skipped, by ``GradScaler`` for example, changes neither.
+# 9. ``step`` lets the base optimizer step on ``p.grad``, stores what was to be remembered, and counts.
+#
+# Step 1 to 9 of BSAM are in methods/bsam.py, optimizer.py, objective.py, vector.py, weights.py and schedule.py; the
+# other files can be taken at their word.
+
 from __future__ import annotations
 
 import contextlib
