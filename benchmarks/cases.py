@@ -31,7 +31,7 @@ class Case:
     label: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or METHODS[self.method].cls.__name__)
+        object.__setattr__(self, "label", self.label or METHODS[self.method].__name__)
 
     @property
     def capturable(self) -> bool:
@@ -47,7 +47,7 @@ class Case:
         self, base: torch.optim.Optimizer, model: nn.Module, *, batch: int, samples: int, classes: int
     ) -> TrainStep:
         """Build the method with ``base``; one that chooses a number of samples takes half of a batch."""
-        half = dict.fromkeys(METHODS[self.method].cls.counts_of_batch, max(1, batch // 2))
+        half = dict.fromkeys(METHODS[self.method].counts_of_batch, max(1, batch // 2))
         known = {"total_steps": self.cycle, "samples": samples, "classes": classes, "start_epoch": 0, "epochs_back": 1}
         return build_optimizer(self.method, self.arguments, base, model, **half, **known)
 

@@ -13,7 +13,8 @@ from typing import Any
 from docutils import nodes
 
 from bsam.cli import _parser
-from bsam.methods import METHODS, Method
+from bsam.core.method_info import MethodInfo
+from bsam.methods import METHODS
 from bsam.training import Run
 
 OVERVIEW = """\
@@ -128,7 +129,7 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its path below docs/."""
     return {
         "methods/index.md": overview(),
-        **{f"methods/{name}.md": method_page(method) for name, method in METHODS.items()},
+        **{f"methods/{name}.md": method_page(name, method) for name, method in METHODS.items()},
         "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, settings()))),
         "reference/examples.md": EXAMPLES.format(examples="\n".join(map(example_section, example_files()))),
         "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, parsers()))),
@@ -138,25 +139,25 @@ def pages() -> dict[str, str]:
 def overview() -> str:
     """Return the page with the table of all methods."""
     rows = (
-        f"| [`{m.cls.__name__}`]({m.name}.md) | {m.passes:g} | {m.memory} | {m.needs or '-'} | {m.purpose} |"
-        for m in METHODS.values()
+        f"| [`{m.__name__}`]({name}.md) | {m.passes:g} | {m.memory} | {m.needs_in_words() or '-'} | {m.purpose} |"
+        for name, m in METHODS.items()
     )
     captured = ", ".join(m.title for m in METHODS.values() if m.capturable)
     return OVERVIEW.format(rows="\n".join(rows), toctree="\n".join(METHODS), captured=captured)
 
 
-def method_page(method: Method) -> str:
+def method_page(name: str, method: type[MethodInfo]) -> str:
     """Return the page of a method."""
     return PAGE.format(
         title=method.title,
         purpose=method.purpose,
         passes=method.passes,
         memory=method.memory,
-        needs=method.needs or "nothing but a closure that returns the loss",
+        needs=method.needs_in_words() or "nothing but a closure that returns the loss",
         captured="can" if method.capturable else "cannot",
-        name=method.name,
-        reference=f"[{method.reference}](https://arxiv.org/abs/{PAPERS[method.name]})",
-        cls=method.cls.__name__,
+        name=name,
+        reference=f"[{method.reference}](https://arxiv.org/abs/{PAPERS[name]})",
+        cls=method.__name__,
         options="   :members: set_epoch, forward" if method.is_loss else "",
         after=LOSS if method.is_loss else OPTIMIZER,
     )

@@ -33,9 +33,9 @@ def found(optimizer, closure, *words):
 def test_nothing_is_found_in_a_right_loop_and_nothing_changes(problem, method, capsys):
     """Not the weights, buffers, gradients, memory or generators; a training goes on as without the call."""
     needs = {"total_steps": 9} if method == "aesam" else {}
-    own = METHODS[method].cls(sgd(problem.model.parameters()), problem.model, **needs)
+    own = METHODS[method](sgd(problem.model.parameters()), problem.model, **needs)
     twin = problem.clone()
-    other = METHODS[method].cls(sgd(twin.model.parameters()), twin.model, **needs)
+    other = METHODS[method](sgd(twin.model.parameters()), twin.model, **needs)
     closures = [lambda i=slice(None), p=p: F.dropout(p.losses(i), 0.2) for p in (problem, twin)]
     for _ in range(3):
         torch.manual_seed(5)

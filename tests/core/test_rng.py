@@ -60,7 +60,7 @@ WHOLE = {
 
 
 def without_radius(name, problem, **options):
-    optimizer = METHODS[name].cls(sgd(problem.model.parameters()), problem.model, **WHOLE.get(name, {}), **options)
+    optimizer = METHODS[name](sgd(problem.model.parameters()), problem.model, **WHOLE.get(name, {}), **options)
     (group,) = optimizer.param_groups
     group.update({key: 0.0 for key, value in group.items() if key.startswith("rho") and value is not None})
     return optimizer

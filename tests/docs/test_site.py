@@ -14,7 +14,8 @@ import pytest
 
 import bsam.flatness
 import bsam.training
-from bsam.methods import METHODS, Method
+from bsam.core.method_info import MethodInfo
+from bsam.methods import METHODS
 from processes import Script
 
 ROOT = Path(__file__).parents[2]
@@ -90,10 +91,10 @@ def foreign_loads(site: Path, pages: dict[Path, Page]) -> list[str]:
     return [f"{path.relative_to(site)}: {load}" for path, load in loads if load.startswith(EXTERNAL)]
 
 
-def missing_parts(page: Page, method: Method) -> list[str]:
+def missing_parts(page: Page, method: type[MethodInfo]) -> list[str]:
     """Return what the page of a method does not say."""
     facts = dict(zip(page.text("th.stub"), page.text("td."), strict=True))
-    needs = method.needs or "nothing but a closure that returns the loss"
+    needs = method.needs_in_words() or "nothing but a closure that returns the loss"
     wanted = {
         "Passes": f"{method.passes:g} per step",
         "Needs": needs,
@@ -106,7 +107,7 @@ def missing_parts(page: Page, method: Method) -> list[str]:
     missing += [] if method.purpose.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}") in page.text("p.") else ["purpose"]
     missing += [] if any(page.text("div.formula")) else ["formula"]
     described = {text.split(" ")[0] for text in page.text("li.")}
-    missing += [name for name in inspect.signature(method.cls).parameters if name not in described]
+    missing += [name for name in inspect.signature(method).parameters if name not in described]
     docstring = takewhile(lambda element: not element[0].startswith("dl.py class"), page.texts)
     paragraphs = [(name, text) for name, text in docstring if name.startswith("p.")]
     sections = {title: text for (name, title), (_, text) in pairwise(paragraphs) if name == "p.rubric"}
@@ -144,8 +145,8 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
     text = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     found = {name: index["docnames"][page] for page, *_, name in index["objects"]["bsam"]}
-    assert {m.cls.__name__: found.get(m.cls.__name__) for m in METHODS.values()} == {
-        m.cls.__name__: f"methods/{name}" for name, m in METHODS.items()
+    assert {m.__name__: found.get(m.__name__) for m in METHODS.values()} == {
+        m.__name__: f"methods/{name}" for name, m in METHODS.items()
     }
     for module in (bsam, bsam.flatness, bsam.training):
         names = {name for name in dir(module) if not name.startswith("_") and not inspect.ismodule(vars(module)[name])}

@@ -12,7 +12,7 @@ import bsam
 from bsam.flatness import Probe
 from bsam.methods import METHODS
 
-VARIANTS = {name: method.cls for name, method in METHODS.items() if not method.is_loss} | {
+VARIANTS = {name: method for name, method in METHODS.items() if not method.is_loss} | {
     "aesam": partial(bsam.AESAM, total_steps=20),
     "aesam-reuse": partial(bsam.AESAM, total_steps=20, alpha=0.2),
     "bsam-2": partial(bsam.BSAM, passes=2),

@@ -44,7 +44,7 @@ def test_lora_is_exact(hf, method, tmp_path):
     run = hf.trainer(model, args, method=method, method_kwargs=own)
     run.train()
     trained = [p for p in twin.parameters() if p.requires_grad]
-    cls = bsam.METHODS[method].cls
+    cls = bsam.METHODS[method]
     optimizer = cls(torch.optim.SGD(trained, lr=hf.LR), twin, **own)
     losses = hf.train_plainly(twin, optimizer, hf.batches(2), accumulate=2, max_norm=0.3)
     assert hf.logged(run) == pytest.approx(losses, abs=1e-6)

@@ -12,7 +12,7 @@ import bsam
 import test_contract
 from bsam import cli
 from bsam.core.optimizer import SharpnessAware
-from bsam.methods import METHODS, Method
+from bsam.methods import METHODS
 from bsam.recipes.digits_demo import candidates
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
@@ -37,7 +37,7 @@ class Toy(SharpnessAware):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    monkeypatch.setitem(METHODS, "toy", Method("toy", Toy))
+    monkeypatch.setitem(METHODS, "toy", Toy)
 
 
 def test_the_command_line_lists_and_trains_it(tmp_path, capsys, monkeypatch):

@@ -43,7 +43,7 @@ def test_a_run_finds_its_column_again_and_repeats_no_default(data):
         assert variant_of(run) == column
         for name, value in run.arguments.items():
             if name not in ("rho_max", "rho_min"):  # rho_floor has no default
-                assert inspect.signature(METHODS[run.method].cls).parameters[name].default != value
+                assert inspect.signature(METHODS[run.method]).parameters[name].default != value
 
 
 def test_hyperparameters():
@@ -51,7 +51,7 @@ def test_hyperparameters():
 
     def full(name, data):
         column = variants()[name]
-        signature = inspect.signature(METHODS[column.method].cls).parameters
+        signature = inspect.signature(METHODS[column.method]).parameters
         return {**{n: p.default for n, p in signature.items()}, **arguments(column, data)}
 
     for data, radius in (("cifar10", 0.05), ("cifar100", 0.1), ("digits", 0.05)):

@@ -19,20 +19,23 @@ class Need(Enum):
 
 
 class MethodInfo:
-    """The class attributes that describe a method; each method sets those whose default does not fit.
+    """The class attributes that describe a method; each method sets those whose default does not fit."""
 
-    ``title`` to ``capturable`` are described by :class:`bsam.methods.Method`.
-    """
-
-    title: ClassVar[str] = ""
-    reference: ClassVar[str] = ""
-    purpose: ClassVar[str] = ""
-    passes: float = 2  # an instance may have another number
-    memory: ClassVar[str] = "2"
+    title: ClassVar[str] = ""  # its name in a table
+    reference: ClassVar[str] = ""  # authors, place and year
+    purpose: ClassVar[str] = ""  # what it is for
+    passes: float = 2  # per step with the default arguments, on average where steps differ; an instance may have others
+    memory: ClassVar[str] = "2"  # extra, during a step, and what of it is kept, in units of the parameters' size
     needs: ClassVar[tuple[Need, ...]] = ()
-    capturable: ClassVar[bool] = True
+    is_loss: ClassVar[bool] = False  # and not an optimizer
+    capturable: ClassVar[bool] = True  # in a CUDA graph: no decision is made in Python, and no memory moves
 
     # Used in training.
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that the training sets
     counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the whole batch, over processes
     single_process: ClassVar[str] = ""  # why the method cannot be trained in several processes; empty if it can
+
+    @classmethod
+    def needs_in_words(cls) -> str:
+        """Return what the method needs beyond a closure that returns the loss; empty if nothing."""
+        return ", ".join(["is a loss"] * cls.is_loss + [need.value for need in cls.needs])

@@ -126,7 +126,7 @@ class SharpnessAwareTrainer(Trainer):
 
 
 def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any]) -> type[SharpnessAware]:
-    cls: Any = METHODS[method].cls if isinstance(method, str) and method in METHODS else method
+    cls: Any = METHODS[method] if isinstance(method, str) and method in METHODS else method
     optimizers = [name for name, known in METHODS.items() if not known.is_loss]
     if not (isinstance(cls, type) and issubclass(cls, SharpnessAware)):
         raise BsamValueError(

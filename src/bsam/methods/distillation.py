@@ -22,6 +22,7 @@ class Distillation(MethodInfo, nn.Module):
     """
 
     passes = 1
+    is_loss = True
     capturable = False
 
     def __init__(self, *, lam: float, tau: float, start_epoch: int, label_smoothing: float, reduction: str) -> None:

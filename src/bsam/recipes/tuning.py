@@ -64,7 +64,7 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
     """
     if run.method == BASE:
         return []
-    defaults = inspect.signature(METHODS[run.method].cls).parameters
+    defaults = inspect.signature(METHODS[run.method]).parameters
     names = [name for name in defaults if name.startswith("rho")] or ["lam"]
     values = {name: run.arguments.get(name, defaults[name].default) for name in names}
     return [

@@ -48,10 +48,10 @@ def variants() -> dict[str, MethodVariant]:
         ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
     """
     listed = [MethodVariant("sgd", "SGD", BASE)]
-    for method in METHODS.values():
-        forms = VARIANTS.get(method.name, {method.name: (method.title, {})})
-        listed += [MethodVariant(name, title, method.name, arguments) for name, (title, arguments) in forms.items()]
-        if method.name == "sam":
+    for method, cls in METHODS.items():
+        forms = VARIANTS.get(method, {method: (cls.title, {})})
+        listed += [MethodVariant(name, title, method, arguments) for name, (title, arguments) in forms.items()]
+        if method == "sam":
             listed += [
                 MethodVariant(name, title, "sam", radii={"rho": rho, "rho_floor": floor})
                 for name, (title, rho, floor) in MATCHED.items()

@@ -38,8 +38,8 @@ def methods_info() -> list[tuple[str, ...]]:
     return [
         sgd,
         *(
-            (m.name, m.title, m.cls.__name__, f"{m.passes:g}", m.memory, m.needs or "-", m.purpose, m.reference)
-            for m in METHODS.values()
+            (name, m.title, m.__name__, f"{m.passes:g}", m.memory, m.needs_in_words() or "-", m.purpose, m.reference)
+            for name, m in METHODS.items()
         ),
     ]
 

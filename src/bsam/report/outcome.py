@@ -102,7 +102,7 @@ def _begins_at_random(run: Run) -> bool:
 
 def _advice(run: Run, diverged: bool) -> str:
     lr = f"Try {'a smaller' if diverged else 'another'} --lr (now {run.lr:g})"
-    defaults = {} if run.method == BASE else inspect.signature(METHODS[run.method].cls).parameters
+    defaults = {} if run.method == BASE else inspect.signature(METHODS[run.method]).parameters
     radii = {name: run.arguments.get(name, defaults[name].default) for name in defaults if name.startswith("rho")}
     now = " ".join(f"{name}={value:g}" for name, value in radii.items() if value)
     tries = [lr, *([f"a smaller radius (now --set {now})"] if now else []), *([] if diverged else ["more epochs"])]

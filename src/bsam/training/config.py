@@ -43,7 +43,7 @@ def arguments_of(method: str) -> tuple[str, ...]:
         >>> arguments_of("asam")
         ('rho', 'rho_floor', 'lr_max', 'lr_min', 'eta', 'm_sharpness', 'same_draws')
     """
-    cls = METHODS[method].cls
+    cls = METHODS[method]
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
 

@@ -65,7 +65,7 @@ def check_method(run: Run, task: Task, processes: int) -> None:
     """Refuse a method that cannot train this task, or not with so many processes."""
     if run.method != BASE and METHODS[run.method].is_loss and not task.logits:
         raise BsamValueError(f"{run.method} compares logits of classes, and {run.task} has none: choose another method")
-    if processes > 1 and run.method != BASE and (reason := METHODS[run.method].cls.single_process):
+    if processes > 1 and run.method != BASE and (reason := METHODS[run.method].single_process):
         raise BsamValueError(f"{run.method} {reason}")
 
 
@@ -85,7 +85,7 @@ def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
     """Return the method's arguments in each process, which has its share of those that count samples of the batch."""
     if run.method == BASE or processes == 1:
         return run.arguments
-    cls, shares = METHODS[run.method].cls, dict(run.arguments)
+    cls, shares = METHODS[run.method], dict(run.arguments)
     for name in cls.counts_of_batch:
         count = check_count(name, shares.get(name, inspect.signature(cls).parameters[name].default))
         if count % processes:

@@ -114,7 +114,7 @@ def build_optimizer(
     forward = forward or model
     if method == "base":
         return TrainStep(forward, base, criterion)
-    cls: Any = METHODS[method].cls
+    cls: Any = METHODS[method]
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
     own = cls(**{**{name: known[name] for name in inspect.signature(cls).parameters if name in known}, **arguments})
     if METHODS[method].is_loss:
