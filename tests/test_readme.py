@@ -103,8 +103,6 @@ def test_the_table_of_methods_is_the_list_of_methods():
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line[:3] == "| `"]
     entries = ([f"`{m.__name__}`", f"{m.passes:g}", m.needs_in_words() or "-", m.purpose] for m in METHODS.values())
     assert rows == list(entries)
-        [f"`{m.__name__}`", f"{m.passes:g}", m.needs_in_words() or "-", m.purpose] for m in METHODS.values()
-    ]
 
 
 def test_the_results_are_those_of_the_stored_tables():
