@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.core.method_info import Need
+from bsam.common.method_info import Need
 from bsam.methods import METHODS
 from helpers import alike, assert_close, detached, distance, same, train, train_base
 

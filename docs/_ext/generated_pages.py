@@ -13,7 +13,7 @@ from typing import Any
 from docutils import nodes
 
 from bsam.cli import _parser
-from bsam.core.method_info import MethodInfo
+from bsam.common.method_info import MethodInfo
 from bsam.methods import METHODS
 from bsam.training import Run
 

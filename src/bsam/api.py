@@ -1,7 +1,7 @@
 """The public names of the package, one by one; ``import bsam`` gets them from here."""
 
+from .common.joint import Joint as Joint
 from .core.errors import BsamError as BsamError
-from .core.joint import Joint as Joint
 from .core.objective import Objective as Objective
 from .core.optimizer import SharpnessAware as SharpnessAware
 from .core.vector import Vector as Vector

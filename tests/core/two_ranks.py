@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
-from bsam.core.layout import local
+from bsam.common.layout import local
 from bsam.flatness import Probe
 from bsam.quantization import parameter_groups, quantize
 

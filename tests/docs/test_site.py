@@ -14,7 +14,7 @@ import pytest
 
 import bsam.flatness
 import bsam.training
-from bsam.core.method_info import MethodInfo
+from bsam.common.method_info import MethodInfo
 from bsam.methods import METHODS
 from processes import Script
 

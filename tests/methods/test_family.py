@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bsam
-from bsam.core.method_info import Need
+from bsam.common.method_info import Need
 from helpers import distance, flat, sgd, train, train_base
 
 FAMILY = {

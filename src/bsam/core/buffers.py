@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.nn.parameter import is_lazy
 
-from .layout import sharding
+from ..common.tensors import copy, copy_keeping_versions, is_writable
 
 _Group = tuple[list[Tensor], list[Tensor], list[Tensor]]  # buffers, their values before the step, after the first pass
 
@@ -49,7 +47,7 @@ class Buffers:
         if len(held) != len(earlier) or any(a is not b for a, b in zip(held, earlier, strict=True)):
             self._groups = _allocate([t for t in held if t is not None and is_writable(t)])
         for buffers, before, _ in self._groups:
-            _copy(buffers, into=before)
+            copy(buffers, into=before)
         self._saved = True
 
     @torch.no_grad()
@@ -60,7 +58,7 @@ class Buffers:
         if self._passes == 1:
             self._first = [entries[name] for entries, name, _ in self._entries]
             for buffers, _, after in self._groups:
-                _copy(buffers, into=after)
+                copy(buffers, into=after)
         if self._passes >= 1:
             self._restore_before()
         self._passes += 1
@@ -74,7 +72,7 @@ class Buffers:
             for (entries, name, _), t in zip(self._entries, self._first, strict=True):
                 entries[name] = t
             for buffers, _, after in self._groups:
-                write(after, into=buffers)
+                copy_keeping_versions(after, into=buffers)
         self._saved, self._passes, self._first = False, 0, []
 
     def _restore_before(self) -> None:
@@ -82,7 +80,7 @@ class Buffers:
             if entries[name] is not t:
                 entries[name] = t
         for buffers, before, _ in self._groups:
-            write(before, into=buffers)
+            copy_keeping_versions(before, into=buffers)
 
 
 def _allocate(tensors: list[Tensor]) -> list[_Group]:
@@ -91,28 +89,3 @@ def _allocate(tensors: list[Tensor]) -> list[_Group]:
     for t in tensors:
         groups[t.device, t.dtype].append(t)
     return [(g, [torch.empty_like(t) for t in g], [torch.empty_like(t) for t in g]) for g in groups.values()]
-
-
-def is_writable(t: Tensor) -> bool:
-    """Whether a forward pass can write to a tensor in place: not if it is expanded, sparse or made for inference."""
-    if is_lazy(t) or t.layout != torch.strided or t.is_inference() or sharding(t) is not None:
-        return False
-    return all(stride != 0 or n == 1 for n, stride in zip(t.shape, t.stride(), strict=True))
-
-
-def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape and values; NaN equals NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def write(source: list[Tensor], into: list[Tensor]) -> None:
-    """Copy without a new version: a graph that the user keeps, in which a buffer was saved, stays valid."""
-    with _unsafe_preserve_version_counter(tuple(into)):
-        _copy(source, into)
-
-
-def _copy(source: list[Tensor], into: list[Tensor]) -> None:
-    if [t.shape for t in into] != [t.shape for t in source]:  # an observer finds its shape in the first batch
-        for t, s in zip(into, source, strict=True):
-            t.resize_(s.shape)
-    torch._foreach_copy_(into, source)

@@ -120,6 +120,18 @@ def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
         raise BsamTypeError(f"{name} needs {missing}{hints.get(missing, '')}: write {line[:-1]}{more})")
 
 
+def missing_attribute(optimizer: object, name: str) -> AttributeError:
+    """Return the error for an attribute that a method does not have, with what to write; other packages' SAM has it."""
+    hints = {
+        "base_optimizer": ": it is called base",
+        **dict.fromkeys(
+            ("first_step", "second_step"),
+            ": write optimizer.step(closure), where the closure computes the loss; it runs all passes",
+        ),
+    }
+    return AttributeError(f"{type(optimizer).__name__} has no attribute {name}{hints.get(name, '')}")
+
+
 def check_base(base: object) -> None:
     """Raise unless ``base`` is an optimizer that can step on a prepared gradient."""
     if isinstance(base, type) and issubclass(base, Optimizer):

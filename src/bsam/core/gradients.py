@@ -7,8 +7,8 @@ import sys
 import torch
 from torch import Tensor
 
+from ..common.layout import BucketedTensors, Layout
 from .errors import BsamRuntimeError
-from .layout import BucketedTensors, Layout
 from .vector import Term, Vector
 from .weights import Weights
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from .errors import BsamValueError
-from .layout import sharding
-from .ranks import find_ddp
+from ..common.ddp import find_ddp
+from ..common.layout import sharding
 
 
 class Modules:
@@ -51,13 +49,3 @@ class Modules:
             p.requires_grad_(True)
         for p, g in self._grads:
             p.grad = g
-
-
-def refuse_batch_norm(called: nn.Module) -> None:
-    """Raise if a module is batch norm that would be updated in every pass, because the optimizer does not know it."""
-    for module in called.modules() if hasattr(called, "_orig_mod") else (called,):  # of a compiled one no call is seen
-        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
-            raise BsamValueError(
-                "the closure runs batch norm, and model=None: its running statistics would move in every pass. Pass "
-                "the network, as in BSAM(base, model=network)"
-            )

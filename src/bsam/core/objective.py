@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from ..common.rng import RngReplay
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
 from .errors import BsamRuntimeError
@@ -18,7 +19,6 @@ from .gradients import GradientMemory
 from .graph_check import GraphCheck
 from .modules import Modules
 from .ranks import Ranks
-from .rng import RngReplay
 from .vector import Vector
 from .weights import Weights
 
@@ -50,7 +50,7 @@ class Objective:
         rng: the random generators.
         gradients: decides in which memory gradients are.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
-        graph_check: detects a loss that was computed outside the closure.
+        graph_check: detects a loss that was computed outside the closure; by its root if not given.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Objective:
         gradients: GradientMemory,
         scaler: torch.amp.GradScaler | None = None,
         *,
-        graph_check: GraphCheck | None = None,
+        graph_check: Any = None,
     ) -> None:
         self.loss: Tensor | None = None  # of the first evaluation
         self.has_grad = [False] * len(weights.params)  # parameters that some pass gave a gradient

@@ -31,28 +31,27 @@ from __future__ import annotations
 import contextlib
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..common.layout import local
+from ..common.method_info import MethodInfo
+from ..common.module_calls import calls_seen, refuse_batch_norm
+from ..common.rng import RngReplay
+from ..loop_check.check import check_loop
 from .buffers import Buffers
-from .check import Seen, examine
-from .checks import check_base, check_call, check_modules, check_names
+from .checks import check_base, check_call, check_modules, check_names, missing_attribute
 from .closure import Closure
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .gradients import GradientMemory
-from .graph_check import GraphCheck
-from .layout import local
-from .method_info import MethodInfo
 from .method_state import MethodState
-from .module_calls import calls_seen
-from .modules import Modules, refuse_batch_norm
+from .modules import Modules
 from .objective import Objective
 from .ranks import Ranks
-from .rng import RngReplay
 from .schedule import LR_SEEN, LR_START, note_lr
 from .step_state import StepState
 from .vector import TINY, Vector
@@ -159,14 +158,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             group.update(completed)
 
     def __getattr__(self, name: str) -> Any:
-        hint = ""
-        if name in ("first_step", "second_step"):
-            hint = (
-                f": write optimizer.step(closure), where the closure computes the loss; {self.method()} runs all passes"
-            )
-        elif name == "base_optimizer":
-            hint = ": it is called base"
-        raise AttributeError(f"{type(self).__name__} has no attribute {name}{hint}")
+        if name in ("train", "eval"):  # which schedule-free optimizers have
+            return getattr(self.base, name)
+        raise missing_attribute(self, name)
 
     # For the author of a method.
 
@@ -198,7 +192,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         Values under DDP's ``no_sync``, which differ between ranks, are ignored: the ranks could decide differently.
         """
-        if not self._ranks.under_no_sync:
+        if not self.ranks.under_no_sync:
             self._method_state.remember(name, value, self._weights)
 
     def recall(self, name: str) -> Any:
@@ -207,11 +201,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def mean_over_ranks(self, number: float) -> float:
         """Return a number that all ranks of DDP agree on: its mean, where gradients were not averaged (``no_sync``)."""
-        return self._ranks.mean(number)
+        return self.ranks.mean(number)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
         """Average losses of this rank's part of the batch over ranks, where gradients are averaged."""
-        return self._ranks.mean_losses(losses, self._weights.mesh)
+        return self.ranks.mean_losses(losses, self._weights.mesh)
 
     # For the user.
 
@@ -242,7 +236,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 for observer in observers:
                     observer.observe(self, L)
             self._store(d, L)
-        self._ranks.warn_if_not_wrapped()
+        self.ranks.warn_if_not_wrapped()
         return L.loss  # type: ignore[return-value]
 
     def _begin(self, closure: Closure) -> None:
@@ -262,9 +256,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._method_state.begin()
 
     def _objective(self, closure: Closure, scaler: torch.amp.GradScaler | None) -> Objective:
-        modules = Modules(self._modules(), self._known())
         return Objective(
-            closure, self._weights, modules, self._buffers, self._ranks, self._rng, self._gradients, scaler
+            closure, self._weights, self._frozen(), self._buffers, self.ranks, self._rng, self._gradients, scaler
         )
 
     def _store(self, d: Vector, L: Objective) -> None:
@@ -275,80 +268,54 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "built on?"
             )
         self._fill(d, L.held, L.has_grad)
-        self._step_state.keep_offset(local=self._ranks.ddp is not None and not self._ranks.reduces_each_pass)
+        self._step_state.keep_offset(local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
         self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
 
-    def check(self, closure: Closure) -> list[str]:
-        """Say what would be silently wrong in a loop with this closure. Call it once, before training.
+    check = check_loop
 
-        The closure is evaluated twice at ``w``, with the same random draws. The method reports a closure that does not
-        compute the same loss twice (it takes another batch, or draws from NumPy); a loss, or a part of it, that was
-        computed outside; batch norm and other buffers of modules that ``model`` does not contain; parameters that get a
-        gradient and are not in ``base``, and parameters of ``base`` that get none; a DDP wrapper that the closure does
-        not call. Trained weights, buffers, gradients and random generators are unchanged afterwards.
+    @contextlib.contextmanager
+    def trial(self, closure: Closure, graph_check: Callable[[list[Tensor]], Any]) -> Iterator[Objective]:
+        """Return the context of evaluations that prepare no step and leave no trace, for :meth:`check`.
 
         Args:
-            closure: as in :meth:`step`, for one batch. With several ranks, all of them call this.
-
-        Returns:
-            A sentence for each finding, which says what to do; they are printed too.
-
-        Example:
-            >>> import bsam
-            >>> model, batches = nn.Linear(4, 1), iter(torch.randn(8, 16, 4))
-            >>> optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-            >>> x = next(batches)
-            >>> optimizer.check(lambda: model(x).square().mean())
-            SAM.check: nothing found
-            []
-            >>> len(
-            ...     optimizer.check(lambda: model(next(batches)).square().mean())
-            ... )  # doctest: +ELLIPSIS
-            SAM.check: two evaluations of the closure ... change nothing but buffers
-            1
+            closure: as in :meth:`step`.
+            graph_check: makes the check of the losses' graphs, from the parameters.
         """
         phase = self._step_state.phase
-        if not callable(closure):
-            raise BsamTypeError(f"check needs a closure that computes the loss, got {type(closure).__name__}")
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
         self._weights.refresh(self.param_groups)
-        seen = Seen(self._modules())
         L = Objective(
-            closure,
-            self._weights,
-            Modules(self._modules(), self._known()),
-            Buffers(),
-            self._ranks,
-            RngReplay(enabled=True),  # with same_draws=False too
-            GradientMemory(),
-            graph_check=GraphCheck(self.params, on_leaf=seen.note_parameter),
-        )
+            closure, self._weights, self._frozen(), Buffers(), self.ranks, RngReplay(enabled=True), GradientMemory(),
+            graph_check=graph_check(self.params),
+        )  # fmt: skip
+        self._step_state.phase = "in_backward"
         try:
-            self._step_state.phase = "in_backward"
-            findings = examine(L, seen, self._weights, self.param_groups, self._ranks, self.needs)
+            yield L
         finally:
+            L.close(failed=True)
             self._step_state.phase = phase
-        print(*(f"{self.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
-        return findings
 
     def save_buffers(self) -> None:
         """Save the buffers before the first pass of a step. Call if a framework runs that pass before the closure."""
-        self._buffers.save(self._modules())
+        self._buffers.save(self.modules)
 
-    def _modules(self) -> tuple[nn.Module, ...]:
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that the closure runs, the trained one first."""
         return () if self.model is None else (self.model, *self.others)
 
-    def _known(self) -> set[Tensor]:
-        """The parameters of base, where gradients of other modules are to stay as they were."""
-        return {p for group in self.param_groups for p in group["params"]} if self.others else set()
+    def _frozen(self) -> Modules:
+        """Return what freezes the parameters of the other modules during a step, except those that base has."""
+        known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
+        return Modules(self.modules, known)
 
     def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
         params, buckets = self._weights.params, d.materialize_()
-        has_grad, entries = self._ranks.has_grad_on_any_rank(has_grad), self._weights.layout.join(buckets)
+        has_grad, entries = self.ranks.has_grad_on_any_rank(has_grad), self._weights.layout.join(buckets)
         both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
-        self._ranks.sync([h for _, h in both], entries)
+        self.ranks.sync([h for _, h in both], entries)
         if both:
             torch._foreach_add_([t for t, _ in both], [h for _, h in both])
         for p, t, h, has in zip(params, self._weights.layout.join(buckets, params), held, has_grad, strict=True):
@@ -369,7 +336,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             loss = self.backward(closure)
         self._step_state.check_ready()
         try:
-            start = self._step_state.start(self._ranks)
+            start = self._step_state.start(self.ranks)
             if start is not None and any(p.grad is not None for p in self.params):  # else it was cleared
                 self._weights.move(start)
             self.base.step()
@@ -420,7 +387,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_gradients", "_ranks", "_rng", "_step_state", "observers"}
+        transient = {"_weights", "_buffers", "_gradients", "ranks", "_rng", "_step_state", "observers"}
         transient.add("step")  # which schedulers patch
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
@@ -428,7 +395,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         super().__setstate__(state)  # also makes the hooks; Optimizer.__init__ would make groups, which are base's
         self._weights, self._buffers, self._gradients = Weights(), Buffers(), GradientMemory()
         self._step_state = StepState()
-        self._ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
+        self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
         self._may_miss_modules = self.model is None  # until the first backward has shown that there is no batch norm
         self._reset()
@@ -436,7 +403,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def _reset(self) -> None:
         self._step_state.clear()
         self._method_state.discard()
-        self._ranks.needs_sync = False
+        self.ranks.needs_sync = False
 
 
 _OPTIONS = {name: inspect.signature(SharpnessAware.__init__).parameters[name] for name in StepOptions.__annotations__}

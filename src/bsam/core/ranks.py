@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..common.ddp import average_, find_ddp, mean, several_ranks
+from ..common.module_calls import calls_seen
 from .errors import BsamRuntimeError
-from .module_calls import calls_seen
 
 
 class Ranks:
@@ -112,27 +112,13 @@ class Ranks:
         """Return the mean of a number over ranks if the user is inside DDP's ``no_sync``; otherwise return it unchanged
         (it is then equal on all ranks).
         """
-        if not self.under_no_sync:
-            return number
-        value = torch.tensor(
-            number, dtype=torch.float64 if self.ddp.device_type == "cpu" else torch.float32, device=self.ddp.device
-        )
-        dist.all_reduce(value, group=self.ddp.process_group)
-        return float(value) / self.ddp.process_group.size()
+        return mean([number], [self.ddp.process_group], self.ddp.device)[0] if self.under_no_sync else number
 
     def mean_losses(self, losses: list[float], mesh: Any) -> list[float]:
         """Average losses as gradients are averaged: over ``mesh`` under FSDP, over DDP's ranks where it reduces."""
         if mesh is not None:
-            groups, device = mesh.get_all_groups(), mesh.device_type
-        elif self.reduces_each_pass:
-            groups, device = [self.ddp.process_group], self.ddp.device
-        else:
-            return losses
-        mean = torch.tensor(losses, dtype=torch.float64, device=device)
-        for group in groups:
-            dist.all_reduce(mean, group=group)
-            mean /= group.size()
-        return mean.tolist()
+            return mean(losses, mesh.get_all_groups(), mesh.device_type)
+        return mean(losses, [self.ddp.process_group], self.ddp.device) if self.reduces_each_pass else losses
 
     @property
     def reduces_each_pass(self) -> bool:
@@ -183,27 +169,5 @@ class Ranks:
 
     def average_(self, tensors: list[Tensor]) -> list[Tensor]:
         """Average tensors over the ranks of DDP, in place."""
-        buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for t in tensors:
-            buckets[t.device, t.dtype].append(t)
-        for bucket in buckets.values():
-            flat = torch.cat([t.reshape(-1) for t in bucket]).div_(self.ddp.process_group.size())
-            dist.all_reduce(flat, group=self.ddp.process_group)
-            pieces = flat.split([t.numel() for t in bucket])
-            torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
+        average_(tensors, self.ddp.process_group)
         return tensors
-
-
-def several_ranks() -> bool:
-    """Whether torch.distributed connects this process with others."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any:
-    """Return the DDP wrapper that ``module`` is or contains; of ``params``, if given. None if there is none."""
-    if module is None or not dist.is_available():
-        return None
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrappers = (m for m in module.modules() if isinstance(m, DistributedDataParallel))
-    return next((m for m in wrappers if params is None or any(p in params for p in m.parameters())), None)

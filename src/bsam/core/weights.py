@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import BucketedTensors, Layout
+from ..common.layout import BucketedTensors, Layout
 from .vector import Vector
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..common.foreach import Scalar
+from ..common.state_dicts import base_state, without
 from .checks import check_names, check_radius
 from .errors import BsamValueError
-from .foreach import Scalar
-from .method_state import MethodState, base_state, without
+from .method_state import MethodState
 from .schedule import completed_schedule, scheduled
 from .vector import Coefficient, PerGroup
 
@@ -74,16 +74,6 @@ class OptimizerWrapper(Optimizer):
         """Complete a group of the base optimizer, as if it had been there from the beginning."""
         known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
         return self.completed({**self.settings, **group, **known})
-
-    @property
-    def train(self) -> Callable[[], None]:
-        """The base optimizer's ``train``, which schedule-free optimizers have; an AttributeError where it has none."""
-        return self.base.train  # type: ignore[attr-defined]
-
-    @property
-    def eval(self) -> Callable[[], None]:
-        """The base optimizer's ``eval``, which schedule-free optimizers have; an AttributeError where it has none."""
-        return self.base.eval  # type: ignore[attr-defined]
 
     @property
     def t(self) -> int:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..common.ddp import find_ddp
+from ..common.method_info import Need
 from ..core.errors import BsamRuntimeError, BsamTypeError
-from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
-from ..core.ranks import find_ddp
 from ..methods.msam import MSAM
 from .batch import check_unchanged, new_containers, tensor_versions
 
@@ -104,7 +104,7 @@ class SharpnessAwareMixin(_Base):
         self._first_pass = None  # which holds the batch
         ddp = find_ddp(trainer.strategy.model)
         if ddp is not None:
-            optimizer._ranks.use(ddp)
+            optimizer.ranks.use(ddp)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         ready = [loss]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..common.method_info import Need
 from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..core.extras import require_package
-from ..core.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from .accelerate import check_accelerator, unwrapped

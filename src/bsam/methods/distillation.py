@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..common.method_info import MethodInfo, Need
 from ..core.checks import check_count, check_number
 from ..core.errors import BsamTypeError, BsamValueError
-from ..core.method_info import MethodInfo, Need
 
 
 class Distillation(MethodInfo, nn.Module):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..common.method_info import Need
 from ..core.checks import check_number
 from ..core.errors import BsamTypeError
-from ..core.method_info import Need
 from .distillation import Distillation
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..common.method_info import Need
 from ..core.errors import BsamValueError
-from ..core.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
@@ -69,7 +69,7 @@ class MSAM(SharpnessAware):
         **options: Unpack[StepOptions],
     ) -> None:
         super().__init__(base, model, {"rho": rho}, **options)
-        modules = (m for root in self._modules() for m in root.modules())
+        modules = (m for root in self.modules for m in root.modules())
         if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
             raise BsamValueError(
                 "an embedding of model has max_norm, which changes its weights in the forward pass, and the only pass "

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from ..common.ddp import several_ranks
+from ..common.layout import sharding
 from ..core.errors import BsamRuntimeError
-from ..core.layout import sharding
-from ..core.ranks import several_ranks
 from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 

@@ -1,11 +1,12 @@
-"""Examine a training loop for what would be silently wrong; behind ``optimizer.check``."""
+"""Examine a training loop for what would be silently wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,47 +14,64 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .buffers import equal, is_writable, write
-from .errors import BsamError
-from .layout import local
-from .method_info import Need
-from .module_calls import calls_seen
-from .objective import Objective
-from .ranks import Ranks, find_ddp, several_ranks
-from .vector import Vector
-from .weights import Weights
+from ..common.ddp import find_ddp, several_ranks
+from ..common.layout import local, sharding
+from ..common.method_info import Need
+from ..common.module_calls import calls_seen
+from ..common.tensors import copy_keeping_versions, equal, is_writable
+from ..core.errors import BsamError, BsamTypeError
+from .whole_graph import WholeGraphCheck
 
 # What kernels that are not deterministic may change, in bfloat16 too; another batch changes more.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 
 
-def examine(
-    L: Objective, seen: Seen, weights: Weights, groups: list[dict[str, Any]], ranks: Ranks, needs: tuple[Need, ...]
-) -> list[str]:
-    """Return a sentence for each mistake; see :meth:`SharpnessAware.check`.
+def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
+    """Say what would be silently wrong in a loop with this closure. Call it once, before training.
+
+    The closure is evaluated twice at ``w``, with the same random draws. The method reports a closure that does not
+    compute the same loss twice (it takes another batch, or draws from NumPy); a loss, or a part of it, that was
+    computed outside; batch norm and other buffers of modules that ``model`` does not contain; parameters that get a
+    gradient and are not in ``base``, and parameters of ``base`` that get none; a DDP wrapper that the closure does
+    not call. Trained weights, buffers, gradients and random generators are unchanged afterwards.
 
     Args:
-        L: the loss, whose graph check notes the leaves in ``seen``.
-        seen: knows the modules of the optimizer.
-        weights: the parameters, refreshed.
-        groups: the parameter groups.
-        ranks: knows the DDP wrapper.
-        needs: of the method.
+        closure: as in :meth:`step`, for one batch. With several ranks, all of them call this.
+
+    Returns:
+        A sentence for each finding, which says what to do; they are printed too.
+
+    Example:
+        >>> import bsam
+        >>> model, batches = nn.Linear(4, 1), iter(torch.randn(8, 16, 4))
+        >>> optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> x = next(batches)
+        >>> optimizer.check(lambda: model(x).square().mean())
+        SAM.check: nothing found
+        []
+        >>> len(
+        ...     optimizer.check(lambda: model(next(batches)).square().mean())
+        ... )  # doctest: +ELLIPSIS
+        SAM.check: two evaluations of the closure ... change nothing but buffers
+        1
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_generators_restored(weights.params))
-        stack.enter_context(seen.restored())
-        stack.callback(L.close, failed=True)
-        seen.save(weights.params)
+    if not callable(closure):
+        raise BsamTypeError(f"check needs a closure that computes the loss, got {type(closure).__name__}")
+    groups, seen = optimizer.param_groups, Seen(optimizer.modules)
+    graph_check = partial(WholeGraphCheck, on_leaf=seen.note_parameter)
+    with _generators_restored(groups), seen.restored(), optimizer.trial(closure, graph_check) as L:
+        seen.save(optimizer.params)
         with calls_seen(seen.note):
-            failure, differences = _evaluate_twice(L, Need.PER_SAMPLE_LOSSES in needs)
-        if failure:
-            return failure
-        moved = seen.moved()
-        if weights.sharded:
-            seen.leaves.clear()  # FSDP's gathered parameters
-        other = _parameters(seen, groups, zip(weights.params, L.has_grad, strict=True))
-        return [*(moved or differences), *other, *_wrappers(ranks, weights.sharded, seen.modules)]
+            findings, differences = _evaluate_twice(L, Need.PER_SAMPLE_LOSSES in optimizer.needs)
+        if not findings:
+            sharded = any(sharding(p) is not None for p in optimizer.params)
+            if sharded:
+                seen.leaves.clear()  # FSDP's gathered parameters
+            findings = seen.moved() or differences
+            findings += _parameters(seen, groups, zip(optimizer.params, L.has_grad, strict=True))
+            findings += _wrappers(optimizer.ranks, sharded, seen.modules)
+    print(*(f"{optimizer.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
+    return findings
 
 
 class Seen:
@@ -145,7 +163,7 @@ class Seen:
                     if _differs(module, name, t, old):
                         module._buffers[name] = t
                         if old is not None:
-                            write([old], into=[t])
+                            copy_keeping_versions([old], into=[t])
 
     def names(self, params: Iterable[Tensor]) -> str:
         """Return the names of some parameters."""
@@ -163,8 +181,8 @@ def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> boo
 
 
 @contextlib.contextmanager
-def _generators_restored(params: Iterable[Tensor]) -> Iterator[None]:
-    cuda = sorted({p.device.index for p in params if p.is_cuda})
+def _generators_restored(groups: list[dict[str, Any]]) -> Iterator[None]:
+    cuda = sorted({p.device.index for group in groups for p in group["params"] if p.is_cuda})
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=cuda):
@@ -174,7 +192,7 @@ def _generators_restored(params: Iterable[Tensor]) -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def _evaluate_twice(L: Objective, per_sample: bool) -> tuple[list[str], list[str]]:
+def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
     """Evaluate the closure twice at ``w``. Return why that failed, and how the evaluations differ."""
     try:
         loss, g = L.value_and_grad()
@@ -206,7 +224,7 @@ def _evaluate_twice(L: Objective, per_sample: bool) -> tuple[list[str], list[str
     ]
 
 
-def _distance(a: Vector, b: Vector) -> float:
+def _distance(a: Any, b: Any) -> float:
     length, difference = float(a.norm()), float((a - b).norm())
     return difference / length if length else math.inf if difference else 0.0
 
@@ -231,7 +249,7 @@ def _parameters(seen: Seen, groups: list[dict[str, Any]], has_grad: Iterable[tup
     return findings
 
 
-def _wrappers(ranks: Ranks, sharded: bool, called: Iterable[nn.Module]) -> list[str]:
+def _wrappers(ranks: Any, sharded: bool, called: Iterable[nn.Module]) -> list[str]:
     if ranks.ddp is not None:
         if ranks.inside_ddp_forward or any(find_ddp(module) is ranks.ddp for module in called):
             return []

@@ -1,0 +1,1 @@
+"""What all packages share, and what knows nothing of optimizer steps."""

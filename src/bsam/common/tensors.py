@@ -1,0 +1,36 @@
+"""Comparing and writing tensors in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parameter import is_lazy
+
+from .layout import sharding
+
+
+def is_writable(t: Tensor) -> bool:
+    """Whether a forward pass can write to a tensor in place: not if it is expanded, sparse or made for inference."""
+    if is_lazy(t) or t.layout != torch.strided or t.is_inference() or sharding(t) is not None:
+        return False
+    return all(stride != 0 or n == 1 for n, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape and values; NaN equals NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def copy(source: list[Tensor], into: list[Tensor]) -> None:
+    """Copy tensors; those that are written take the shapes."""
+    if [t.shape for t in into] != [t.shape for t in source]:  # an observer finds its shape in the first batch
+        for t, s in zip(into, source, strict=True):
+            t.resize_(s.shape)
+    torch._foreach_copy_(into, source)
+
+
+def copy_keeping_versions(source: list[Tensor], into: list[Tensor]) -> None:
+    """Copy without a new version: a graph that the user keeps, in which a buffer was saved, stays valid."""
+    with _unsafe_preserve_version_counter(tuple(into)):
+        copy(source, into)

@@ -1,0 +1,1 @@
+"""Behind ``optimizer.check``: what would be silently wrong in a training loop."""
