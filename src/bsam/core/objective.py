@@ -89,7 +89,13 @@ class Objective:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self.close(failed=error is not None)
+        closed = False
+        try:
+            self.close(failed=error is not None)
+            closed = True
+        finally:
+            if not closed:  # Ctrl-C came in between: the weights must not stay where they are
+                self.close(failed=True)
 
     def close(self, failed: bool) -> None:
         """Restore the weights, the modules and the random generators; if a pass failed, all that the passes changed."""

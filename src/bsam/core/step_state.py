@@ -33,8 +33,9 @@ class StepState:
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
         """Return the context of a backward: a step is possible once it ends without an error."""
-        self.phase, self.offset, end = "in_backward", None, "failed"
+        end = "failed"
         try:
+            self.phase, self.offset = "in_backward", None
             yield
             end = "ready"
         finally:
