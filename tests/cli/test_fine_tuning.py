@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bsam import cli
-from bsam.data.image_decoding import Resize, decode
+from bsam.data.images.decoding import Resize, decode
 from bsam.models import build
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name

@@ -18,8 +18,8 @@ from bsam import cli
 from bsam.core.errors import BsamError
 from bsam.models import build
 from bsam.models.convert import LITE, _recognised, convert, lite_weights, read_source, resnet50_weights
-from bsam.models.inputs import input_config
-from bsam.models.weights import load_weights
+from bsam.models.preprocessing import input_config
+from bsam.models.weight_loading import load_weights
 
 NORM = ["gamma", "beta", "moving_mean", "moving_variance"]
 

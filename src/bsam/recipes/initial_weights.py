@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.errors import BsamValueError
 from ..models import model_entry
 from ..models.weight_files import model_of_file
-from ..models.weights import PRETRAINED
+from ..models.weight_loading import PRETRAINED
 from ..tasks.inputs import find_weights
 from ..training.config import Run
 from .paper import STANDS_FOR

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bsam.core.errors import BsamValueError
-from bsam.data.affine import apply, centre_map, compose, crop_map, inverse, warp
+from bsam.data.pose.affine import apply, centre_map, compose, crop_map, inverse, warp
 from pose_reference import bilinear, came_from, moved
 
 ROWS = [[1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.25, 0.5, 0.0], [0.75, -0.4, 1.0], [2.0, math.pi / 2, 0.0]]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ...core.checks import check_count, check_number
+from ...core.errors import BsamValueError
+from ..augment import normalise
 from .affine import apply, centre_map, compose, inverse, warp
-from .augment import normalise
 
 _STREAM = 0x905E  # makes these random numbers independent of others that are drawn from (seed, epoch)
 
@@ -61,7 +61,7 @@ class PoseAugment:
     Args:
         side: of the result, in pixels.
         mirrored: for each joint of a mirrored person, the joint that it was before; see
-            :class:`bsam.data.skeletons.Skeleton`.
+            :class:`bsam.data.pose.joints.Skeleton`.
         scale: magnifications are uniform in 1 - scale to 1 + scale.
         rotation: angles are uniform in -rotation to rotation degrees.
         rotation_p: fraction of the images that are rotated.
@@ -70,7 +70,7 @@ class PoseAugment:
         std: standard deviation of the pixels per channel.
 
     Example:
-        >>> from bsam.data.stick_figures import stick_figures
+        >>> from bsam.data.pose.stick_figures import stick_figures
         >>> data = stick_figures(4)
         >>> augment, persons = PoseAugment(data.side, data.skeleton.mirrored), data.train
         >>> x, y, to_image = augment(

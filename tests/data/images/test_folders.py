@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bsam.core.errors import BsamValueError
-from bsam.data.image_files import LabelledFiles, read_folder
+from bsam.data.images.folders import LabelledFiles, read_folder
 
 
 def touch(folder: Path, *names: str) -> Path:

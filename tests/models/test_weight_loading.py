@@ -15,7 +15,7 @@ from bsam.core.errors import BsamError
 from bsam.models import build
 from bsam.models.timm_import import import_timm
 from bsam.models.weight_files import model_of_file
-from bsam.models.weights import check_model, load_weights
+from bsam.models.weight_loading import check_model, load_weights
 
 NAME = "timm:test_resnet"
 HEAD = ("fc.weight", "fc.bias")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import is_number
-from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.extras import require_package
+from ...core.checks import is_number
+from ...core.errors import BsamRuntimeError, BsamValueError
+from ...core.extras import require_package
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,7 +95,7 @@ class Resize:
 class Crop:
     """Cut out a square around a box, and resize it to ``size`` x ``size`` pixels; it is black where the image ends.
 
-    The square is that of ``bsam.data.affine.crop_map``. It is resized by bilinear interpolation, with a wider
+    The square is that of ``bsam.data.pose.affine.crop_map``. It is resized by bilinear interpolation, with a wider
     filter where it becomes smaller, so that fine patterns do not alias.
 
     Args:

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.extras import require_package
-from ..core.workers import check_main_guard, cores
-from .examples import Dataset, Examples
-from .image_blocks import Block, BlockTask, decode_blocks, sha256
-from .image_decoding import Crop, Decoding, Resize, read_image
-from .image_files import ImageFiles
+from ...core.errors import BsamRuntimeError, BsamValueError
+from ...core.extras import require_package
+from ...core.workers import check_main_guard, cores
+from ..examples import Dataset, Examples
+from .blocks import Block, BlockTask, decode_blocks, sha256
+from .decoding import Crop, Decoding, Resize, read_image
+from .folders import ImageFiles
 
-DECODER = 1  # to be raised with every change of image_decoding.py that changes pixels
+DECODER = 1  # to be raised with every change of decoding.py that changes pixels
 BLOCK = 64  # images that are decoded, recorded and verified together
 NAMED = 5  # images that cannot be decoded which an error message names
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ def load_images(
     time, and damaged parts of it are decoded again.
 
     Args:
-        files: of :func:`bsam.data.image_files.read_folder` or of ``bsam.data.image_layouts``.
+        files: of :func:`bsam.data.images.folders.read_folder` or of ``bsam.data.images.layouts``.
         resize: size of the images.
         mean: for normalisation; see :class:`~bsam.data.examples.Dataset`.
         std: likewise.

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from bsam.core.errors import BsamValueError
-from bsam.data import image_blocks, image_cache
-from bsam.data.affine import apply
-from bsam.data.image_decoding import Crop, decode, decode_bytes
-from bsam.data.pose_data import PoseData, load_persons, stored_side
-from bsam.data.pose_files import PersonFiles
-from bsam.data.skeletons import Skeleton
+from bsam.data.images import blocks, cache
+from bsam.data.images.decoding import Crop, decode, decode_bytes
+from bsam.data.pose.affine import apply
+from bsam.data.pose.joints import Skeleton
+from bsam.data.pose.layouts import PersonFiles
+from bsam.data.pose.persons import PoseData, load_persons, stored_side
 
 SIDE = 16  # crops of 22 pixels are stored
 IMAGES = ("a.png", "b.png", "b.png", "c.png", "c.png", "d.png")
@@ -43,8 +43,8 @@ def decoded(monkeypatch):
         names.append(name)
         return decode_bytes(content, name, decoding)
 
-    monkeypatch.setattr(image_blocks, "decode_bytes", counted)
-    monkeypatch.setattr(image_cache, "BLOCK", 4)
+    monkeypatch.setattr(blocks, "decode_bytes", counted)
+    monkeypatch.setattr(cache, "BLOCK", 4)
     return names
 
 

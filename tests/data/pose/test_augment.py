@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bsam.core.errors import BsamValueError
-from bsam.data.affine import apply
-from bsam.data.pose_augment import PoseAugment, PoseDraws
-from bsam.data.pose_data import Persons
+from bsam.data.pose.affine import apply
+from bsam.data.pose.augment import PoseAugment, PoseDraws
+from bsam.data.pose.persons import Persons
 from pose_reference import bilinear, came_from, moved
 
 STORED, SIDE = 22, 16

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from bsam.core.errors import BsamValueError
-from bsam.data.affine import apply, crop_map, inverse
-from bsam.data.image_decoding import Crop, Resize, decode, decode_bytes
+from bsam.data.images.decoding import Crop, Resize, decode, decode_bytes
+from bsam.data.pose.affine import apply, crop_map, inverse
 from pose_reference import bilinear
 
 

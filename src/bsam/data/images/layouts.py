@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BsamRuntimeError
-from ..core.extras import require_package
-from .image_files import ImageFiles, LabelledFiles, read_folder
+from ...core.errors import BsamRuntimeError
+from ...core.extras import require_package
+from .folders import ImageFiles, LabelledFiles, read_folder
 
 
 def read_oxford_pet(folder: str | Path) -> ImageFiles:

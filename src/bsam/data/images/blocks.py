@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.workers import Workers, cores, stop_if_asked
-from .image_decoding import BoxError, Decoding, decode_bytes, read_image
+from ...core.errors import BsamRuntimeError, BsamValueError
+from ...core.workers import Workers, cores, stop_if_asked
+from .decoding import BoxError, Decoding, decode_bytes, read_image
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 from scipy.io import savemat
 
 from bsam.core.errors import BsamRuntimeError, BsamValueError
-from bsam.data.pose_files import PersonFiles, read_lspet, read_mpii
-from bsam.data.skeletons import LSP, MPII, Skeleton
+from bsam.data.pose.joints import LSP, MPII, Skeleton
+from bsam.data.pose.layouts import PersonFiles, read_lspet, read_mpii
 
 
 @pytest.mark.parametrize("skeleton", [LSP, MPII])

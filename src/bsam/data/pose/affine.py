@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import BsamValueError
+from ...core.errors import BsamValueError
 
 
 def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:

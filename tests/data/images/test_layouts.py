@@ -7,7 +7,7 @@ import pytest
 from scipy.io import savemat
 
 from bsam.core.errors import BsamRuntimeError, BsamValueError
-from bsam.data.image_layouts import read_flowers102, read_oxford_pet, read_stanford_cars
+from bsam.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
 
 
 def touch(folder: Path, *names: str) -> None:

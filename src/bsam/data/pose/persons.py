@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ...core.checks import check_count
+from ...core.errors import BsamValueError
+from ..images.blocks import sha256
+from ..images.cache import Progress, decode_files
+from ..images.decoding import Crop
 from .affine import apply, crop_map, inverse
-from .image_blocks import sha256
-from .image_cache import Progress, decode_files
-from .image_decoding import Crop
-from .pose_files import PersonFiles
-from .skeletons import Skeleton
+from .joints import Skeleton
+from .layouts import PersonFiles
 
 MARGIN = 1.25  # extent of a network's input, relative to the longer side of the person's box
 SURROUND = 1.375  # extent of a stored crop, relative to that of the input: a square turned by 30 degrees needs 1.366
@@ -64,7 +64,7 @@ class Persons:
         x: (n, 3, side, side), bytes in the channels_last format.
         y: (n, J, 3), float32: x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
         to_image: (n, 2, 3), float64: the maps from pixels of the crop to those of the image; see
-            ``bsam.data.affine``.
+            ``bsam.data.pose.affine``.
         head_sizes: (n,), float32, in pixels of the image; None where they are not known.
         images: names of the image files, where there are any.
     """
@@ -122,9 +122,9 @@ def load_persons(
     """Return the persons of a data set, cut out of their images, by way of the cache of decoded images.
 
     Args:
-        files: of :func:`~bsam.data.pose_files.read_lspet`, say.
+        files: of :func:`~bsam.data.pose.layouts.read_lspet`, say.
         side: of a network's inputs, in pixels; crops of 1.375 times as many pixels are stored.
-        cache_dir: see :func:`bsam.data.image_cache.load_images`, as for the other arguments.
+        cache_dir: see :func:`bsam.data.images.cache.load_images`, as for the other arguments.
         workers: likewise.
         progress: likewise.
         skip_corrupt: likewise.

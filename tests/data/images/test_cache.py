@@ -19,10 +19,10 @@ from PIL import Image
 
 from bsam.core.errors import BsamRuntimeError, BsamValueError
 from bsam.core.workers import Workers
-from bsam.data import image_blocks, image_cache
 from bsam.data.examples import Dataset
-from bsam.data.image_decoding import Resize, decode, decode_bytes
-from bsam.data.image_files import read_folder
+from bsam.data.images import blocks, cache
+from bsam.data.images.decoding import Resize, decode, decode_bytes
+from bsam.data.images.folders import read_folder
 from processes import Script
 
 BLOCK, SIZE = 3, 8
@@ -53,16 +53,16 @@ def decoded(monkeypatch):
         names.append(name)
         return decode_bytes(content, name, resize)
 
-    monkeypatch.setattr(image_blocks, "decode_bytes", counted)
-    monkeypatch.setattr(image_cache, "BLOCK", BLOCK)
+    monkeypatch.setattr(blocks, "decode_bytes", counted)
+    monkeypatch.setattr(cache, "BLOCK", BLOCK)
     return names
 
 
 def load(folder: Path, resize: Resize = RESIZE, **options) -> tuple[Dataset, list[str]]:
-    return image_cache.load_images(read_folder(folder), resize, mean=(0.5,), std=(0.25,), **options)
+    return cache.load_images(read_folder(folder), resize, mean=(0.5,), std=(0.25,), **options)
 
 
-def cache(folder: Path, suffix: str) -> Path:
+def cache_file(folder: Path, suffix: str) -> Path:
     (path,) = (folder / ".bsam-cache").glob(f"*{suffix}")
     return path
 
@@ -93,20 +93,20 @@ def test_the_data_set_has_the_decoded_images_in_order_and_the_second_call_decode
 
     one = again.train.x.untyped_storage().data_ptr()  # parts of one file, without a copy
     assert [part.x.untyped_storage().data_ptr() for part in (again.validation, again.test)] == [one, one]
-    before = cache(folder, ".npy").read_bytes()
-    assert np.array_equal(np.load(cache(folder, ".npy"))[:10].transpose(0, 3, 1, 2), data.train.x.numpy())
+    before = cache_file(folder, ".npy").read_bytes()
+    assert np.array_equal(np.load(cache_file(folder, ".npy"))[:10].transpose(0, 3, 1, 2), data.train.x.numpy())
     again.train.x.zero_()
-    assert cache(folder, ".npy").read_bytes() == before
+    assert cache_file(folder, ".npy").read_bytes() == before
     assert_correct(load(folder)[0], folder)
 
 
 def test_the_digest_is_that_of_pixels_labels_and_order(folder, tmp_path):
     digests = [load(folder)[0].digest, load(folder, cache_dir=tmp_path / "elsewhere")[0].digest]
     assert digests[0] == digests[1]
-    assert cache(folder, ".npy").exists()
+    assert cache_file(folder, ".npy").exists()
     files = read_folder(folder)
     other = replace(files, train=replace(files.train, labels=files.train.labels[::-1]))
-    digests.append(image_cache.load_images(other, RESIZE, mean=(0.5,), std=(0.25,))[0].digest)
+    digests.append(cache.load_images(other, RESIZE, mean=(0.5,), std=(0.25,))[0].digest)
     first, second = folder / "train/cat/0.png", folder / "train/cat/1.png"
     content = first.read_bytes(), second.read_bytes()
     first.write_bytes(content[1])
@@ -188,10 +188,10 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_parts_are_decoded_again(folder, decoded, damage):
     digest = load(folder)[0].digest
-    pixels, want = cache(folder, ".npy"), cache(folder, ".npy").read_bytes()
+    pixels, want = cache_file(folder, ".npy"), cache_file(folder, ".npy").read_bytes()
     decoded.clear()
     change, count = DAMAGES[damage]
-    change(pixels, cache(folder, ".jsonl"))
+    change(pixels, cache_file(folder, ".jsonl"))
     data, _ = load(folder)
     assert_correct(data, folder)
     assert (data.digest, len(decoded)) == (digest, count)
@@ -202,9 +202,9 @@ def test_damaged_parts_are_decoded_again(folder, decoded, damage):
 
 KILLED = """
 import os, signal, sys
-from bsam.data import image_blocks, image_cache
-from bsam.data.image_decoding import Resize, decode_bytes
-from bsam.data.image_files import read_folder
+from bsam.data.images import blocks, cache
+from bsam.data.images.decoding import Resize, decode_bytes
+from bsam.data.images.folders import read_folder
 
 def decode(content, name, resize):
     global calls
@@ -214,9 +214,9 @@ def decode(content, name, resize):
     return decode_bytes(content, name, resize)
 
 calls = 0
-image_blocks.decode_bytes = decode
-image_cache.BLOCK = 3
-image_cache.load_images(read_folder(sys.argv[1]), Resize(8), mean=(0.5,), std=(0.25,))
+blocks.decode_bytes = decode
+cache.BLOCK = 3
+cache.load_images(read_folder(sys.argv[1]), Resize(8), mean=(0.5,), std=(0.25,))
 """
 
 
@@ -232,11 +232,11 @@ def test_a_call_after_a_killed_one_decodes_the_other_blocks_only(folder, decoded
     assert len(decoded) == TOTAL - 6
     assert data.digest == whole.digest
     (want,) = (tmp_path / "whole").glob("*.npy")
-    assert cache(folder, ".npy").read_bytes() == want.read_bytes()
+    assert cache_file(folder, ".npy").read_bytes() == want.read_bytes()
 
 
 def test_interrupted_workers_leave_what_they_finished(folder, decoded, monkeypatch):
-    monkeypatch.setattr(image_blocks, "Workers", lambda count: Workers(count - 1))  # starting each takes seconds
+    monkeypatch.setattr(blocks, "Workers", lambda count: Workers(count - 1))  # starting each takes seconds
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -317,7 +317,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_which_option_help
     def full(task):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(image_cache.BlockTask, "decode", full)
+    monkeypatch.setattr(cache.BlockTask, "decode", full)
     with pytest.raises(BsamRuntimeError, match=r"\(No space left on device\): make room, or choose"):
         load(folder, cache_dir=tmp_path / "full")
 
@@ -346,7 +346,7 @@ def test_a_killed_worker_and_a_wrong_number_of_workers_are_errors(folder, monkey
     def killed(*arguments):
         raise BrokenProcessPool
 
-    monkeypatch.setattr(image_blocks.Workers, "submit", killed)
+    monkeypatch.setattr(blocks.Workers, "submit", killed)
     with pytest.raises(BsamRuntimeError, match=r"memory ran out .call again with fewer workers., or the script"):
         load(folder, workers=2)
     with pytest.raises(BsamValueError, match="workers must be at least 1, got 0"):

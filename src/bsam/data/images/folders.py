@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.checks import is_number
-from ..core.errors import BsamValueError
+from ...core.checks import is_number
+from ...core.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that are hidden there
@@ -35,7 +35,7 @@ class LabelledFiles:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The image files of a data set, which :func:`bsam.data.image_cache.load_images` decodes.
+    """The image files of a data set, which :func:`bsam.data.images.cache.load_images` decodes.
 
     Args:
         name: of the data set.

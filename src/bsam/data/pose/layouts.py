@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import BsamRuntimeError, BsamValueError
-from .image_decoding import rounded
-from .image_layouts import missing_files, read_mat, required
-from .skeletons import LSP, MPII, Skeleton
+from ...core.errors import BsamRuntimeError, BsamValueError
+from ..images.decoding import rounded
+from ..images.layouts import missing_files, read_mat, required
+from .joints import LSP, MPII, Skeleton
 
 SPLIT_SEED = 0
 LSPET_MARGIN = 0.05  # of the longer side: joints are where a person bends, and hands and feet reach beyond them
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PersonFiles:
-    """Persons in image files, whom :func:`bsam.data.pose_data.load_persons` cuts out.
+    """Persons in image files, whom :func:`bsam.data.pose.persons.load_persons` cuts out.
 
     Coordinates are pixels of the upright image, and the centre of its first pixel is (0, 0).
 
