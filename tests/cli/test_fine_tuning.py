@@ -28,7 +28,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def weights(tmp_path):
-    """A file that says what network it is of, as ``bsam weights convert`` writes them."""
+    """A file that says what network it is of, as ``tools/convert_weights.py`` writes them."""
     tensors = {k: t.contiguous() for k, t in build("timm:test_resnet", classes=9, seed=3).state_dict().items()}
     save_file(tensors, tmp_path / "resnet.safetensors", {"bsam_model": "timm:test_resnet"})
     return tmp_path / "resnet.safetensors"

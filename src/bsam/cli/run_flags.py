@@ -122,7 +122,7 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
             dataset_entry(data).image_files(data_dir)  # raises if the path is wrong, the likelier mistake
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "
-            "file of `bsam weights convert`"
+            "file of tools/convert_weights.py"
         )
     return model
 

@@ -74,6 +74,25 @@ class Cifar:
 
 _SITE = "https://www.cs.toronto.edu/~kriz/"
 
+_PICKLES = (
+    "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
+    "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+    "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
+    "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+    "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
+    "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
+)
+_RECORDS = (
+    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+)
+_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+*_TRAIN, _TEST = (CifarFile(*row) for row in zip(_NAMES, (10_000,) * 6, _PICKLES, _RECORDS, strict=True))
+
 CIFAR10 = Cifar(
     "cifar10",
     "CIFAR-10",
@@ -82,44 +101,8 @@ CIFAR10 = Cifar(
     label_key="labels",
     binary="cifar-10-batches-bin",
     python="cifar-10-batches-py",
-    train=(
-        CifarFile(
-            "data_batch_1",
-            10_000,
-            "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
-            "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-        ),
-        CifarFile(
-            "data_batch_2",
-            10_000,
-            "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
-            "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-        ),
-        CifarFile(
-            "data_batch_3",
-            10_000,
-            "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
-            "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-        ),
-        CifarFile(
-            "data_batch_4",
-            10_000,
-            "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
-            "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-        ),
-        CifarFile(
-            "data_batch_5",
-            10_000,
-            "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
-            "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-        ),
-    ),
-    test=CifarFile(
-        "test_batch",
-        10_000,
-        "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
-        "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-    ),
+    train=tuple(_TRAIN),
+    test=_TEST,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     source=Source(
