@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import multiprocessing
 import os
-import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +15,10 @@ import torch
 from PIL import Image
 
 from bsam.core.errors import BsamRuntimeError, BsamValueError
-from bsam.core.workers import Workers
 from bsam.data.examples import Dataset
-from bsam.data.images import blocks, cache
-from bsam.data.images.decoding import Resize, decode, decode_bytes
+from bsam.data.images import cache
+from bsam.data.images.decoding import Resize, decode, decode_pixels
 from bsam.data.images.folders import read_folder
-from processes import Script
 
 BLOCK, SIZE = 3, 8
 COUNTS = {"train": 5, "val": 1, "test": 2}  # images of each of the two classes: 16, in 6 blocks
@@ -51,9 +46,9 @@ def decoded(monkeypatch):
 
     def counted(content, name, resize):
         names.append(name)
-        return decode_bytes(content, name, resize)
+        return decode_pixels(content, name, resize)
 
-    monkeypatch.setattr(blocks, "decode_bytes", counted)
+    monkeypatch.setattr(cache, "decode_pixels", counted)
     monkeypatch.setattr(cache, "BLOCK", BLOCK)
     return names
 
@@ -138,142 +133,57 @@ def test_the_cache_of_other_content_settings_or_software_is_not_used(folder, dec
     assert len(decoded) == 6 * TOTAL
 
 
-def test_the_files_of_another_cache_under_the_name_of_this_one_are_not_used(folder, decoded):
-    load(folder)
-    (own,) = (folder / ".bsam-cache").glob("*.npy")
-    path = folder / "test/cat/0.png"
-    content = path.read_bytes()
-    path.write_bytes((folder / "test/cat/1.png").read_bytes())
-    load(folder)
-    (other,) = set((folder / ".bsam-cache").glob("*.npy")) - {own}
-    path.write_bytes(content)
-    for suffix in (".npy", ".jsonl"):
-        own.with_suffix(suffix).write_bytes(other.with_suffix(suffix).read_bytes())
-    assert_correct(load(folder)[0], folder)
-    assert len(decoded) == 3 * TOTAL
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path: Path, length: int) -> None:
-    path.write_bytes(path.read_bytes()[:length])
-
-
-IMAGE = SIZE * SIZE * 3
-DAMAGES = {
-    "a pixel of the second block": (lambda pixels, journal: flip(pixels, -12 * IMAGE), 3),
-    "a pixel of the last block": (lambda pixels, journal: flip(pixels, -1), 1),
-    "pixels cut short": (lambda pixels, journal: cut(pixels, -1), TOTAL),
-    "pixels of another shape": (lambda pixels, journal: np.save(pixels, np.zeros((16, 8, 8), np.uint8)), TOTAL),
-    "pixels of another type": (lambda pixels, journal: np.save(pixels, np.zeros((16, 8, 8, 3), np.int8)), TOTAL),
-    "no pixels": (lambda pixels, journal: pixels.unlink(), TOTAL),
-    "an empty file": (lambda pixels, journal: cut(pixels, 0), TOTAL),
-    "a header only": (lambda pixels, journal: cut(pixels, 128), TOTAL),
-    "something else": (lambda pixels, journal: pixels.write_bytes(b"something else"), TOTAL),
-    "bytes after the pixels": (lambda pixels, journal: pixels.write_bytes(pixels.read_bytes() + b"1"), 0),
-    "journal cut short": (lambda pixels, journal: cut(journal, -9), 1),
-    "no journal": (lambda pixels, journal: journal.unlink(), TOTAL),
-    "another journal": (lambda pixels, journal: journal.write_bytes(b"7\n[0]\n[[]]\n\xff\n" + b"[" * 99999), TOTAL),
-    "corrupt images in the journal": (
-        lambda pixels, journal: journal.write_text(journal.read_text().replace("[]]", '[[1, "no image"]]]', 1)),
-        3,
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_parts_are_decoded_again(folder, decoded, damage):
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_missing_or_incomplete_file_is_made_again(folder, decoded, suffix, damage):
     digest = load(folder)[0].digest
-    pixels, want = cache_file(folder, ".npy"), cache_file(folder, ".npy").read_bytes()
-    decoded.clear()
-    change, count = DAMAGES[damage]
-    change(pixels, cache_file(folder, ".jsonl"))
+    want = cache_file(folder, ".npy").read_bytes()
+    damage(cache_file(folder, suffix))
     data, _ = load(folder)
     assert_correct(data, folder)
-    assert (data.digest, len(decoded)) == (digest, count)
-    assert pixels.read_bytes()[: len(want)] == want
-    load(folder)
-    assert len(decoded) == count
+    assert (data.digest, len(decoded)) == (digest, 2 * TOTAL)
+    assert cache_file(folder, ".npy").read_bytes() == want
 
 
-KILLED = """
-import os, signal, sys
-from bsam.data.images import blocks, cache
-from bsam.data.images.decoding import Resize, decode_bytes
-from bsam.data.images.folders import read_folder
-
-def decode(content, name, resize):
-    global calls
-    calls += 1
-    if calls == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return decode_bytes(content, name, resize)
-
-calls = 0
-blocks.decode_bytes = decode
-cache.BLOCK = 3
-cache.load_images(read_folder(sys.argv[1]), Resize(8), mean=(0.5,), std=(0.25,))
-"""
-
-
-def test_a_call_after_a_killed_one_decodes_the_other_blocks_only(folder, decoded, tmp_path):
-    whole, _ = load(folder, cache_dir=tmp_path / "whole")
-    done = decoded[:6]  # two blocks
-    decoded.clear()
-    (tmp_path / "killed.py").write_text(KILLED)
-    killed = Script(tmp_path / "killed.py", folder, output=tmp_path / "log")
-    assert killed.wait() == -signal.SIGKILL
-    data, _ = load(folder)
-    assert sorted(decoded + done) == sorted({*decoded, *done})
-    assert len(decoded) == TOTAL - 6
-    assert data.digest == whole.digest
-    (want,) = (tmp_path / "whole").glob("*.npy")
-    assert cache_file(folder, ".npy").read_bytes() == want.read_bytes()
-
-
-def test_interrupted_workers_leave_what_they_finished(folder, decoded, monkeypatch):
-    monkeypatch.setattr(blocks, "Workers", lambda count: Workers(count - 1))  # starting each takes seconds
-
+def test_an_interrupted_call_leaves_no_images_and_stops_soon(folder, decoded, monkeypatch):
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
+    def slow(content, name, resize):
+        time.sleep(0.01)
+        return counted(content, name, resize)
+
+    counted = cache.decode_pixels
+    monkeypatch.setattr(cache, "decode_pixels", slow)
+    monkeypatch.setattr(cache, "ThreadPoolExecutor", lambda: ThreadPoolExecutor(1))
     with pytest.raises(KeyboardInterrupt):
-        load(folder, workers=2, progress=interrupt)
-    assert decoded == []  # that was done by the workers
-    assert_correct(load(folder, workers=1)[0], folder)
-    assert len(decoded) in (TOTAL - 3, TOTAL - 1)  # one block was recorded, the first or perhaps the last
+        load(folder, progress=interrupt)
+    assert len(decoded) < TOTAL
+    assert not [path for path in (folder / ".bsam-cache").iterdir() if path.suffix != ".lock"]
+    decoded.clear()
+    assert_correct(load(folder)[0], folder)
+    assert len(decoded) == TOTAL
 
 
 def test_of_two_calls_one_decodes_and_the_other_waits(folder, decoded, monkeypatch):
-    began, waits, flock = threading.Event(), threading.Semaphore(0), fcntl.flock
-
-    def observed(*arguments):
-        waits.release()
-        flock(*arguments)
+    began, go_on = threading.Event(), threading.Event()
 
     def slow(done: int, total: int) -> None:
         began.set()
-        assert second_waits.wait(30)
+        assert go_on.wait(30)
 
-    second_waits = threading.Event()
-    monkeypatch.setattr(fcntl, "flock", observed)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(load, folder, progress=slow)
         assert began.wait(30)
-        assert waits.acquire(timeout=30)
         second = threads.submit(load, folder)
-        assert waits.acquire(timeout=30)
-        assert not second.done()
-        second_waits.set()
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.2)
+        go_on.set()
         assert first.result()[0].digest == second.result()[0].digest
     assert len(decoded) == TOTAL
     assert_correct(second.result()[0], folder)
 
-    monkeypatch.setattr(fcntl, "flock", None)
+    monkeypatch.setattr(cache, "FileLock", None)
     load(folder)  # a complete cache is read without a lock: its folder may be read-only
 
 
@@ -303,9 +213,6 @@ def test_images_that_cannot_be_decoded_are_named_or_left_out(folder, decoded):
         load(folder)
     lines = str(caught.value).splitlines()
     assert (lines[0].split()[0], len(lines), lines[-1]) == ("6", 7, "  and 1 others")
-    spoil(folder, "train/cat/4.png")
-    with pytest.raises(BsamValueError, match="no image of the class cat in the training set can be decoded"):
-        load(folder, skip_corrupt=True)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_says_which_option_helps(folder, tmp_path, monkeypatch):
@@ -314,40 +221,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_which_option_help
         load(folder)
     assert_correct(load(folder, cache_dir=str(tmp_path / "new/folder"))[0], folder)
 
-    def full(task):
+    def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache.BlockTask, "decode", full)
+    monkeypatch.setattr(cache, "_write", full)
     with pytest.raises(BsamRuntimeError, match=r"\(No space left on device\): make room, or choose"):
         load(folder, cache_dir=tmp_path / "full")
-
-
-def test_an_image_that_changes_meanwhile_is_an_error(folder):
-    with pytest.raises(BsamRuntimeError, match=r"train.cat.4.png changed while the images were read: call again"):
-        load(folder, progress=lambda done, total: spoil(folder, "train/cat/4.png"))
-    (folder / "train/cat/4.png").unlink()
-    (folder / "train/cat/4.png").symlink_to("nowhere")
-    with pytest.raises(BsamValueError, match=r"4.png is not a file"):
-        read_folder(folder)
-
-
-def test_a_script_without_a_main_guard_does_not_wait_for_itself(folder, monkeypatch):
-    """A worker imports the script first, which calls again, and would wait for the lock that its parent holds."""
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(BsamRuntimeError, match='put its code below `if __name__ == "__main__":`'):
-        load(folder)
-    monkeypatch.undo()
-    load(folder)
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    load(folder)  # from the cache, where nothing is held
-
-
-def test_a_killed_worker_and_a_wrong_number_of_workers_are_errors(folder, monkeypatch):
-    def killed(*arguments):
-        raise BrokenProcessPool
-
-    monkeypatch.setattr(blocks.Workers, "submit", killed)
-    with pytest.raises(BsamRuntimeError, match=r"memory ran out .call again with fewer workers., or the script"):
-        load(folder, workers=2)
-    with pytest.raises(BsamValueError, match="workers must be at least 1, got 0"):
-        load(folder, workers=0)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ...core.checks import check_count
 from ...core.errors import BsamValueError
-from ..images.blocks import sha256
-from ..images.cache import Progress, decode_files
+from ..images.cache import Progress, decode_files, sha256
 from ..images.decoding import Crop
 from .affine import apply, crop_map, inverse
 from .joints import Skeleton
@@ -115,7 +114,6 @@ def load_persons(
     side: int = 256,
     *,
     cache_dir: str | Path | None = None,
-    workers: int | None = None,
     progress: Progress | None = None,
     skip_corrupt: bool = False,
 ) -> tuple[PoseData, list[str]]:
@@ -125,7 +123,6 @@ def load_persons(
         files: of :func:`~bsam.data.pose.layouts.read_lspet`, say.
         side: of a network's inputs, in pixels; crops of 1.375 times as many pixels are stored.
         cache_dir: see :func:`bsam.data.images.cache.load_images`, as for the other arguments.
-        workers: likewise.
         progress: likewise.
         skip_corrupt: likewise.
 
@@ -138,7 +135,7 @@ def load_persons(
     names = [files.images[person] for person in order]
     crops, maps = person_crops(torch.from_numpy(files.boxes[order]), side)
     x, corrupt, pixels = decode_files(
-        files.folder, names, crops, cache_dir=cache_dir, workers=workers, progress=progress, skip_corrupt=skip_corrupt
+        files.folder, names, crops, cache_dir=cache_dir, progress=progress, skip_corrupt=skip_corrupt
     )
     joints = torch.from_numpy(files.joints[order])
     y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)

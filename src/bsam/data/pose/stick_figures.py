@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.checks import check_count
-from ..images.blocks import sha256
+from ..images.cache import sha256
 from .affine import apply, crop_map, inverse
 from .joints import LSP
 from .layouts import joint_boxes
