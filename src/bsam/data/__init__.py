@@ -72,16 +72,16 @@ class DatasetEntry:
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set from a folder, or from its package."""
         if self.read is None:
-            what, how = "image files of any size", "images.cache.load_images"
-            if self.task == "pose":
-                what, how = "persons with joints", "pose.stick_figures" if self.draw else "pose.persons.load_persons"
-            raise BsamValueError(f"{self.title} is {what}: use bsam.data.{how}")
+            raise BsamValueError(
+                f"{self.title} is not in arrays: use load_images or load_persons, of bsam.data.images.cache and "
+                "bsam.data.pose.persons"
+            )
         return self.read(self._folder(folder))
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if there are more or fewer classes than it has."""
         if self.files is None:
-            raise BsamValueError(f"the images of {self.title} are in arrays: read them with bsam.data.load")
+            raise BsamValueError(f"{self.title} has no image files with classes: use bsam.data.load")
         found = self.files(self._own_folder(folder))
         if self.classes is not None and len(found.class_names) != self.classes:
             raise BsamValueError(
@@ -93,8 +93,7 @@ class DatasetEntry:
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         """Return the persons in its image files in a folder."""
         if self.persons is None:
-            names = ", ".join(entry.name for entry in DATASETS.values() if entry.persons)
-            raise BsamValueError(f"{self.title} has no files of persons with joints: use one of {names}")
+            raise BsamValueError(f"{self.title} has no files of persons with joints: use lspet or mpii")
         return self.persons(self._own_folder(folder))
 
     def check(self, folder: Path | None = None) -> None:
