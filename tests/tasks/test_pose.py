@@ -202,7 +202,7 @@ def test_persons_of_mpii_are_measured_by_their_heads(data):
     with pytest.raises(BsamError, match=r"stick_figures has no head_sizes, by which PCKh@0\.5 measures .*: add them"):
         task_of(of_mpii(data, None))
     other = replace(data, skeleton=replace(LSP, edges=()))
-    with pytest.raises(BsamError, match=r"has joints without a score: use those of bsam\.data\.skeletons\.LSP or MPII"):
+    with pytest.raises(BsamError, match=r"has joints without a score: use those of bsam\.data\.pose\.joints"):
         task_of(other)
 
 
@@ -488,7 +488,7 @@ def test_files_that_cannot_be_used_are_named(lspet, folder):
         savemat(lspet / "joints.mat", {"joints": table})
 
     wrong = {
-        r"im00008.jpg: the left hip is at \(nan, .*\): correct it": lambda: changed(3, 0, 7, value=np.nan),
+        r"im00008.jpg: the box .* has no area.*: correct the box or the joints": lambda: changed(3, 0, 7, value=np.nan),
         r"im00004.jpg is missing": (lspet / "images/im00004.jpg").unlink,
         r"joints.mat is missing": (lspet / "joints.mat").unlink,
     }
