@@ -24,11 +24,11 @@ import torch
 import machine
 from bsam.data import dataset_entry
 from bsam.data.examples import Dataset
-from bsam.data.image_cache import load_images
-from bsam.data.image_decoding import Resize
-from bsam.data.pose_data import PoseData, load_persons
+from bsam.data.images.cache import load_images
+from bsam.data.images.decoding import Resize
+from bsam.data.pose.persons import PoseData, load_persons
 from bsam.models import model_entry
-from bsam.models.inputs import input_config
+from bsam.models.preprocessing import input_config
 from bsam.tasks import Task
 from bsam.tasks.classification import Classification
 from bsam.tasks.pose import Pose

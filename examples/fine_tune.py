@@ -1,6 +1,6 @@
 """Fine-tune a network of timm on a folder of images, in a loop of your own: BSAM, with a larger rate for the head.
 
-The images are drawn. The weights are random: `bsam.models.weights.load_weights` would load pretrained ones.
+The images are drawn. The weights are random: `bsam.models.weight_loading.load_weights` would load pretrained ones.
 
 Run: python examples/fine_tune.py        (pip install -c constraints.txt '.[images,timm]')
 """
@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.data.augment import normalise
-from bsam.data.image_cache import load_images
-from bsam.data.image_decoding import Resize
-from bsam.data.image_files import read_folder
+from bsam.data.images.cache import load_images
+from bsam.data.images.decoding import Resize
+from bsam.data.images.folders import read_folder
 from bsam.models import build
 from bsam.models.parts import head
 

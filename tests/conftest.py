@@ -187,7 +187,7 @@ FIRST = (  # files with the longest tests, that fork processes, or that import l
     "test_main.py",
     "test_train.py",
     "test_run.py",
-    "test_image_cache.py",
+    "test_cache.py",
     "test_accelerate.py",
     "test_fabric.py",
     "test_lightning.py",

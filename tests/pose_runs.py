@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsam.data.skeletons import LSP
+from bsam.data.pose.joints import LSP
 from bsam.tasks.pose_inputs import PoseInputs
 from bsam.training.config import Run
 from bsam.training.loop import fit

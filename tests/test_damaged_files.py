@@ -273,8 +273,6 @@ COMMANDS = {
     "run data": ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", "out", "--data-dir", "{}"],
     "flatness": ["flatness", "{}", "--out", "out", *CHEAP],
     "flatness file": ["flatness", "{}", "--loader", "math:sqrt", "--out", "out"],
-    "weights": ["weights", "convert", "{}", "out.safetensors"],
-    "weights out": ["weights", "convert", "source", "{}"],
     "flatness out": ["flatness", "run", "--out", "{}", *CHEAP],
 }
 

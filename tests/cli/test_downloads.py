@@ -41,7 +41,7 @@ def test_a_download_is_not_asked_for_what_is_there(folder, tmp_path, refused, mo
     for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
         (tmp_path / folder / name).touch()
     error = refused(*TRAIN, "--data-dir", tmp_path, "--out", tmp_path / "out")
-    assert "not a pickle" in error  # found, and read
+    assert "is not the published file" in error  # found, and read
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
 

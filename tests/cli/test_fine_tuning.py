@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bsam import cli
-from bsam.data.image_decoding import Resize, decode
+from bsam.data.images.decoding import Resize, decode
 from bsam.models import build
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
@@ -28,7 +28,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def weights(tmp_path):
-    """A file that says what network it is of, as ``bsam weights convert`` writes them."""
+    """A file that says what network it is of, as ``tools/convert_weights.py`` writes them."""
     tensors = {k: t.contiguous() for k, t in build("timm:test_resnet", classes=9, seed=3).state_dict().items()}
     save_file(tensors, tmp_path / "resnet.safetensors", {"bsam_model": "timm:test_resnet"})
     return tmp_path / "resnet.safetensors"
@@ -91,15 +91,13 @@ def test_a_finished_run_needs_no_images(images, weights, tmp_path, capsys):
 
 def broken(images, tmp_path):
     """Folders with which no training may begin, and what is said of them."""
-    for name in ("no-class", "empty", "no-image", "one-bad-class", "validation"):
+    for name in ("no-class", "empty", "no-image", "validation"):
         shutil.copytree(images, tmp_path / name)
     shutil.rmtree(tmp_path / "no-class/test/dog")
     for path in (tmp_path / "empty/train/owl").iterdir():
         path.unlink()
     (tmp_path / "no-image/train/cat/notes.txt").write_text("no image")
     (tmp_path / "no-image/test/dog/0.png").write_bytes((images / "test/dog/0.png").read_bytes()[:200])
-    for path in (tmp_path / "one-bad-class/test/dog").iterdir():
-        path.write_bytes(b"")
     pets = tmp_path / "pets"
     (pets / "annotations").mkdir(parents=True)
     (pets / "images").mkdir()
@@ -113,7 +111,6 @@ def broken(images, tmp_path):
         ("--data", f"folder:{tmp_path}/no-class"): f"{tmp_path}/no-class/test has no class folder dog",
         ("--data", f"folder:{tmp_path}/empty"): f"{tmp_path}/empty/train/owl holds no images",
         ("--data", f"folder:{tmp_path}/no-image"): "2 of 19 files",
-        ("--data", f"folder:{tmp_path}/one-bad-class", "--skip-corrupt"): "no image of the class dog in the test set",
         ("--data", f"folder:{tmp_path}/nowhere"): f"{tmp_path}/nowhere is not a folder",
         ("--data", f"folder:{tmp_path}/validation", "--eval-split", "validation"): "has no validation set",
         ("--data", "oxford_pet", "--data-dir", pets): f"Oxford-IIIT Pet has 37 classes, and {pets} has 36",
@@ -197,18 +194,13 @@ def test_corrupt_files_are_left_out_and_listed(images, tmp_path, capsys):
     ]
 
 
-@pytest.mark.parametrize("damage", ["cut", "bytes", "journal", "other"])
+@pytest.mark.parametrize("damage", ["cut", "other"])
 def test_a_damaged_cache_is_made_again(images, tmp_path, damage, capsys):
     command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", f"folder:{images}"]
     assert train(*command, "--out", tmp_path / "first") == 0
     (cache,) = (images / ".bsam-cache").glob("*.npy")
-    content = cache.read_bytes()
     if damage == "cut":
-        cache.write_bytes(content[:-1])
-    elif damage == "bytes":
-        cache.write_bytes(content[:-7] + bytes(7))
-    elif damage == "journal":
-        cache.with_suffix(".jsonl").write_text("[0, ")
+        cache.write_bytes(cache.read_bytes()[:-1])
     else:  # an image was replaced: the file belongs to others
         (images / "train/cat/0.png").write_bytes((images / "train/owl/0.png").read_bytes())
     capsys.readouterr()

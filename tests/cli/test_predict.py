@@ -12,7 +12,7 @@ from PIL import Image
 
 from bsam import cli
 from bsam.cli import predict as cli_predict
-from bsam.data.skeletons import LSP
+from bsam.data.pose.joints import LSP
 from bsam.training import find_joints
 from bsam.training import predict as bsam_predict
 from helpers import draw_images

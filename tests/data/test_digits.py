@@ -50,21 +50,3 @@ def test_refuses_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(bsam.BsamError, match=r"pip install -c constraints.txt '\.\[demo\]'"):
         digits()
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [ImportError("numpy.core.multiarray failed to import"), ModuleNotFoundError("scipy"), KeyboardInterrupt()],
-)
-def test_what_breaks_the_import_of_scikit_learn_is_not_called_its_absence(problem, monkeypatch):
-    class Breaks:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name == "sklearn.datasets":
-                raise problem
-
-    monkeypatch.delitem(sys.modules, "sklearn.datasets")
-    monkeypatch.setattr(sys, "meta_path", [Breaks, *sys.meta_path])
-    with pytest.raises(type(problem)) as raised:
-        digits()
-    assert raised.value is problem

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import bsam
-from bsam.data import DATASETS, dataset_entry, load, skeletons
+from bsam.data import DATASETS, dataset_entry, load
 from bsam.data.augment import AUGMENTATIONS, augmentation
 from bsam.data.digits import Digits, digits
 from bsam.data.examples import Dataset, Examples
-from bsam.data.pose_augment import POSE_AUGMENTATIONS
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.augment import POSE_AUGMENTATIONS
+from bsam.data.pose.joints import LSP, MPII
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.models import model_entry
 
 ARRAYS, FILES = ("cifar10", "cifar100", "fashion_mnist"), ("flowers102", "stanford_cars", "oxford_pet")
@@ -108,7 +109,7 @@ def test_the_list_is_sound():
 
 def test_the_persons_are_those_of_the_data_sets(tmp_path, monkeypatch):
     read = []
-    for name, joints in {"lspet": skeletons.LSP, "mpii": skeletons.MPII}.items():
+    for name, joints in {"lspet": LSP, "mpii": MPII}.items():
         entry = replace(DATASETS[name], persons=read.append)
         for folder in (tmp_path, tmp_path / name):  # data sets may share a folder
             folder.mkdir(exist_ok=True)
@@ -125,30 +126,18 @@ def test_unknown_names_and_missing_folders_are_refused(tmp_path):
     known = ", ".join(("digits", *ARRAYS, *FILES, *PERSONS, *DRAWN))
     with pytest.raises(bsam.BsamError, match=f"data must be one of {known}, or folder:PATH; got 'cifar'"):
         load("cifar")
-    for name in ARRAYS:
-        with pytest.raises(bsam.BsamError, match="--data-dir"):
-            load(name)
-        with pytest.raises(bsam.BsamError, match=f"in {tmp_path}.*--download"):
-            load(name, tmp_path)
-    for name in FILES:
-        with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
-            DATASETS[name].image_files()
-        with pytest.raises(
-            bsam.BsamError, match=r"is image files of any size: use bsam\.data\.image_cache\.load_images"
-        ):
-            load(name, tmp_path)
-    for name in PERSONS:
-        with pytest.raises(bsam.BsamError, match=r"say in which folder they are \(--data-dir\)$"):
-            DATASETS[name].person_files()
-        with pytest.raises(bsam.BsamError, match=r"is persons with joints: use bsam\.data\.pose_data\.load_persons"):
-            load(name, tmp_path)
-    with pytest.raises(bsam.BsamError, match=r"Stick figures is persons with joints: use bsam\.data\.stick_figures$"):
-        load("stick_figures")
-    for name in ("digits", "oxford_pet", "stick_figures"):
-        with pytest.raises(bsam.BsamError, match=r"has no files of persons with joints: use .*lspet, mpii"):
-            DATASETS[name].person_files(tmp_path)
-    with pytest.raises(bsam.BsamError, match=r"the images of CIFAR-10 are in arrays: read them with bsam\.data\.load"):
-        DATASETS["cifar10"].image_files(tmp_path)
+    calls = {
+        **{(load, name): "--data-dir" for name in ARRAYS},
+        **{(load, name, tmp_path): f"in {tmp_path}.*--download" for name in ARRAYS},
+        **{(load, name, tmp_path): "is not in arrays: use load_images or load_persons" for name in (*FILES, *PERSONS)},
+        **{(DATASETS[name].image_files,): r"say in which folder they are \(--data-dir\)$" for name in FILES},
+        **{(DATASETS[name].person_files,): r"say in which folder they are \(--data-dir\)$" for name in PERSONS},
+        (DATASETS["cifar10"].image_files, tmp_path): "CIFAR-10 has no image files with classes",
+        (DATASETS["oxford_pet"].person_files, tmp_path): "has no files of persons with joints: use lspet or mpii",
+    }
+    for (call, *arguments), message in calls.items():
+        with pytest.raises(bsam.BsamError, match=message):
+            call(*arguments)
 
 
 def test_data_sets_of_files_may_share_a_folder(tmp_path):

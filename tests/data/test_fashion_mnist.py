@@ -43,61 +43,28 @@ def test_reads_what_was_written(zipped, below, tmp_path):
 IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 DAMAGE = {
     "truncated": (lambda c: c[:-1], "must have 23,536 bytes, an idx file of 30 x 28 x 28 bytes, and has 23,535;"),
-    "too long": (lambda c: c + b"x", "has more;"),
-    "empty": (lambda c: b"", "has 0;"),
     "labels for images": (lambda c: struct.pack(">II", 2049, 30) + bytes(30), "has 38;"),
     "another magic number": (lambda c: struct.pack(">I", 2052) + c[4:], "not an idx file of 30 x 28 x 28 bytes"),
     "another count": (lambda c: struct.pack(">II", 2051, 29) + c[8:], "not an idx file"),
-    "another side": (lambda c: c[:8] + struct.pack(">II", 14, 56) + c[16:], "not an idx file"),
 }
 
 
-@pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_files_are_refused(damage, zipped, tmp_path):
-    write(tmp_path, zipped)
+def test_damaged_files_are_refused(damage, tmp_path):
+    write(tmp_path, zipped=False)
     change, message = DAMAGE[damage]
-    path = tmp_path / (IMAGE_FILE + ".gz" * zipped)
-    content = path.read_bytes()
-    path.write_bytes(gzip.compress(change(gzip.decompress(content))) if zipped else change(content))
+    path = tmp_path / IMAGE_FILE
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(bsam.BsamError, match=rf"^{path} .*{message}"):
         read_fashion_mnist(tmp_path, 30, 10)
 
 
-def flipped(content: bytes, place: int) -> bytes:
-    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
-
-
-CORRUPT = {
-    "cut by 9": lambda c: c[:-9],
-    "cut in half": lambda c: c[: len(c) // 2],
-    "another checksum": lambda c: flipped(c, len(c) - 6),
-    "another byte": lambda c: flipped(c, 2000),
-    "another header": lambda c: flipped(c, 10),
-    "followed by text": lambda c: c + b"rubbish",
-    "twice": lambda c: c + c,
-    "followed by much": lambda c: c + gzip.compress(bytes(20_000_000), 1),
-    "text": lambda c: b"not gzip at all",
-    "empty": lambda c: b"",
-}
-
-
-@pytest.mark.parametrize("change", CORRUPT)
+@pytest.mark.parametrize("change", [lambda c: c[:-9], lambda c: c[:-6] + bytes(6), lambda c: b"text"])
 def test_corrupt_gz_is_refused(change, tmp_path):
     write(tmp_path, zipped=True)
     path = tmp_path / f"{IMAGE_FILE}.gz"
-    path.write_bytes(CORRUPT[change](path.read_bytes()))
-    with pytest.raises(bsam.BsamError, match=IMAGE_FILE):
-        read_fashion_mnist(tmp_path, 30, 10)
-
-
-def test_a_wrong_label_is_refused(tmp_path):
-    write(tmp_path, zipped=False)
-    path = tmp_path / LABEL_FILE
-    content = bytearray(path.read_bytes())
-    content[8 + 6] = 10
-    path.write_bytes(content)
-    with pytest.raises(bsam.BsamError, match=rf"{path}: record 6 has the label 10"):
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(bsam.BsamError, match=rf"^{path} cannot be read"):
         read_fashion_mnist(tmp_path, 30, 10)
 
 

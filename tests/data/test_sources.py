@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import socket
 import tarfile
 import threading
@@ -11,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import torch
 
 import bsam
 from bsam import data
@@ -99,8 +97,6 @@ def test_what_is_there_stays(tmp_path):
 
 SERVED = {
     "another byte": {"content": GOOD[:-1] + bytes([GOOD[-1] ^ 1])},
-    "zeros": {"content": bytes(len(GOOD))},
-    "a byte more": {"content": GOOD + b"x"},
     "interrupted": {"content": GOOD, "sent": 100},
     "shorter": {"content": GOOD, "sent": 100, "announced": 100},
 }
@@ -134,56 +130,18 @@ def test_without_a_server_the_error_says_which_file_goes_where(why, serve, tmp_p
     assert socket.getdefaulttimeout() is None
 
 
-@pytest.mark.parametrize(
-    ("name", "link"),
-    [
-        ("../outside", None),
-        (f"{NAME}/../../outside", None),
-        (f"{NAME}/link", "../../outside"),
-        (f"{NAME}/link", "/etc"),
-    ],
-)
-def test_paths_and_links_that_lead_elsewhere_are_refused(name, link, serve, tmp_path):
-    content = archive({f"{NAME}/good.bin": b"good", name: link or b"x"})
-    with pytest.raises(bsam.BsamError, match="cannot be unpacked"):
+@pytest.mark.parametrize("member", [{"../outside": b"x"}, {f"{NAME}/link": "/etc"}])
+def test_paths_and_links_that_lead_elsewhere_are_refused(member, serve, tmp_path):
+    content = archive({f"{NAME}/good.bin": b"good", **member})
+    with pytest.raises(tarfile.FilterError):
         fetch(source(serve(content), content), tmp_path / "inside")
     assert [path.name for path in tmp_path.rglob("*")] == ["inside"]
-
-
-BROKEN = {"text": b"not an archive", "cut": GOOD[:60], "other": archive({"other/file": b"x"}), "empty": archive({})}
-
-
-@pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_or_different_archive_is_refused(broken, serve, tmp_path):
-    with pytest.raises(bsam.BsamError, match=rf"cannot be unpacked|holds no {NAME}"):
-        fetch(source(serve(BROKEN[broken]), BROKEN[broken]), tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_named(serve, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(bsam.BsamError, match=rf"{tmp_path / 'file' / NAME} could not be written"):
         fetch(source(serve(GOOD)), tmp_path / "file")
-
-
-def test_a_full_disk_is_not_called_a_failed_download(serve, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", full)
-    with pytest.raises(bsam.BsamError, match=rf"{tmp_path / NAME} could not be written: No space left"):
-        fetch(source("http://127.0.0.1:1/never.tar.gz"), tmp_path)
-
-
-def test_another_process_may_be_faster(serve, tmp_path, monkeypatch):
-    def replace_late(made: Path, target: Path) -> None:
-        target.mkdir()
-        (target / "theirs").touch()
-        rename(made, target)
-
-    rename = os.replace
-    monkeypatch.setattr(os, "replace", replace_late)
-    assert [path.name for path in fetch(source(serve(GOOD)), tmp_path).iterdir()] == ["theirs"]
 
 
 def test_an_interruption_leaves_nothing(serve, tmp_path, monkeypatch):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bsam.data.pose_files import joint_boxes
-from bsam.data.skeletons import LSP
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.joints import LSP
+from bsam.data.pose.layouts import joint_boxes
+from bsam.data.pose.stick_figures import stick_figures
 from docs_guides import first_commands, in_small, run_commands
 from helpers import write_lspet
 

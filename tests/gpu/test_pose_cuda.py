@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks.pose import Pose
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from bsam.models import MODELS
 from bsam.models.pyramidnet import PyramidNet
+from bsam.models.resnet import ResNet
 from bsam.models.wide_resnet import WideResNet
 
 
@@ -100,7 +101,7 @@ def mobile(layers: Layers, x: Tensor, strides: list[int]) -> Tensor:
 MOBILE_STRIDES = [1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1]  # of table 1, and 1 in the last block, whose input has its side
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Layers, Tensor], Tensor]]] = {
-    "resnet18": (MODELS["resnet18"].build, lambda layers, x: residual(layers, x, 4, 2)),
+    "resnet18, narrow": (lambda: ResNet((8, 16, 24, 32), 2), lambda layers, x: residual(layers, x, 4, 2)),
     "resnet8": (MODELS["resnet8"].build, lambda layers, x: residual(layers, x, 3, 1)),
     "wide_resnet16_4": (lambda: WideResNet(16, 4), lambda layers, x: wide(layers, x, 2, 4)),
     "wide_resnet10_1": (MODELS["wide_resnet10_1"].build, lambda layers, x: wide(layers, x, 1, 1)),

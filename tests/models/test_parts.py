@@ -11,8 +11,8 @@ from torch import nn
 
 from bsam.core.errors import BsamError
 from bsam.models import MODELS, build
-from bsam.models.inputs import InputConfig, input_config
 from bsam.models.parts import head, head_name, layer_ids
+from bsam.models.preprocessing import InputConfig, input_config
 
 BLOCKS = ("layer", "blocks", "backbone.layer")
 

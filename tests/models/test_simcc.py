@@ -12,7 +12,7 @@ from bsam.models import build
 from bsam.models.parts import head
 from bsam.models.simcc import SimCC
 from bsam.models.weight_files import MODEL
-from bsam.models.weights import into_backbone, load_weights
+from bsam.models.weight_loading import into_backbone, load_weights
 
 
 def changed(name, **sizes):

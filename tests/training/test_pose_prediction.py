@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import bsam
-from bsam.data.skeletons import LSP
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.joints import LSP
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.models import build
 from bsam.tasks.pose import Pose
 from bsam.tasks.simcc_loss import decode

@@ -13,7 +13,7 @@ from scipy.io import savemat
 from torch import nn
 
 import bsam
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.stick_figures import stick_figures
 from bsam.flatness import HessianOperator, top_eigenvalues
 from bsam.recipes.measure import FlatnessSettings, measure
 from bsam.recipes.subjects import find_models, load_run

@@ -13,10 +13,10 @@ from typing import TextIO
 from .. import __version__
 from ..core.errors import BsamError
 from ..core.extras import require_packages
-from . import demo, export, flatness, listing, predict, run, train, weights
+from . import demo, export, flatness, listing, predict, run, train
 from .signals import Terminated
 
-COMMANDS = (listing, demo, train, run, flatness, predict, export, weights)
+COMMANDS = (listing, demo, train, run, flatness, predict, export)
 _OS_ERROR_HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), " Check its permissions, or choose another path."),
     errno.EROFS: " The file system is read-only: choose another path.",

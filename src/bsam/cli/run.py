@@ -59,8 +59,8 @@ def add(commands: Any) -> None:
     )
     flag("--tune", action="store_true", help=radii)
     files = (
-        "of transfer: train the networks of these files, of `bsam weights convert`, instead of downloading weights; of "
-        "pose: a file for resnet50, which short and paper need"
+        "of transfer: train the networks of these files, of tools/convert_weights.py, instead of downloading weights; "
+        "of pose: a file for resnet50, which short and paper need"
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     flag(

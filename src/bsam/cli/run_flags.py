@@ -14,7 +14,7 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS, FOLDER, dataset_entry
 from ..models import MODELS
 from ..models.weight_files import model_of_file
-from ..models.weights import PRETRAINED
+from ..models.weight_loading import PRETRAINED
 from ..recipes.variants import variants
 from ..tasks.inputs import find_weights
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
@@ -122,7 +122,7 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
             dataset_entry(data).image_files(data_dir)  # raises if the path is wrong, the likelier mistake
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "
-            "file of `bsam weights convert`"
+            "file of tools/convert_weights.py"
         )
     return model
 

@@ -12,12 +12,12 @@ from ..core.errors import BsamRuntimeError, BsamValueError
 from . import cifar, digits, fashion_mnist
 from .cifar import CIFAR10, CIFAR100, has_cifar
 from .examples import Dataset
-from .image_files import ImageFiles, read_folder
-from .image_layouts import read_flowers102, read_oxford_pet, read_stanford_cars
-from .pose_data import PoseData
-from .pose_files import PersonFiles, read_lspet, read_mpii
+from .images.folders import ImageFiles, read_folder
+from .images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
+from .pose.layouts import PersonFiles, read_lspet, read_mpii
+from .pose.persons import PoseData
+from .pose.stick_figures import stick_figures
 from .sources import Source, fetch
-from .stick_figures import stick_figures
 
 FOLDER = "folder:"  # a data set of the user's own is named folder:PATH
 NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
@@ -35,7 +35,7 @@ class DatasetEntry:
         channels: of an image.
         side: of an image, in pixels; None: they differ, and are resized to what the network takes.
         augmentation: default among :data:`bsam.data.augment.AUGMENTATIONS`, or of persons
-            :data:`bsam.data.pose_augment.POSE_AUGMENTATIONS`.
+            :data:`bsam.data.pose.augment.POSE_AUGMENTATIONS`.
         model: default among :data:`bsam.models.MODELS`; None: the one that the file of weights is for.
         is_in: returns whether its files are in a folder; True where it comes with a package.
         sources: files to download; none where it comes with a package, or where that is left to the user.
@@ -72,16 +72,16 @@ class DatasetEntry:
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set from a folder, or from its package."""
         if self.read is None:
-            what, how = "image files of any size", "image_cache.load_images"
-            if self.task == "pose":
-                what, how = "persons with joints", "stick_figures" if self.persons is None else "pose_data.load_persons"
-            raise BsamValueError(f"{self.title} is {what}: use bsam.data.{how}")
+            raise BsamValueError(
+                f"{self.title} is not in arrays: use load_images or load_persons, of bsam.data.images.cache and "
+                "bsam.data.pose.persons"
+            )
         return self.read(self._folder(folder))
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if there are more or fewer classes than it has."""
         if self.files is None:
-            raise BsamValueError(f"the images of {self.title} are in arrays: read them with bsam.data.load")
+            raise BsamValueError(f"{self.title} has no image files with classes: use bsam.data.load")
         found = self.files(self._own_folder(folder))
         if self.classes is not None and len(found.class_names) != self.classes:
             raise BsamValueError(
@@ -93,8 +93,7 @@ class DatasetEntry:
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         """Return the persons in its image files in a folder."""
         if self.persons is None:
-            names = ", ".join(entry.name for entry in DATASETS.values() if entry.persons)
-            raise BsamValueError(f"{self.title} has no files of persons with joints: use one of {names}")
+            raise BsamValueError(f"{self.title} has no files of persons with joints: use lspet or mpii")
         return self.persons(self._own_folder(folder))
 
     def check(self, folder: Path | None = None) -> None:

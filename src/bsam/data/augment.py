@@ -96,8 +96,6 @@ class Augment:
         The crop is shifted by 0 to ``2 * pad`` pixels; the corner of the hole lies between ``-(cutout // 2)`` and
         ``side - cutout // 2 - 1``.
         """
-        if min(seed, epoch) < 0:
-            raise BsamValueError(f"seed and epoch must not be negative, got {seed!r} and {epoch!r}")
         random = np.random.default_rng((seed, epoch, _STREAM))
         begin = random.integers(0, 2 * self.pad + 1, (n, 2))
         mirrored = random.integers(0, 2, n) * self.flip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.errors import BsamError, BsamRuntimeError
+from ..core.errors import BsamRuntimeError
 from .examples import Dataset, Examples
-from .pickled import read_pickle
-from .raw_files import check_labels, read_exactly, read_file
+from .raw_files import read_exactly, read_file
 from .sources import Source
 
 SIDE, PIXELS = 32, 3 * 32 * 32
-_UNKNOWN = 255  # the coarse label of a file that was written without coarse labels
-_PICKLE_OVERHEAD = 256  # bytes of a pickle per record for labels, file names and the rest
 
 
 @dataclass(frozen=True)
@@ -29,16 +27,16 @@ class CifarFile:
     Args:
         name: without ``.bin``.
         records: number of images.
-        sha256: of its records, each the class and the pixels, which are the binary file of CIFAR-10; None: not checked.
-        md5: of the published pickle; None: not checked.
-        unordered_sha256: SHA-256 of the sorted SHA-256 of its records; None: not checked.
+        pickle_sha256: of the published pickle.
+        records_sha256: of the records, each the class and the pixels, in their order; None: not checked.
+        sorted_sha256: SHA-256 of the sorted SHA-256 of the records; None: not checked.
     """
 
     name: str
     records: int
-    sha256: str | None = None
-    md5: str | None = None
-    unordered_sha256: str | None = None
+    pickle_sha256: str
+    records_sha256: str | None = None
+    sorted_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Cifar:
         name: of the data set.
         title: its name in messages.
         classes: number of classes.
-        num_coarse_classes: number of coarse classes, whose label precedes the class in a binary record; 0: none.
+        label_bytes: of a binary record; the class is the last of them.
         label_key: of the labels in a pickle.
         binary: directory of the binary files.
         python: directory of the pickles.
@@ -63,7 +61,7 @@ class Cifar:
     name: str
     title: str
     classes: int
-    num_coarse_classes: int
+    label_bytes: int
     label_key: str
     binary: str
     python: str
@@ -76,22 +74,35 @@ class Cifar:
 
 _SITE = "https://www.cs.toronto.edu/~kriz/"
 
+_PICKLES = (
+    "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
+    "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+    "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
+    "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+    "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
+    "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
+)
+_RECORDS = (
+    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+)
+_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+*_TRAIN, _TEST = (CifarFile(*row) for row in zip(_NAMES, (10_000,) * 6, _PICKLES, _RECORDS, strict=True))
+
 CIFAR10 = Cifar(
     "cifar10",
     "CIFAR-10",
     classes=10,
-    num_coarse_classes=0,
+    label_bytes=1,
     label_key="labels",
     binary="cifar-10-batches-bin",
     python="cifar-10-batches-py",
-    train=(
-        CifarFile("data_batch_1", 10_000, sha256="cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-        CifarFile("data_batch_2", 10_000, sha256="a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-        CifarFile("data_batch_3", 10_000, sha256="bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-        CifarFile("data_batch_4", 10_000, sha256="014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-        CifarFile("data_batch_5", 10_000, sha256="755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-    ),
-    test=CifarFile("test_batch", 10_000, sha256="8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+    train=tuple(_TRAIN),
+    test=_TEST,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     source=Source(
@@ -104,7 +115,7 @@ CIFAR100 = Cifar(
     "cifar100",
     "CIFAR-100",
     classes=100,
-    num_coarse_classes=20,
+    label_bytes=2,
     label_key="fine_labels",
     binary="cifar-100-binary",
     python="cifar-100-python",
@@ -112,15 +123,15 @@ CIFAR100 = Cifar(
         CifarFile(
             "train",
             50_000,
-            md5="16019d7e3df5f24257cddd939b257f8d",
-            unordered_sha256="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573",
+            "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
+            sorted_sha256="6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573",
         ),
     ),
     test=CifarFile(
         "test",
         10_000,
-        md5="f0ef6b0ae62326f3e7ffdfab6717acfc",
-        unordered_sha256="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65",
+        "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
+        sorted_sha256="381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65",
     ),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
@@ -135,7 +146,7 @@ CIFAR100 = Cifar(
 def cifar10(folder: str | Path) -> Dataset:
     """Read CIFAR-10: 50,000 training and 10,000 test images in ten classes.
 
-    Pixels and labels must have the SHA-256 of the published binary files, in either layout.
+    Binary files must have the published records. A pickle must be the published file: no other one is loaded.
 
     Args:
         folder: the one that holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or one of the two itself.
@@ -144,8 +155,8 @@ def cifar10(folder: str | Path) -> Dataset:
         >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: it should hold cifar-10-batches-bin/data_batch_1.bin
-        ... or cifar-10-batches-py/data_batch_1 ...
+        bsam.core.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: data_batch_1.bin, ... missing in
+        /nowhere/cifar-10-batches-bin; unpack ...
     """
     return read_cifar(CIFAR10, folder)
 
@@ -153,8 +164,8 @@ def cifar10(folder: str | Path) -> Dataset:
 def cifar100(folder: str | Path) -> Dataset:
     """Read CIFAR-100: 50,000 training and 10,000 test images in a hundred classes (the fine labels).
 
-    Pixels and labels must have the SHA-256 of the published ones, in either layout, and pickles their published MD5 as
-    well. Binary files may have been written from other sources, in another order and without coarse labels (255).
+    Binary files must have the published records, but may have been written from other sources, in another order and
+    with any coarse labels. A pickle must be the published file: no other one is loaded.
 
     Args:
         folder: the one that holds ``cifar-100-binary`` or ``cifar-100-python``, or one of the two itself.
@@ -169,13 +180,6 @@ def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
     for files in (layout.train, (layout.test,)):
         records = np.concatenate([_read(layout, file, directory, is_binary) for file in files])
         y, x = records[:, 0].astype(np.int64), np.ascontiguousarray(records[:, 1:])
-        counts, per_class = np.bincount(y, minlength=layout.classes), len(y) // layout.classes
-        if (counts != per_class).any():
-            odd = int((counts != per_class).argmax())
-            raise BsamRuntimeError(
-                f"{directory}: class {odd} has {counts[odd]} images in {', '.join(file.name for file in files)}; in "
-                f"{layout.title} it has {per_class}"
-            )
         sets.append(Examples(torch.from_numpy(x.reshape(-1, 3, SIDE, SIDE)), torch.from_numpy(y)))
     return Dataset(
         layout.name, layout.classes, train=sets[0], validation=None, test=sets[1], mean=layout.mean, std=layout.std
@@ -197,21 +201,13 @@ def _candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[
 
 def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
     """Return the directory of the files and whether they are binary."""
-    candidates = list(_candidates(layout, folder))
-    for directory, is_binary, missing in candidates:
-        if not missing:
-            return directory, is_binary
-    for directory, _, missing in candidates:
-        if len(missing) <= len(layout.train):
-            raise BsamRuntimeError(
-                f"{layout.title} in {directory} is incomplete: {', '.join(missing)} missing; {_unpack_hint(layout)}"
-            )
-    first = layout.train[0].name
-    raise BsamRuntimeError(
-        f"no {layout.title} in {folder}: it should hold {layout.binary}/{first}.bin and the other binary files or "
-        f"{layout.python}/{first} and the other pickles; unpack {layout.source.url} there (the commands do this "
-        "with --download)"
-    )
+    directory, is_binary, missing = min(_candidates(layout, folder), key=lambda candidate: len(candidate[2]))
+    if missing:
+        raise BsamRuntimeError(
+            f"no {layout.title} in {folder}: {', '.join(missing)} missing in {directory}; unpack {layout.source.url} "
+            f"there (the commands do this with --download), or have the pickles in {layout.python}"
+        )
+    return directory, is_binary
 
 
 def _unpack_hint(layout: Cifar) -> str:
@@ -220,54 +216,37 @@ def _unpack_hint(layout: Cifar) -> str:
 
 def _read(layout: Cifar, file: CifarFile, directory: Path, is_binary: bool) -> NDArray[np.uint8]:
     """Return the records of one file, each the class and the pixels, after comparing them with the published ones."""
-    path = directory / (f"{file.name}.bin" if is_binary else file.name)
-    records = _read_binary(layout, file, path) if is_binary else _read_pickled(layout, file, path)
-    if file.sha256 is not None:
-        _compare(records.tobytes(), "sha256", file.sha256, path, layout)
-    if file.unordered_sha256 is not None:
-        digests = sorted(hashlib.sha256(record, usedforsecurity=False).digest() for record in records)
-        _compare(
-            b"".join(digests), "sha256", file.unordered_sha256, path, layout, "some of its labels or pixels differ"
+    return _read_binary(layout, file, directory) if is_binary else _read_pickle(layout, file, directory)
+
+
+def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
+    path, length = directory / f"{file.name}.bin", layout.label_bytes + PIXELS
+    content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
+    records = np.frombuffer(content, np.uint8).reshape(file.records, length)[:, layout.label_bytes - 1 :]
+    found = _sha256(records.tobytes()) if file.records_sha256 else None
+    in_any_order = _sha256(b"".join(sorted(map(_digest, records)))) if file.sorted_sha256 else None
+    if (found, in_any_order) != (file.records_sha256, file.sorted_sha256):
+        raise BsamRuntimeError(
+            f"{path} does not hold the labels and pixels that {layout.title} has there; {_unpack_hint(layout)}"
         )
     return records
 
 
-def _read_binary(layout: Cifar, file: CifarFile, path: Path) -> NDArray[np.uint8]:
-    header = 2 if layout.num_coarse_classes else 1
-    length = header + PIXELS
-    content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
-    records = np.frombuffer(content, np.uint8).reshape(file.records, length)
-    if layout.num_coarse_classes:
-        check_labels(records[:, 0].tolist(), {*range(layout.num_coarse_classes), _UNKNOWN}, path, "coarse label")
-    check_labels(records[:, header - 1].tolist(), range(layout.classes), path)
-    return np.ascontiguousarray(records[:, header - 1 :])
-
-
-def _read_pickled(layout: Cifar, file: CifarFile, path: Path) -> NDArray[np.uint8]:
-    # protocol 2 of Python 3 writes bytes as text, most of them in two
-    limit = file.records * (2 * PIXELS + _PICKLE_OVERHEAD)
-    content = read_file(path, limit)
-    if len(content) > limit:
-        raise BsamRuntimeError(f"{path} has more than {limit:,} bytes: too long for {file.records:,} images")
-    if file.md5 is not None:
-        _compare(content, "md5", file.md5, path, layout)
-    try:
-        entries = read_pickle(content)
-    except BsamError as error:
-        raise BsamRuntimeError(f"{path}: {error}; {_unpack_hint(layout)}") from error
-    x, labels = entries.get("data"), entries.get(layout.label_key)
-    if not isinstance(x, np.ndarray) or x.shape != (file.records, PIXELS):
-        shape = x.shape if isinstance(x, np.ndarray) else "no array"
-        raise BsamRuntimeError(f"{path}: 'data' must be an array of {file.records} x {PIXELS} bytes, found {shape}")
-    if not isinstance(labels, list) or len(labels) != file.records or any(type(label) is not int for label in labels):
-        raise BsamRuntimeError(f"{path}: {layout.label_key!r} must be a list of {file.records} integers")
-    check_labels(labels, range(layout.classes), path)
-    return np.concatenate([np.array(labels, np.uint8)[:, None], x], axis=1)
-
-
-def _compare(content: bytes, algorithm: str, expected: str, path: Path, layout: Cifar, difference: str = "") -> None:
-    if hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() != expected:
+def _read_pickle(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
+    path = directory / file.name
+    content = read_file(path)
+    if _sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
         raise BsamRuntimeError(
-            f"{path} is not the published file of {layout.title}: {difference or f'its {algorithm.upper()} differs'}; "
-            f"{_unpack_hint(layout)}"
+            f"{path} is not the published file of {layout.title} (its SHA-256 differs), and other pickles are not "
+            f"loaded; {_unpack_hint(layout)}"
         )
+    entries = pickle.loads(content, encoding="latin1")
+    return np.concatenate([np.array(entries[layout.label_key], np.uint8)[:, None], entries["data"]], axis=1)
+
+
+def _digest(record: NDArray[np.uint8]) -> bytes:
+    return hashlib.sha256(record.tobytes()).digest()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

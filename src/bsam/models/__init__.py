@@ -83,7 +83,7 @@ def model_entry(name: str) -> ModelEntry:
     """Return the description of one of :data:`MODELS`, or of timm's network NAME for ``timm:NAME``.
 
     The number of parameters of a network of timm is not known before it is built: its entry says 0. Nor are its images:
-    :func:`~bsam.models.inputs.input_config` tells them.
+    :func:`~bsam.models.preprocessing.input_config` tells them.
 
     Example:
         >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title

@@ -41,7 +41,7 @@ class SimCCHead(nn.Module):
         device = features.device.type
         has_autocast = torch.amp.is_autocast_available(device)  # "meta" has none
         with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
-            dtype = self.maps.bias.dtype  # type: ignore[union-attr]  # not the weight's: of a converted layer it is int8
+            dtype = self.maps.bias.dtype  # type: ignore[union-attr]  # a converted layer's weight is int8
             maps = self.maps(features.to(dtype)).flatten(2)
             return torch.stack((self.x(maps), self.y(maps)), dim=2)
 

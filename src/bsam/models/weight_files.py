@@ -28,7 +28,7 @@ def file_sha256(path: Path) -> str:
 
 
 def model_of_file(path: Path) -> str | None:
-    """Return the name of the network that a file of ``bsam weights convert`` or of a run is for; None for others."""
+    """Return the network that a file of ``tools/convert_weights.py`` or of a run is for; None for others."""
     if not _is_safetensors(path):
         return None
     require_package("safetensors", "timm")

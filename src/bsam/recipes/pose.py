@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data import dataset_entry
 from ..models import model_entry
-from ..models.weights import PRETRAINED
+from ..models.weight_loading import PRETRAINED
 from ..tasks.pose import Pose
 from ..tasks.pose_metrics import SCORES, PoseScore
 from ..training.config import BASE, POSE, Run

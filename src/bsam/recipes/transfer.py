@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..models.weights import PRETRAINED
+from ..models.weight_loading import PRETRAINED
 from ..training.config import FINE_TUNING, Run
 from .experiments import COMPARED
 from .paper import TRANSFER_DATA

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import BsamValueError
-from ..data.image_decoding import Box, Crop
-from ..data.pose_data import MARGIN
+from ..data.images.decoding import Box, Crop
+from ..data.pose.persons import MARGIN
 from ..training.files import check_writable, usable, write, write_json
 from ..training.pose_prediction import FoundJoints
 from ..training.prediction import Prediction

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError
 from ..data import dataset_entry
-from ..data.image_decoding import Box
-from ..data.skeletons import Skeleton
+from ..data.images.decoding import Box
+from ..data.pose.joints import Skeleton
 from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.runner import score_of

@@ -16,11 +16,11 @@ from ..core.progress import stderr_progress
 from ..data import dataset_entry, load
 from ..data.augment import normalise
 from ..data.examples import Dataset
-from ..data.image_cache import load_images
-from ..data.image_decoding import Resize
+from ..data.images.cache import load_images
+from ..data.images.decoding import Resize
 from ..models import model_entry
-from ..models.inputs import InputConfig, input_config
-from ..models.weights import PRETRAINED, check_download, check_model
+from ..models.preprocessing import InputConfig, input_config
+from ..models.weight_loading import PRETRAINED, check_download, check_model
 from .settings import TaskSettings
 
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ..core.errors import BsamValueError
 from ..core.progress import stderr_progress
 from ..data import dataset_entry
-from ..data.affine import apply
-from ..data.pose_augment import POSE_AUGMENTATIONS, PoseDraws
-from ..data.pose_data import Persons, PoseData, load_persons
+from ..data.pose.affine import apply
+from ..data.pose.augment import POSE_AUGMENTATIONS, PoseDraws
+from ..data.pose.persons import Persons, PoseData, load_persons
 from ..data.streaming import stream
 from ..models import model_entry
-from ..models.inputs import input_config
+from ..models.preprocessing import input_config
 from . import pose_metrics
 from .inputs import IMAGENET
 from .pose_inputs import PoseInputs
@@ -216,7 +216,7 @@ def joints_in_image(persons: Persons) -> Tensor:
 def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:
     """Return how the joints of a data set are scored, and the sizes of its persons by which distances are measured."""
     if data.skeleton not in pose_metrics.SCORES:
-        raise BsamValueError(f"{data.name} has joints without a score: use those of bsam.data.skeletons.LSP or MPII")
+        raise BsamValueError(f"{data.name} has joints without a score: use those of bsam.data.pose.joints.LSP or MPII")
     score = pose_metrics.SCORES[data.skeleton]
     if score is not pose_metrics.MPII:
         return score, pose_metrics.torso_sizes(truth)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.checks import check_number
 from ..core.errors import BsamValueError
-from ..data import skeletons
-from ..data.skeletons import Skeleton
+from ..data.pose import joints as skeletons
+from ..data.pose.joints import Skeleton
 
 MEAN = "mean"
 
@@ -35,7 +35,7 @@ class PoseScore:
     sizes: str
 
 
-#: PCKh@0.5 of MPII's 16 joints. The size is that of the head, of :class:`bsam.data.pose_files.PersonFiles`. Pelvis (6)
+#: PCKh@0.5 of MPII's 16 joints. The size is the head's, of :class:`~bsam.data.pose.layouts.PersonFiles`. Pelvis (6)
 #: and thorax (7) are left out of the mean; upper neck (8) is in no group. The head is its top (9), as in the validation
 #: scores published with SimpleBaseline, HRNet and SimCC; that of MPII's test server is the mean of upper neck and top.
 MPII = PoseScore(

@@ -6,7 +6,7 @@ import torch
 
 from ..core.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
-from ..data.pose_augment import POSE_AUGMENTATIONS
+from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..models import MODELS, build, model_entry
 from .settings import TaskSettings, refuse_settings
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..models.parts import head
-from ..models.weights import WeightsReport, load_weights
+from ..models.weight_loading import WeightsReport, load_weights
 from .inputs import find_weights
 from .settings import TaskSettings
 from .task import Task

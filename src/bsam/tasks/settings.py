@@ -13,7 +13,7 @@ import numpy as np
 from ..core.checks import check_count, check_number, is_number
 from ..core.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
-from ..data.pose_augment import POSE_AUGMENTATIONS
+from ..data.pose.augment import POSE_AUGMENTATIONS
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]

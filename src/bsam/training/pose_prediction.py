@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import BsamValueError
-from ..data.affine import apply, inverse
-from ..data.image_decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
-from ..data.pose_augment import PoseDraws
-from ..data.pose_data import person_crops
-from ..data.skeletons import Skeleton
+from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
+from ..data.pose.affine import apply, inverse
+from ..data.pose.augment import PoseDraws
+from ..data.pose.joints import Skeleton
+from ..data.pose.persons import person_crops
 from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
 from .environment import pick_device

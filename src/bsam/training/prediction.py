@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..core.checks import check_count
 from ..core.errors import BsamValueError
-from ..data.image_decoding import DecodeError, Decoding, decode
-from ..data.image_files import OF_WINDOWS
+from ..data.images.decoding import DecodeError, Decoding, decode
+from ..data.images.folders import OF_WINDOWS
 from ..tasks.classification import LARGE_IMAGE_BATCH, build_network
 from ..tasks.inputs import Inputs
 from .environment import pick_device

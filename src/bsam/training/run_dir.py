@@ -19,7 +19,7 @@ from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
-from ..models.weights import WeightsReport
+from ..models.weight_loading import WeightsReport
 from ..tasks import TASKS
 from ..tasks.inputs import Inputs
 from ..tasks.pose_inputs import PoseInputs

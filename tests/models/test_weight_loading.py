@@ -15,7 +15,7 @@ from bsam.core.errors import BsamError
 from bsam.models import build
 from bsam.models.timm_import import import_timm
 from bsam.models.weight_files import model_of_file
-from bsam.models.weights import check_model, load_weights
+from bsam.models.weight_loading import check_model, load_weights
 
 NAME = "timm:test_resnet"
 HEAD = ("fc.weight", "fc.bias")
@@ -93,7 +93,7 @@ def test_the_head_stays_also_where_the_file_has_as_many_classes(pretrained, tmp_
 def test_a_resnet50_of_an_unknown_kind_is_refused(tmp_path):
     path = write(tmp_path / "a.safetensors", {"fc.bias": torch.zeros(2)})
     for name, hint in (("resnet50", "use --model timm:resnet50, or give"), ("simcc_resnet50", "give")):
-        with pytest.raises(BsamError, match=rf"does not say which network it is of.*: {hint} a file of `bsam weights"):
+        with pytest.raises(BsamError, match=rf"does not say which network it is of.*: {hint} a file of tools"):
             check_model(path, name)
     check_model(path, "timm:resnet50")
 
@@ -177,7 +177,7 @@ def test_without_internet_the_error_says_what_to_download(network, monkeypatch):
     words = (
         r"\(no route to host\). No internet\? Download model.safetensors of timm/test_resnet.r160_in1k "
         r".* --weights FILE, "
-        r"or convert .*bsam weights convert"
+        r"or convert .*tools/convert_weights.py"
     )
     with pytest.raises(BsamError, match=words):
         load_weights(network, NAME, "pretrained")

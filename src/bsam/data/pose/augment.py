@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ...core.checks import check_count, check_number
+from ...core.errors import BsamValueError
+from ..augment import normalise
 from .affine import apply, centre_map, compose, inverse, warp
-from .augment import normalise
 
 _STREAM = 0x905E  # makes these random numbers independent of others that are drawn from (seed, epoch)
 
@@ -61,7 +61,7 @@ class PoseAugment:
     Args:
         side: of the result, in pixels.
         mirrored: for each joint of a mirrored person, the joint that it was before; see
-            :class:`bsam.data.skeletons.Skeleton`.
+            :class:`bsam.data.pose.joints.Skeleton`.
         scale: magnifications are uniform in 1 - scale to 1 + scale.
         rotation: angles are uniform in -rotation to rotation degrees.
         rotation_p: fraction of the images that are rotated.
@@ -70,7 +70,7 @@ class PoseAugment:
         std: standard deviation of the pixels per channel.
 
     Example:
-        >>> from bsam.data.stick_figures import stick_figures
+        >>> from bsam.data.pose.stick_figures import stick_figures
         >>> data = stick_figures(4)
         >>> augment, persons = PoseAugment(data.side, data.skeleton.mirrored), data.train
         >>> x, y, to_image = augment(
@@ -91,8 +91,6 @@ class PoseAugment:
 
     def __post_init__(self) -> None:
         check_count("side", self.side)
-        if sorted(self.mirrored) != list(range(len(self.mirrored))):
-            raise BsamValueError(f"mirrored must name each joint once, got {self.mirrored!r}")
         if not 0 <= check_number("scale", self.scale) < 1:
             raise BsamValueError(f"scale must be at least 0 and below 1, got {self.scale!r}")
         check_number("rotation", self.rotation, 0, 180)
@@ -100,8 +98,6 @@ class PoseAugment:
 
     def draws(self, n: int, seed: int, epoch: int) -> PoseDraws:
         """Draw random numbers for ``n`` images, a function of the seed and the epoch."""
-        if min(seed, epoch) < 0:
-            raise BsamValueError(f"seed and epoch must not be negative, got {seed!r} and {epoch!r}")
         random = np.random.default_rng((seed, epoch, _STREAM))
         scale = 1 + self.scale * random.uniform(-1, 1, n)
         angle = math.radians(self.rotation) * random.uniform(-1, 1, n) * (random.random(n) < self.rotation_p)
@@ -121,12 +117,6 @@ class PoseAugment:
             float32 images in the channels_last memory format; the joints in their pixels, with 0 also for a joint that
             lies outside of them; and the maps from their pixels to those of the images.
         """
-        if not len(x) == len(y) == len(to_image) == len(draws):
-            raise BsamValueError(
-                f"{len(x)} images need as many joints, maps and draws, got {len(y)}, {len(to_image)} and {len(draws)}"
-            )
-        if y.shape[1:] != (len(self.mirrored), 3):
-            raise BsamValueError(f"y must have the shape (n, {len(self.mirrored)}, 3), got {tuple(y.shape)}")
         scale, angle, mirrored = draws.table.unbind(dim=1)
         maps = centre_map(x.shape[-1], self.side, scale, angle, mirrored)
         unit = 1.0 if x.is_floating_point() else 255.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.checks import is_number
-from ..core.errors import BsamValueError
+from ...core.checks import check_count, check_number
+from ...core.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that are hidden there
@@ -28,14 +28,10 @@ class LabelledFiles:
     names: tuple[str, ...]
     labels: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.names) != len(self.labels):
-            raise BsamValueError(f"{len(self.names)} names need as many labels, got {len(self.labels)}")
-
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The image files of a data set, which :func:`bsam.data.image_cache.load_images` decodes.
+    """The image files of a data set, which :func:`bsam.data.images.cache.load_images` decodes.
 
     Args:
         name: of the data set.
@@ -54,22 +50,6 @@ class ImageFiles:
     validation: LabelledFiles | None
     test: LabelledFiles
     split: str
-
-    def check(self) -> None:
-        """Raise if a set lacks a class, or if an image is there twice."""
-        seen: dict[str, str] = {}
-        for title, part in self.sets.items():
-            if missing := set(range(len(self.class_names))) - set(part.labels):
-                raise BsamValueError(
-                    f"the {title} set of {self.folder} has no image of the class {self.class_names[min(missing)]}: "
-                    "it is not complete"
-                )
-            for name in part.names:
-                if name in seen:
-                    raise BsamValueError(
-                        f"{self.folder / name} is in the {seen[name]} set and again in the {title} set"
-                    )
-                seen[name] = title
 
     @property
     def sets(self) -> dict[str, LabelledFiles]:
@@ -106,10 +86,8 @@ def read_folder(folder: str | Path, seed: int = 0, test_fraction: float = 0.2) -
         (('cat', 'dog'), (0, 1), '80/20 of each class, seed 0')
     """
     folder = Path(folder)
-    if not is_number(test_fraction) or not 0 < test_fraction < 1:
-        raise BsamValueError(f"test_fraction must lie between 0 and 1, got {test_fraction!r}")
-    if not isinstance(seed, int) or seed < 0:
-        raise BsamValueError(f"seed must be an integer that is not negative, got {seed!r}")
+    check_number("test_fraction", test_fraction, 0, 1)
+    check_count("seed", seed, low=0)
     if not folder.is_dir():
         raise BsamValueError(f"{folder} is not a folder; give the one that holds the images: {LAYOUT}")
     found = _folders(folder)

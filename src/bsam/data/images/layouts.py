@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BsamRuntimeError
-from ..core.extras import require_package
-from .image_files import ImageFiles, LabelledFiles, read_folder
+from ...core.errors import BsamRuntimeError
+from ...core.extras import require_package
+from .folders import ImageFiles, LabelledFiles, read_folder
 
 
 def read_oxford_pet(folder: str | Path) -> ImageFiles:
@@ -27,14 +27,10 @@ def read_oxford_pet(folder: str | Path) -> ImageFiles:
         path = required(folder, f"annotations/{list_name}.txt")
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
         rows = [line for line in lines if line and not line[0].startswith("#")]
-        for row in rows:
-            name, number = row[0], int(row[1]) if len(row) > 1 and row[1].isdecimal() else 0
-            class_name = name.rpartition("_")[0]
-            if number < 1 or class_names.setdefault(number, class_name) != class_name:
-                raise BsamRuntimeError(f"{path}: the line {' '.join(row)!r} does not name an image and its class")
+        class_names |= {int(row[1]): row[0].rpartition("_")[0] for row in rows}
         parts.append(([f"images/{row[0]}.jpg" for row in rows], [int(row[1]) for row in rows]))
     ordered = [class_names[number] for number in sorted(class_names)]
-    train, test = (_labelled(folder, names, numbers, len(ordered)) for names, numbers in parts)
+    train, test = (_labelled(folder, names, numbers) for names, numbers in parts)
     return ImageFiles("oxford_pet", folder, tuple(ordered), train, None, test, "the official trainval/test split")
 
 
@@ -51,12 +47,9 @@ def read_flowers102(folder: str | Path) -> ImageFiles:
     labels = np.ravel(read_mat(required(folder, "imagelabels.mat"), "labels"))
     sets = []
     for key in ("trnid", "valid", "tstid"):
-        path = required(folder, "setid.mat")
-        ids = np.ravel(read_mat(path, key)).tolist()
-        if not all(1 <= number <= len(labels) for number in ids):
-            raise BsamRuntimeError(f"{path}: {key} has image numbers beyond the {len(labels)} of imagelabels.mat")
+        ids = np.ravel(read_mat(required(folder, "setid.mat"), key)).tolist()
         names = [f"jpg/image_{number:05d}.jpg" for number in ids]
-        sets.append(_labelled(folder, names, [labels[number - 1] for number in ids], 102))
+        sets.append(_labelled(folder, names, [labels[number - 1] for number in ids]))
     class_names = tuple(str(number) for number in range(1, 103))
     train, validation, test = sets
     split = "the official trnid/valid/tstid split"
@@ -80,12 +73,9 @@ def read_stanford_cars(folder: str | Path) -> ImageFiles:
         labelled_test = f"devkit/{labelled_test}"
     sets = []
     for images, name in (("cars_train", "devkit/cars_train_annos.mat"), ("cars_test", labelled_test)):
-        path = required(folder, name)
-        rows = np.atleast_1d(read_mat(path, "annotations"))
-        if not {"fname", "class"} <= {*(rows.dtype.names or ())}:
-            raise BsamRuntimeError(f"{path} has no labels: its annotations need the fields fname and class")
+        rows = np.atleast_1d(read_mat(required(folder, name), "annotations"))
         names = [f"{images}/{file}" for file in rows["fname"]]
-        sets.append(_labelled(folder, names, rows["class"], len(class_names)))
+        sets.append(_labelled(folder, names, rows["class"]))
     return ImageFiles(
         "stanford_cars", folder, class_names, sets[0], None, sets[1], "the official cars_train/cars_test split"
     )
@@ -110,13 +100,11 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
     from scipy.io import loadmat
 
     try:
-        found = loadmat(path, squeeze_me=True, struct_as_record=struct_as_record, variable_names=[key])
+        return loadmat(path, squeeze_me=True, struct_as_record=struct_as_record, variable_names=[key])[key]
     except Exception as error:  # what scipy raises for damaged files is not limited to a few types
-        reason = str(error) or type(error).__name__
-        raise BsamRuntimeError(f"{path} cannot be read as a MATLAB file ({reason}): get it again") from error
-    if key not in found:
-        raise BsamRuntimeError(f"{path} has no variable {key}: give another file of this name, or get it again")
-    return found[key]
+        raise BsamRuntimeError(
+            f"{path} cannot be read as a MATLAB file with {key} ({error!r}): get it again"
+        ) from error
 
 
 def missing_files(folder: Path, names: Sequence[str]) -> str:
@@ -126,15 +114,11 @@ def missing_files(folder: Path, names: Sequence[str]) -> str:
     return f"{folder / names[0]} is missing{more}"
 
 
-def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any], classes: int) -> LabelledFiles:
+def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
     """Return the files with classes numbered from 1 as labels from 0; all of them must be there."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise BsamRuntimeError(
             f"{missing_files(folder, missing)} ({len(names)} images are listed): get the data set again"
         )
-    labels = tuple(int(number) - 1 for number in numbers)
-    for name, label in zip(names, labels, strict=True):
-        if not 0 <= label < classes:
-            raise BsamRuntimeError(f"{folder / name} has the class {label + 1}, which must be one of 1 to {classes}")
-    return LabelledFiles(tuple(names), labels)
+    return LabelledFiles(tuple(names), tuple(int(number) - 1 for number in numbers))

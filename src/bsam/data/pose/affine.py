@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import BsamValueError
-
 
 def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:
     """Return the maps from images to square crops of ``side`` pixels.
@@ -32,8 +30,6 @@ def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:
         tensor([[[ 2.0000,  0.0000,  9.5000],
                  [ 0.0000,  2.0000, -10.5000]]], dtype=torch.float64)
     """
-    if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise BsamValueError(f"boxes must have the shape (n, 4), got {tuple(boxes.shape)}")
     begin, end = boxes.double().split(2, dim=1)
     scale = side / (margin * (end - begin).amax(dim=1))
     linear = torch.eye(2, dtype=torch.float64, device=boxes.device) * scale[:, None, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import BsamRuntimeError, BsamValueError
-from .image_decoding import rounded
-from .image_layouts import missing_files, read_mat, required
-from .skeletons import LSP, MPII, Skeleton
+from ...core.errors import BsamRuntimeError, BsamValueError
+from ..images.decoding import rounded
+from ..images.layouts import missing_files, read_mat, required
+from .joints import LSP, MPII, Skeleton
 
 SPLIT_SEED = 0
 LSPET_MARGIN = 0.05  # of the longer side: joints are where a person bends, and hands and feet reach beyond them
@@ -26,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PersonFiles:
-    """Persons in image files, whom :func:`bsam.data.pose_data.load_persons` cuts out.
+    """Persons in image files, whom :func:`bsam.data.pose.persons.load_persons` cuts out.
 
     Coordinates are pixels of the upright image, and the centre of its first pixel is (0, 0).
 
@@ -58,33 +57,18 @@ class PersonFiles:
     left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        shapes = {"boxes": (len(self), 4), "joints": (len(self), len(self.skeleton.joints), 3)}
-        for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
-                raise BsamValueError(f"{name} must have the shape {shape}, got {getattr(self, name).shape}")
         if not len(self.train) or not len(self.test):
             why = f" ({len(self.left_out)} are left out: {self.left_out[0]})" if self.left_out else ""
             raise BsamValueError(
                 f"{self.folder} has {len(self.train)} persons to train on and {len(self.test)} to test on{why}: at "
                 "least one of each is needed"
             )
-        for person, joint in np.argwhere(~np.isfinite(_labelled(self.joints)).all(axis=2)):
-            raise BsamValueError(
-                f"{self.folder / self.images[person]}: the {self.skeleton.joints[joint]} is at "
-                f"{rounded(self.joints[person, joint, :2])}: correct it, or mark it as not labelled"
-            )
         sizes = self.boxes[:, 2:] - self.boxes[:, :2]
         good = (np.isfinite(sizes) & (sizes > 0)).all(axis=1) & (sizes.max(axis=1, initial=0) >= 1)
         for person in np.flatnonzero(~good):
             raise BsamValueError(
                 f"{self.folder / self.images[person]}: the box {rounded(self.boxes[person])} of a person has no area, "
-                "or is smaller than a pixel: correct it, or remove the person"
-            )
-        heads = np.ones(len(self)) if self.head_sizes is None else self.head_sizes
-        for person in np.flatnonzero(~(np.isfinite(heads) & (heads > 0))):
-            raise BsamValueError(
-                f"{self.folder / self.images[person]}: the head of a person has the size {heads[person]}: correct it, "
-                "or remove the person"
+                "or is smaller than a pixel: correct the box or the joints, or remove the person"
             )
 
     def __len__(self) -> int:
@@ -107,9 +91,8 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     joints = _lspet_joints(required(folder, "joints.mat"))
     names = [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)]
     rule = f"each of the {len(joints)} persons in joints.mat needs an image images/imNNNNN.jpg, named by its number"
-    there = _check_images(folder, names, rule)
-    others = sorted(name for name in there - {*names} if re.fullmatch(r"images/im\d{5}\.jpg", name))
-    kept, left_out = [], [f"{name} has no labels in joints.mat" for name in others]
+    _check_images(folder, names, rule)
+    kept, left_out = [], []
     for person, name in enumerate(names):
         labelled = joints[person, joints[person, :, 2] > 0, :2]
         if not len(labelled):
@@ -140,29 +123,25 @@ def read_mpii(folder: str | Path) -> PersonFiles:
     path = required(folder, "mpii_human_pose_v1_u12_1.mat")
     release = read_mat(path, "RELEASE", struct_as_record=False)
     images, boxes, joints, heads, left_out = [], [], [], [], []
-    try:
-        for image, train in zip(_items(release.annolist), np.ravel(release.img_train), strict=True):
-            for person in _items(image.annorect) if train else ():
-                points = [point for holder in _items(person, "annopoints") for point in _items(holder, "point")]
-                centre, scale = _items(person, "objpos"), _items(person, "scale")
-                rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
-                parts = {"joint": points, "centre": centre, "scale": scale, "head": len(rectangle) == 4}
-                if lacking := [part for part, found in parts.items() if not found]:
-                    left_out.append(f"images/{image.image.name} has a person without labelled {', '.join(lacking)}")
-                    continue
-                table = np.zeros((len(MPII.joints), 3))
-                for point in points:
-                    table[int(point.id)] = float(point.x) - 1, float(point.y) - 1, 1
-                x, y, half = float(centre[0].x) - 1, float(centre[0].y) - 1, 100 * float(scale[0])
-                y += 0.15 * half
-                images.append(f"images/{image.image.name}")
-                boxes.append((x - half, y - half, x + half, y + half))
-                joints.append(table)
-                left, top, right, bottom = map(float, rectangle)
-                heads.append(HEAD * math.hypot(right - left, bottom - top))
-    except (AttributeError, TypeError, ValueError, IndexError) as error:
-        reason = f"it does not have the layout of MPII's annotations: {error}"
-        raise BsamRuntimeError(f"{path} cannot be read ({reason}): get it again") from error
+    for image, train in zip(_items(release.annolist), np.ravel(release.img_train), strict=True):
+        for person in _items(image.annorect) if train else ():
+            points = [point for holder in _items(person, "annopoints") for point in _items(holder, "point")]
+            centre, scale = _items(person, "objpos"), _items(person, "scale")
+            rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
+            parts = {"joint": points, "centre": centre, "scale": scale, "head": len(rectangle) == 4}
+            if lacking := [part for part, found in parts.items() if not found]:
+                left_out.append(f"images/{image.image.name} has a person without labelled {', '.join(lacking)}")
+                continue
+            table = np.zeros((len(MPII.joints), 3))
+            for point in points:
+                table[int(point.id)] = float(point.x) - 1, float(point.y) - 1, 1
+            x, y, half = float(centre[0].x) - 1, float(centre[0].y) - 1, 100 * float(scale[0])
+            y += 0.15 * half
+            images.append(f"images/{image.image.name}")
+            boxes.append((x - half, y - half, x + half, y + half))
+            joints.append(table)
+            left, top, right, bottom = map(float, rectangle)
+            heads.append(HEAD * math.hypot(right - left, bottom - top))
     _check_images(folder, images, "every image that has annotations must be there; get the data set again")
     arrays = np.array(boxes).reshape(-1, 4), np.array(joints).reshape(-1, 16, 3), np.array(heads)
     return PersonFiles("mpii", folder, tuple(images), *arrays, MPII, *_split_by_image(images), tuple(left_out))
@@ -185,11 +164,6 @@ def joint_boxes(joints: Floats, margin: float) -> Floats:
     return np.concatenate([low - extra, high + extra], axis=1)
 
 
-def _labelled(joints: Floats) -> Floats:
-    """Return the joints with zeros for those that are not labelled, whose coordinates may be anything."""
-    return np.where(joints[:, :, 2:] == 0, 0.0, joints)
-
-
 def _items(holder: Any, field: str | None = None) -> list[Any]:
     """Return the structures in a field of a MATLAB file, which may be missing, empty, one structure or an array."""
     value = holder if field is None else getattr(holder, field, ())
@@ -199,31 +173,18 @@ def _items(holder: Any, field: str | None = None) -> list[Any]:
 def _lspet_joints(path: Path) -> Floats:
     """Return the joints (n, 14, 3) of LSP Extended's file."""
     table = np.asarray(read_mat(path, "joints"))
-    if table.dtype.kind not in "iuf":
-        raise BsamRuntimeError(
-            f"{path}: joints must be real numbers, got an array of {table.dtype}: get the file again"
-        )
-    if table.shape == (14, 3) or not table.size:  # MATLAB drops a last axis of 1
-        raise BsamRuntimeError(f"{path} has {'1 person' if table.size else '0 persons'}; at least 2 are needed")
     if table.ndim != 3 or table.shape[:2] != (14, 3):
         raise BsamRuntimeError(f"{path}: joints must have the shape (14, 3, n), got {table.shape}")
-    joints = table.transpose(2, 0, 1).astype(np.float64)
-    for person, joint in np.argwhere((joints[:, :, 2] != 0) & (joints[:, :, 2] != 1)):
-        raise BsamRuntimeError(
-            f"{path}: the third value of the {LSP.joints[joint]} of person {person + 1} is "
-            f"{joints[person, joint, 2]:g}: it must be 1 where the joint is labelled, and 0 where it is not"
-        )
-    return joints
+    return table.transpose(2, 0, 1).astype(np.float64)
 
 
-def _check_images(folder: Path, names: Sequence[str], rule: str) -> set[str]:
-    """Return the names of all files in ``images``; raise if one of these names is not among them."""
+def _check_images(folder: Path, names: Sequence[str], rule: str) -> None:
+    """Raise if one of these files is not in ``images``."""
     if not (folder / "images").is_dir():
         raise BsamRuntimeError(f"{folder / 'images'} is missing: give the folder that holds images/")
     there = {f"images/{path.name}" for path in (folder / "images").iterdir()}
     if missing := sorted({*names} - there):
         raise BsamRuntimeError(f"{missing_files(folder, missing)}: {rule}")
-    return there
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ...core.checks import check_count
+from ...core.errors import BsamValueError
+from ..images.cache import Progress, decode_files, sha256
+from ..images.decoding import Crop
 from .affine import apply, crop_map, inverse
-from .image_blocks import sha256
-from .image_cache import Progress, decode_files
-from .image_decoding import Crop
-from .pose_files import PersonFiles
-from .skeletons import Skeleton
+from .joints import Skeleton
+from .layouts import PersonFiles
 
 MARGIN = 1.25  # extent of a network's input, relative to the longer side of the person's box
 SURROUND = 1.375  # extent of a stored crop, relative to that of the input: a square turned by 30 degrees needs 1.366
@@ -64,7 +63,7 @@ class Persons:
         x: (n, 3, side, side), bytes in the channels_last format.
         y: (n, J, 3), float32: x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
         to_image: (n, 2, 3), float64: the maps from pixels of the crop to those of the image; see
-            ``bsam.data.affine``.
+            ``bsam.data.pose.affine``.
         head_sizes: (n,), float32, in pixels of the image; None where they are not known.
         images: names of the image files, where there are any.
     """
@@ -115,17 +114,15 @@ def load_persons(
     side: int = 256,
     *,
     cache_dir: str | Path | None = None,
-    workers: int | None = None,
     progress: Progress | None = None,
     skip_corrupt: bool = False,
 ) -> tuple[PoseData, list[str]]:
     """Return the persons of a data set, cut out of their images, by way of the cache of decoded images.
 
     Args:
-        files: of :func:`~bsam.data.pose_files.read_lspet`, say.
+        files: of :func:`~bsam.data.pose.layouts.read_lspet`, say.
         side: of a network's inputs, in pixels; crops of 1.375 times as many pixels are stored.
-        cache_dir: see :func:`bsam.data.image_cache.load_images`, as for the other arguments.
-        workers: likewise.
+        cache_dir: see :func:`bsam.data.images.cache.load_images`, as for the other arguments.
         progress: likewise.
         skip_corrupt: likewise.
 
@@ -138,7 +135,7 @@ def load_persons(
     names = [files.images[person] for person in order]
     crops, maps = person_crops(torch.from_numpy(files.boxes[order]), side)
     x, corrupt, pixels = decode_files(
-        files.folder, names, crops, cache_dir=cache_dir, workers=workers, progress=progress, skip_corrupt=skip_corrupt
+        files.folder, names, crops, cache_dir=cache_dir, progress=progress, skip_corrupt=skip_corrupt
     )
     joints = torch.from_numpy(files.joints[order])
     y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)

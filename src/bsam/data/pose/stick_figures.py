@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.checks import check_count
+from ...core.checks import check_count
+from ..images.cache import sha256
 from .affine import apply, crop_map, inverse
-from .image_blocks import sha256
-from .pose_data import MARGIN, SURROUND, Persons, PoseData, stored_side
-from .pose_files import joint_boxes
-from .skeletons import LSP
+from .joints import LSP
+from .layouts import joint_boxes
+from .persons import MARGIN, SURROUND, Persons, PoseData, stored_side
 
 _STREAM = 0x571C  # makes these random numbers independent of others that are drawn from a seed
 _RIGHT, _LEFT = (2, 1, 0, 6, 7, 8), (3, 4, 5, 11, 10, 9)  # hip, knee, ankle, wrist, elbow, shoulder of LSP

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from bsam.core.errors import BsamValueError
-from bsam.data.affine import apply
-from bsam.data.pose_augment import PoseAugment, PoseDraws
-from bsam.data.skeletons import LSP
-from bsam.data.stick_figures import stick_figures
+from bsam.data.pose.affine import apply
+from bsam.data.pose.augment import PoseAugment, PoseDraws
+from bsam.data.pose.joints import LSP
+from bsam.data.pose.stick_figures import stick_figures
 
 
 def colours(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

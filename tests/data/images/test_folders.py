@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bsam.core.errors import BsamValueError
-from bsam.data.image_files import LabelledFiles, read_folder
+from bsam.data.images.folders import LabelledFiles, read_folder
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -76,12 +76,10 @@ def test_other_layouts_are_errors_that_name_the_folder(tmp_path, names, message)
 
 def test_arguments_are_checked(tmp_path):
     touch(tmp_path, "a/1", "a/2", "b/1", "b/2")
-    with pytest.raises(BsamValueError, match="nowhere is not a folder"):
-        read_folder(tmp_path / "nowhere")
-    for fraction in (0, 1, -0.2, float("nan")):
-        with pytest.raises(BsamValueError, match="test_fraction must lie between 0 and 1"):
-            read_folder(tmp_path, test_fraction=fraction)
-    with pytest.raises(BsamValueError, match="seed must be an integer that is not negative, got -1"):
-        read_folder(tmp_path, seed=-1)
-    with pytest.raises(BsamValueError, match="2 names need as many labels, got 1"):
-        LabelledFiles(("a", "b"), (0,))
+    for arguments, message in (
+        ({"folder": tmp_path / "nowhere"}, "nowhere is not a folder"),
+        ({"folder": tmp_path, "test_fraction": 1.2}, "test_fraction must be a finite number between 0 and 1, got 1.2"),
+        ({"folder": tmp_path, "seed": -1}, "seed must be a whole number of at least 0, got -1"),
+    ):
+        with pytest.raises(BsamValueError, match=message):
+            read_folder(**arguments)

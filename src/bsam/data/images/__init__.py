@@ -1,0 +1,1 @@
+"""Data sets of image files: listed, decoded once, and mapped into memory."""

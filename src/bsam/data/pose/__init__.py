@@ -1,0 +1,1 @@
+"""Data sets of persons and their joints."""
