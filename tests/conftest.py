@@ -29,7 +29,6 @@ torch.set_num_threads(1)
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
 # So does each manual_seed, three times, for devices that are not there.
 torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
-os.fsync = os.fstat  # no test could tell them apart but by the time that the disk takes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 

@@ -7,8 +7,8 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,7 @@ def contents(folder):
 
 def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bsam.report.classes.find_spec", find_spec)  # with pictures
     settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True}
     run = Run("bsam", {"rho_max": 0.02}, epochs=3, batch=64, **settings)
     folder = Path("runs") / run_dir_name(run)
@@ -62,6 +63,8 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
         "flipped.json",
         "environment.json",
         "tensorboard/",
+        "confusion.png",
+        "mistakes.png",
     ):
         assert name in written
     assert RunDir(folder).run() == run
@@ -129,16 +132,6 @@ def test_a_terminated_run_goes_on_and_the_handler_is_as_it_was(tmp_path, capsys,
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"Into {out}. Continuing after epoch 2."
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 3/3"]
-
-
-def test_in_a_thread_signals_are_left_alone(tmp_path):
-    handler, ends = signal.getsignal(signal.SIGTERM), []
-    command = [*SHORT, "--epochs", "1", "--out", str(tmp_path / "out")]
-    thread = threading.Thread(target=lambda: ends.append(cli.main(command)))
-    thread.start()
-    thread.join()
-    assert ends == [0]
-    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.fixture(scope="module")
