@@ -34,16 +34,17 @@ def contents(folder):
 def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bsam.report.classes.find_spec", find_spec)  # with pictures
-    settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True}
+    settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True, "limit_train": 128}
     run = Run("bsam", {"rho_max": 0.02}, epochs=3, batch=64, **settings)
     folder = Path("runs") / run_dir_name(run)
     command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--radius", "0.05", "--curvature"]
+    command += ["--limit-train", "128"]
     assert cli.main(command) == 0
     out, error = capsys.readouterr()
     assert error == ""
     first, machine, where, *epochs, last, top, written = out.splitlines()
-    network, data = "DigitsNet (9,978 parameters)", "640 samples of Digits, 25% of the labels flipped"
-    assert first == f"BSAM (rho_max=0.02) with SGD: {network} on {data}, 3 epochs of 10 steps, batch 64."
+    network, data = "DigitsNet (9,978 parameters)", "128 samples of Digits, 25% of the labels flipped"
+    assert first == f"BSAM (rho_max=0.02) with SGD: {network} on {data}, 3 epochs of 2 steps, batch 64."
     assert machine == f"CPU, {torch.get_num_threads()} thread(s), fp32, eager steps."
     assert where == f"Into {folder}."
     metrics = RunDir(folder).metrics()
@@ -256,7 +257,7 @@ DIGITS = ("train", "--epochs", "4", "--device", "cpu", "--seed", "0")
     [
         (("--method", "sgd", "--lr", "100"), r"not better than chance: .*\. Try a smaller --lr \(now 100\)\."),
         (
-            ("--method", "bsam", "--set", "rho_max=1", "rho_min=1.0", "--epochs", "20"),
+            ("--method", "bsam", "--set", "rho_max=1", "rho_min=1.0", "--limit-train", "256"),
             r"not better than chance: .* smaller radius \(now --set rho_max=1 rho_min=1\)",
         ),
         (("--method", "sam", "--set", "rho=2"), r"--lr \(now 0\.05\).* a smaller radius \(now --set rho=2\)"),
