@@ -7,9 +7,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,6 @@ torch.set_num_threads(1)
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
 # So does each manual_seed, three times, for devices that are not there.
 torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
-os.fsync = os.fstat  # no test could tell them apart but by the time that the disk takes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
@@ -93,43 +91,13 @@ def evenly_fixture() -> Callable[[Tensor, int], list[int]]:
     return evenly
 
 
-CRASHES = pytest.StashKey[list[str]]()
-HEAP = "malloc(): unaligned tcache chunk detected"
-CRASH_TITLE = "processes that died of heap corruption"
-
-
 @pytest.fixture(scope="session")
-def two_ranks_of(pytestconfig: pytest.Config) -> Callable[[Path, Path], list[Any]]:
+def two_ranks_of() -> Callable[[Path, Path], list[Any]]:
     """A function that starts ``SCRIPT RANK FOLDER`` as two processes and returns what each saved as ``RANK.pt``."""
-    return partial(run_ranks, pytestconfig.stash.setdefault(CRASHES, []))
-
-
-@pytest.fixture(name="run_ranks", scope="session")
-def run_ranks_fixture() -> Callable[[list[str], Path, Path], list[Any]]:
     return run_ranks
 
 
-def run_ranks(crashes: list[str], script: Path, folder: Path) -> list[Any]:
-    """Return what each of the two processes saved; a process that fails makes the test fail.
-
-    There is one exception. Once in some hundred starts, glibc aborted a rank with :data:`HEAP`, and the cause was not
-    found: DDP and FSDP alone, without this library, under malloc's own checks, showed nothing either. Ranks that end in
-    exactly this way are started once more, and the summary of the tests shows the stacks of the first ones. Any other
-    signal fails, and so does a second abort.
-    """
-    for attempt in (folder / "first", folder / "second"):
-        codes, errors = start_ranks(script, attempt)
-        killed = [(code, error) for code, error in zip(codes, errors, strict=True) if code < 0]
-        if not killed or not all(code == -signal.SIGABRT and HEAP in error.splitlines() for code, error in killed):
-            break
-        crashes.append(f"{script.name}: the ranks ended with {codes}\n" + "\n".join(errors))
-    assert codes == [0, 0], "\n".join(errors)
-    return [torch.load(attempt / f"{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
-    """Return the exit codes of two processes and their output."""
-    folder.mkdir()
+def run_ranks(script: Path, folder: Path) -> list[Any]:
     files = [folder / f"{rank}.txt" for rank in range(2)]
     processes = [Script(script, rank, folder, output=file) for rank, file in enumerate(files)]
     try:
@@ -137,26 +105,8 @@ def start_ranks(script: Path, folder: Path) -> tuple[list[int], list[str]]:
     finally:
         for process in processes:
             process.kill()
-    return codes, [file.read_text() for file in files]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach crashes to the report, which pytest-xdist sends from a worker to the process that prints the summary."""
-    report = yield
-    crashes = item.config.stash.get(CRASHES, [])
-    report.sections.extend((CRASH_TITLE, crash) for crash in crashes)
-    crashes.clear()
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show every crash, also where the second start succeeded."""
-    reports = (report for reports in terminalreporter.stats.values() for report in reports)
-    for title, crash in (section for report in reports for section in getattr(report, "sections", ())):
-        if title == CRASH_TITLE:
-            terminalreporter.section(title)
-            terminalreporter.write_line(crash)
+    assert codes == [0, 0], "\n".join(file.read_text() for file in files)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 BASES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -182,9 +132,7 @@ FIRST = (  # files with the longest tests, that fork processes, or that import l
     "test_runner.py",
     "test_scripts.py",
     "test_losses.py",
-    "test_conftest.py",
     "test_flatness.py",
-    "test_main.py",
     "test_train.py",
     "test_run.py",
     "test_cache.py",

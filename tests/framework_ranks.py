@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +24,7 @@ import bsam
 from bsam.integrations.lightning import SharpnessAwareMixin
 from bsam.models.timm_import import _import_torchvision
 from lightning_training import EPOCHS, Batches
+from processes import group_of_two
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 METHODS = {
@@ -142,7 +142,6 @@ def rank_of_two(rank: int, folder: Path) -> None:
         return [p.detach() for p in net.parameters()]
 
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}  # the processes are there already
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     warnings.filterwarnings("error", "torch.distributed has")  # no wrapper found
     cases = {
         "bsam": fit("bsam"),
@@ -160,7 +159,11 @@ def rank_of_two(rank: int, folder: Path) -> None:
             method, DistributedDataParallel(network()), Batches(rank=rank), 2
         )
     torch.save(copy.deepcopy(cases), folder / f"{rank}.pt")
-    dist.destroy_process_group()
+
+
+def rank_in_group(rank: int, folder: Path) -> None:
+    with group_of_two(rank, folder):
+        rank_of_two(rank, folder)
 
 
 def both_ranks(folder: Path) -> None:
@@ -172,7 +175,7 @@ def both_ranks(folder: Path) -> None:
             importlib.import_module(name)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    processes = [multiprocessing.get_context("fork").Process(target=rank_of_two, args=(r, folder)) for r in range(2)]
+    processes = [multiprocessing.get_context("fork").Process(target=rank_in_group, args=(r, folder)) for r in range(2)]
     for process in processes:
         process.start()
     for process in processes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import multiprocessing
@@ -10,12 +11,14 @@ import runpy
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from bsam.core.workers import PRELOAD
 
@@ -88,8 +91,22 @@ class Command(Process):
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if kind is not None:
             os.killpg(self.pid, signal.SIGKILL)
-        with closing(self.stdout), closing(self.stderr):
+        with contextlib.closing(self.stdout), contextlib.closing(self.stderr):
             self.wait()
+
+
+@contextlib.contextmanager
+def group_of_two(rank: int, folder: Path) -> Iterator[None]:
+    """Make this process one of two ranks on gloo.
+
+    The ranks leave together: some were aborted with a corrupt heap while one left and the other was still at work.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    yield
+    gc.collect()  # models in reference cycles go before the group that they use
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _run_script(script: Path | str, arguments: list[str], output: Path, environment: dict[str, str]) -> None:

@@ -327,7 +327,7 @@ def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
     monkeypatch.setattr(cli.listing, "_list", fail)
-    mend = "The file system is read-only: choose another path."
+    mend = "Check the path and its permissions, or choose another path."
     assert sentence(capsys, "list") == f"bsam: some/file: Read-only file system. {mend}\n"
 
 

@@ -173,23 +173,6 @@ def test_the_commands_of_a_page_parse(page, monkeypatch):
             pytest.fail(f"{page}: {line}: {error!r}")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "bsam train --method bsma",
-        "bsam train --method bsam --set rho=0.1",
-        "bsam flatness --kk 3 run",
-        "bsam run classification --only nobody",
-        "make everything",
-        "python benchmarks/step_time.py --modles tiny",
-        "curl anything",
-    ],
-)
-def test_a_wrong_command_would_be_found(line):
-    with pytest.raises((SystemExit, Exception)):
-        check_command(line)
-
-
 @pytest.mark.parametrize("page", list(PAGES))
 def test_the_paths_of_a_page_exist(page):
     named = re.findall(r"`((?:tests|benchmarks|results|src|examples|docs)/[\w./-]*)`", PAGES[page])

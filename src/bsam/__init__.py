@@ -1,23 +1,26 @@
 """Train into flat minima: BSAM (*Bilateral* Sharpness-Aware Minimization) and its family, for PyTorch."""
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING, Any
+from .common.joint import Joint as Joint
+from .core.errors import BsamError as BsamError
+from .core.objective import Objective as Objective
+from .core.optimizer import SharpnessAware as SharpnessAware
+from .core.vector import Vector as Vector
+from .methods import METHODS as METHODS
+from .methods.aesam import AESAM as AESAM
+from .methods.asam import ASAM as ASAM
+from .methods.bsam import BSAM as BSAM
+from .methods.esam import ESAM as ESAM
+from .methods.fisher_sam import FisherSAM as FisherSAM
+from .methods.friendly_sam import FriendlySAM as FriendlySAM
+from .methods.gam import GAM as GAM
+from .methods.gsam import GSAM as GSAM
+from .methods.ksam import KSAM as KSAM
+from .methods.looksam import LookSAM as LookSAM
+from .methods.mesa import MESA as MESA
+from .methods.msam import MSAM as MSAM
+from .methods.pgn import PGN as PGN
+from .methods.rst import RST as RST
+from .methods.saf import SAF as SAF
+from .methods.sam import SAM as SAM
 
 __version__ = "0.3.0"
-
-if TYPE_CHECKING:
-    from .api import *  # noqa: F403
-else:  # on first use: importing torch takes seconds, in which the command line must already be there to catch Ctrl-C
-
-    def __getattr__(name: str) -> Any:
-        found = vars(_import_module(".api", __name__)) if name == "__all__" or not name.startswith("__") else {}
-        public = {own: value for own, value in found.items() if not own.startswith("_")}
-        globals().update(public)
-        if name == "__all__":
-            return list(public)
-        if name not in globals():
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return globals()[name]
-
-    def __dir__() -> list[str]:
-        return [*__getattr__("__all__"), "__version__"]

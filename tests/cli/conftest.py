@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,14 @@ import pytest
 import bsam
 from bsam import cli
 from processes import Command
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_pictures() -> Iterator[None]:
+    """Let ``bsam train`` draw no pictures, as without matplotlib: they take most of the time of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bsam.report.classes.find_spec", lambda name: None)
+        yield
 
 
 @pytest.fixture

@@ -194,26 +194,6 @@ def test_corrupt_files_are_left_out_and_listed(images, tmp_path, capsys):
     ]
 
 
-@pytest.mark.parametrize("damage", ["cut", "other"])
-def test_a_damaged_cache_is_made_again(images, tmp_path, damage, capsys):
-    command = ["--method", "sgd", *RESNET, "--weights", "random", "--data", f"folder:{images}"]
-    assert train(*command, "--out", tmp_path / "first") == 0
-    (cache,) = (images / ".bsam-cache").glob("*.npy")
-    if damage == "cut":
-        cache.write_bytes(cache.read_bytes()[:-1])
-    else:  # an image was replaced: the file belongs to others
-        (images / "train/cat/0.png").write_bytes((images / "train/owl/0.png").read_bytes())
-    capsys.readouterr()
-    assert train(*command, "--out", tmp_path / "second") == 0
-    assert "Decoding the images of images: 18 of 18" in capsys.readouterr().err
-    caches = sorted((images / ".bsam-cache").glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
-    pixels = np.load(caches[-1])
-    paths = [*sorted(images.glob("train/*/*.png")), *sorted(images.glob("test/*/*.png"))]
-    assert np.array_equal(pixels, np.stack([decode(path, Resize(32, 0.95)) for path in paths]))
-    same = (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
-    assert same == (damage != "other")
-
-
 def test_predict(images, weights, tmp_path, capsys):
     out, grid = tmp_path / "out", tmp_path / "grid.png"
     assert train("--method", "sgd", "--weights", weights, "--data", f"folder:{images}", "--out", out) == 0

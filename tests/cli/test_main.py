@@ -1,17 +1,14 @@
-"""The exit status and the last words of ``bsam``, whatever becomes of its output."""
+"""The exit status and the last sentence of ``bsam``."""
 
-import io
 import sys
 
 import pytest
 
 import bsam
 from bsam import cli
-from bsam.methods import METHODS
 from bsam.training.run_dir import RunDir
 
 SMALL = ["train", "--method", "sgd", "--limit-train", "128", "--limit-test", "50", "--device", "cpu"]
-UNWRITTEN = "bsam: the output could not be written (No space left on device)."
 
 
 def test_version_and_help(capsys):
@@ -23,20 +20,6 @@ def test_version_and_help(capsys):
     assert "demo" in capsys.readouterr().out
 
 
-def test_methods_are_listed_by_torch_and_numpy_alone(command):
-    """In a process of its own, where nothing else can be imported."""
-    missing = "sys.modules.update(dict.fromkeys(('rich', 'sklearn', 'matplotlib', 'safetensors', 'tensorboard')))"
-    slow = "'torch._dynamo' in sys.modules"  # whose import takes seconds
-    code = f"import sys; {missing}; from bsam.cli import main; sys.exit(main(['list', 'methods']) or {slow})"
-    process = command(program=("-c", code))
-    out, error = process.communicate(timeout=100)
-    assert (process.returncode, error) == (0, "")
-    lines = out.splitlines()
-    rows = [line for line in lines[2 : lines.index("")] if not line.startswith(" ")]
-    assert [line.split()[0] for line in rows] == ["sgd", *METHODS]
-    assert max(map(len, lines)) <= 120
-
-
 @pytest.mark.parametrize("module", ["rich", "safetensors"])
 def test_a_missing_package_is_named_before_anything_runs(module, tmp_path, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
@@ -45,22 +28,15 @@ def test_a_missing_package_is_named_before_anything_runs(module, tmp_path, refus
     assert not (tmp_path / "out").exists()
 
 
-def test_a_training_whose_output_is_closed_says_what_is_kept(tmp_path, command, capsys):
-    """As before `| head`; the same command continues."""
-    arguments = (*SMALL, "--epochs", "20", "--out", str(tmp_path / "run"))
-    with command(*arguments) as process:
+def test_a_training_whose_output_is_closed_says_what_is_kept(tmp_path, command):
+    """As before `| head`."""
+    with command(*SMALL, "--epochs", "20", "--out", tmp_path / "run") as process:
         assert any(line.startswith("epoch") for line in process.stdout)
         process.stdout.close()
         error = process.stderr.read()
     kept = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
     assert (process.returncode, error) == (141, f"bsam: the output pipe was closed. {kept}\n")
-    done = len(RunDir(tmp_path / "run").metrics())
-    assert 1 <= done < 20
-    assert cli.main(list(arguments)) == 0
-    out, error = capsys.readouterr()
-    assert error == ""
-    assert f"Continuing after epoch {done}." in out
-    assert len(RunDir(tmp_path / "run").metrics()) == 20
+    assert 1 <= len(RunDir(tmp_path / "run").metrics()) < 20
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["list", "--help"]])
@@ -71,47 +47,7 @@ def test_a_list_whose_reader_is_gone_ends_quietly(arguments, command):
     assert process.returncode == 141
 
 
-def test_with_both_streams_closed_the_status_says_it(tmp_path, command):
-    """As before `2>&1 | head`."""
-    with command(*SMALL, "--epochs", "3", "--out", tmp_path / "run") as process:
-        process.stdout.close()
-        process.stderr.close()
-    assert process.returncode == 141
-
-
-@pytest.fixture(params=["buffered", "unbuffered"])
-def full(request):
-    """A stream that cannot be written, as on a full disk."""
-    with open("/dev/full", "wb", buffering=-1 if request.param == "buffered" else 0) as raw:
-        file = io.TextIOWrapper(raw, write_through=request.param == "unbuffered")
-        yield file
-        file.detach()
-
-
-def test_an_output_that_cannot_be_written_is_one_sentence(full, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", full)
-    assert cli.main([*SMALL, "--epochs", "2", "--out", str(tmp_path / "run")]) == 1
-    kept = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
-    assert capsys.readouterr().err == f"{UNWRITTEN} {kept}\n"
-
-
-def test_where_the_sentence_cannot_be_written_either_the_status_says_it(full, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", full)
-    assert cli.main(["train", "--method", "nope", "--out", str(tmp_path / "run")]) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stream", "status", "printed"),
-    [(["list"], "stdout", 1, f"{UNWRITTEN}\n"), (["list", "nope"], "stderr", 2, "")],
-)
-def test_the_interpreter_has_nothing_left_to_complain_about(arguments, stream, status, printed, command):
-    with open("/dev/full", "w") as full:
-        process = command(*arguments, **{stream: full})
-        found = process.communicate(timeout=100)
-    assert (process.returncode, "".join(text or "" for text in found)) == (status, printed)
-
-
-def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(monkeypatch):
+def test_an_error_that_names_no_file_of_the_user_keeps_its_traceback(monkeypatch):
     def fail(arguments):
         raise FileNotFoundError("weights.pt")
 

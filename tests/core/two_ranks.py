@@ -25,6 +25,7 @@ import bsam
 from bsam.common.layout import local
 from bsam.flatness import Probe
 from bsam.quantization import parameter_groups, quantize
+from processes import group_of_two
 
 STEPS = 4
 QUANTIZED = [("lsq", "bsam"), ("minmax", "bsam"), ("minmax", "looksam")]
@@ -566,9 +567,5 @@ CASES = {
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    torch.save({case: run(rank=rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
-    gc.collect()  # models in reference cycles go before the group that they use
-    dist.barrier()  # and no rank leaves while the other one is still at work
-    dist.destroy_process_group()
+    with group_of_two(rank, folder):
+        torch.save({case: run(rank=rank) for case, run in CASES.items()}, folder / f"{rank}.pt")

@@ -6,7 +6,6 @@ As a script it is one rank of a two-process run on gloo: python hugging_face.py 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -31,6 +29,7 @@ from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainingArguments  
 
 from bsam.integrations.accelerate import backward
 from bsam.integrations.transformers import SharpnessAwareTrainer
+from processes import group_of_two
 
 LR, RHO, CLASSES = 0.2, 0.2, 7
 Batch = dict[str, Tensor]
@@ -199,11 +198,7 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # Accelerate asks for them; the group is there
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
-    gc.collect()  # models in reference cycles go before the group that they use
-    dist.barrier()  # and no rank leaves while the other one is still at work
-    dist.destroy_process_group()
+    with group_of_two(rank, folder):
+        torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")

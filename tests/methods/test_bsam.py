@@ -1,4 +1,4 @@
-"""Facts about BSAM that ALGORITHMS gives, beyond equality with the transcription."""
+"""Facts about BSAM that the paper gives, beyond equality with the transcription."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SAF and MESA: equality with transcriptions of ALGORITHMS.md, what they keep between steps and over a checkpoint, and
+"""SAF and MESA: equality with transcriptions of the papers, what they keep between steps and over a checkpoint, and
 what each rank of DDP sees.
 """
 

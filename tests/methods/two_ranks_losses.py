@@ -6,19 +6,18 @@ python two_ranks_losses.py RANK FOLDER
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsam
 from bsam.data.indexed import Indexed
+from processes import group_of_two
 
 SAMPLES, EPOCHS, PER_RANK = 24, 7, 4
 SAF = {"samples": SAMPLES, "classes": 3, "lam": 0.9, "tau": 2.0, "start_epoch": 2, "epochs_back": 2}
@@ -89,9 +88,5 @@ CASES = {
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
-    gc.collect()  # models in reference cycles go before the group that they use
-    dist.barrier()  # and no rank leaves while the other one is still at work
-    dist.destroy_process_group()
+    with group_of_two(rank, folder):
+        torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")

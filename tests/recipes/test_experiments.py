@@ -47,7 +47,7 @@ def test_a_run_finds_its_column_again_and_repeats_no_default(data):
 
 
 def test_hyperparameters():
-    """As ALGORITHMS.md has them."""
+    """As the papers have them."""
 
     def full(name, data):
         column = variants()[name]

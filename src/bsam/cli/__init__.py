@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from .. import __version__
 from ..core.errors import BsamError
@@ -17,12 +14,7 @@ from . import demo, export, flatness, listing, predict, run, train
 from .signals import Terminated
 
 COMMANDS = (listing, demo, train, run, flatness, predict, export)
-_OS_ERROR_HINTS = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), " Check its permissions, or choose another path."),
-    errno.EROFS: " The file system is read-only: choose another path.",
-    errno.ENAMETOOLONG: " The name is too long: choose a shorter one.",
-}
-EXIT_OUTPUT_ERROR, EXIT_BAD_INPUT, EXIT_SIGINT, EXIT_SIGPIPE, EXIT_SIGTERM = 1, 2, 130, 141, 143
+EXIT_BAD_INPUT, EXIT_SIGINT, EXIT_SIGPIPE, EXIT_SIGTERM = 2, 130, 141, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,27 +23,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run_command(argv, arguments)
     except BsamError as error:
-        _print_error(str(error))
-        return EXIT_BAD_INPUT
+        return _end(EXIT_BAD_INPUT, str(error))
     except KeyboardInterrupt as end:
-        how, status = ("terminated", EXIT_SIGTERM) if isinstance(end, Terminated) else ("interrupted", EXIT_SIGINT)
-        _print_error(f"{how}.{_saved(arguments)}")
-        return status
+        if isinstance(end, Terminated):
+            return _end(EXIT_SIGTERM, f"terminated.{_saved(arguments)}")
+        return _end(EXIT_SIGINT, f"interrupted.{_saved(arguments)}")
     except BrokenPipeError:
-        _discard(sys.stdout)
-        if saved := _saved(arguments):  # otherwise it was a list that is cut short, as by head
-            _print_error(f"the output pipe was closed.{saved}")
-        return EXIT_SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        saved = _saved(arguments)  # nothing, for instance, if head cuts a list short
+        return _end(EXIT_SIGPIPE, f"the output pipe was closed.{saved}") if saved else EXIT_SIGPIPE
     except OSError as error:
-        if error.filename is not None:  # a file or a folder that the user named, or one inside
-            hint = _OS_ERROR_HINTS.get(error.errno or 0, "")
-            _print_error(f"{os.fsdecode(error.filename)}: {error.strerror or error}.{hint}")
-            return EXIT_BAD_INPUT
-        if _is_writable(sys.stdout):
-            raise  # another file
-        _discard(sys.stdout)
-        _print_error(f"the output could not be written ({error.strerror}).{_saved(arguments)}")
-        return EXIT_OUTPUT_ERROR
+        if error.filename is None:
+            raise
+        problem = f"{os.fsdecode(error.filename)}: {error.strerror or error}"
+        return _end(EXIT_BAD_INPUT, f"{problem}. Check the path and its permissions, or choose another path.")
     return 0
 
 
@@ -70,7 +55,7 @@ def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> N
             raise end.__context__ from None
         raise
     finally:
-        print(end="", flush=True)  # now: errors at the end of the process could not be caught
+        sys.stdout.flush()  # now: errors at the end of the process could not be caught
 
 
 def _saved(arguments: argparse.Namespace) -> str:
@@ -80,28 +65,11 @@ def _saved(arguments: argparse.Namespace) -> str:
     return f" Finished {arguments.saved_items} are saved in {arguments.out}; run the same command again to continue."
 
 
-def _print_error(sentence: str) -> None:
-    """Print to the error stream, if it can be written; of torchrun's processes on a machine only the first one does."""
+def _end(status: int, sentence: str) -> int:
+    """Print why the command ends, in the first of torchrun's processes on a machine; return the status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        try:
-            print(f"bsam: {sentence}", file=sys.stderr, flush=True)
-        except OSError:
-            _discard(sys.stderr)
-
-
-def _is_writable(stream: TextIO) -> bool:
-    """Return whether a stream can be written, by printing a newline to it."""
-    try:
-        print(file=stream, flush=True)
-    except OSError:
-        return False
-    return True
-
-
-def _discard(stream: TextIO) -> None:
-    """Discard what is left in a stream that cannot be written: the interpreter would complain at its end."""
-    with contextlib.suppress(OSError):  # the stream may have no file descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        print(f"bsam: {sentence}", file=sys.stderr)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
