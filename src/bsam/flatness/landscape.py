@@ -97,10 +97,7 @@ def landscape(
     """
     if dims not in (1, 2):
         raise BsamValueError(f"dims must be 1 or 2, got {dims!r}")
-    if check_count("points", points, low=3) % 2 == 0:
-        raise BsamValueError(f"points must be odd, so that the model is at the centre of the grid; got {points}")
-    if check_number("span", span, low=0) == 0:
-        raise BsamValueError("span must be above 0, or the grid is one point")
+    check_grid(span, points)
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     basis = _basis(L, directions, dims, seed)
     side = np.linspace(0.0, span, points // 2 + 1)
@@ -114,10 +111,18 @@ def landscape(
             else:
                 steps = [float(axis[i]) * v for i, v in zip(index, basis, strict=True)]
                 L.weights.move(sum(steps[1:], steps[0]))
-            losses[index], hit = L.value(_correct if accuracy else None)
+            losses[index], hit = L.value(score=_correct if accuracy else None)
             hits[index] = np.nan if hit is None else hit
             report(done, points**dims)
     return Landscape((axis,) * dims, losses, hits if accuracy else None)
+
+
+def check_grid(span: float, points: int) -> None:
+    """Raise if there is no grid of this size with the model at its centre."""
+    if check_count("points", points, low=3) % 2 == 0:
+        raise BsamValueError(f"points must be odd, so that the model is at the centre of the grid; got {points}")
+    if check_number("span", span, low=0) == 0:
+        raise BsamValueError("span must be above 0, or the grid is one point")
 
 
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from ..core.errors import BsamRuntimeError
 
@@ -73,38 +72,27 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def check_graph(loss: Tensor, twice: bool, forbidden: Collection[Tensor] = ()) -> None:
-    """Raise if the graph holds what torch would silently leave out of a derivative.
+def check_graph(loss: Tensor) -> None:
+    """Raise if the graph holds what torch would silently leave out of a second derivative.
 
-    These are reentrant checkpoints, parameters of a model that was copied (``forbidden``) and, if ``twice``, functions
-    marked with ``@once_differentiable``. Functions may name tensors of their own in ``not_twice``, by index, that they
-    are not to be differentiated by twice.
+    These are functions marked with ``@once_differentiable``, and tensors that a function names by index in
+    ``not_twice``, which have no second derivative.
     """
-    seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in forbidden}
+    seen, nodes = set[Any](), [loss.grad_fn]
     while nodes:
         node: Any = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         function: Any = getattr(type(node), "_forward_cls", None)
-        if function is CheckpointFunction:
-            raise BsamRuntimeError(
-                "the network uses reentrant checkpoints, whose weights torch.autograd.grad does not reach: "
-                "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
-            )
-        if twice and function is not None and _once_differentiable(function.backward):
+        if function is not None and _once_differentiable(function.backward):
             raise BsamRuntimeError(
                 f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
                 "write its backward in operations that torch can differentiate, and remove the mark"
             )
-        for index, what in getattr(function, "not_twice", {}).items() if twice else ():
+        for index, what in getattr(function, "not_twice", {}).items():
             if node.next_functions[index][0] is not None:
                 raise BsamRuntimeError(f"among the trainable parameters are {what}")
-        if others and id(getattr(node, "variable", None)) in others:
-            raise BsamRuntimeError(
-                "dtype= computes on a copy of the model, and loss_fn takes weights from the model itself (a penalty?): "
-                "leave dtype out, and convert model and data"
-            )
         nodes += [following for following, _ in node.next_functions]
 
 
