@@ -193,8 +193,7 @@ class DatasetLoss:
 
     def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
         """Return the derivative of a batch's loss by each parameter, None for those it does not depend on."""
-        if create_graph:
-            check_graph(loss)
+        check_graph(loss, twice=create_graph)
         grads: tuple[Tensor | None, ...] = ()
         if loss.requires_grad:
             grads = torch.autograd.grad(loss, self.weights.params, create_graph=create_graph, allow_unused=True)

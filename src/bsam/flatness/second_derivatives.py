@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from ..core.errors import BsamRuntimeError
 
@@ -72,11 +73,11 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def check_graph(loss: Tensor) -> None:
-    """Raise if the graph holds what torch would silently leave out of a second derivative.
+def check_graph(loss: Tensor, twice: bool) -> None:
+    """Raise if the graph holds what torch would silently leave out of a derivative.
 
-    These are functions marked with ``@once_differentiable``, and tensors that a function names by index in
-    ``not_twice``, which have no second derivative.
+    These are reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable`` and tensors that a
+    function names by index in ``not_twice``, which have no second derivative.
     """
     seen, nodes = set[Any](), [loss.grad_fn]
     while nodes:
@@ -85,12 +86,17 @@ def check_graph(loss: Tensor) -> None:
             continue
         seen.add(node)
         function: Any = getattr(type(node), "_forward_cls", None)
-        if function is not None and _once_differentiable(function.backward):
+        if function is CheckpointFunction:
+            raise BsamRuntimeError(
+                "the network uses reentrant checkpoints, whose weights torch.autograd.grad does not reach: "
+                "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+            )
+        if twice and function is not None and _once_differentiable(function.backward):
             raise BsamRuntimeError(
                 f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
                 "write its backward in operations that torch can differentiate, and remove the mark"
             )
-        for index, what in getattr(function, "not_twice", {}).items():
+        for index, what in getattr(function, "not_twice", {}).items() if twice else ():
             if node.next_functions[index][0] is not None:
                 raise BsamRuntimeError(f"among the trainable parameters are {what}")
         nodes += [following for following, _ in node.next_functions]
