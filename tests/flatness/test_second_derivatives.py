@@ -1,5 +1,4 @@
 import copy
-import re
 import warnings
 from functools import partial
 
@@ -241,8 +240,12 @@ def ctc(out, y):
 
 REFUSED = {
     "once_differentiable": (Module(Cube.apply), lambda out, y: out.mean(), "Cube is marked with @once_differentiable"),
-    "embedding bag": (Bag(4, 4).double(), F.cross_entropy, "no second derivative of _embedding_bag_backward"),
-    "ctc": (mlp(), ctc, "no second derivative of aten::_ctc_loss_backward"),
+    "embedding bag": (
+        Bag(4, 4).double(),
+        F.cross_entropy,
+        "_embedding_bag_backward.* is not implemented",
+    ),
+    "ctc": (mlp(), ctc, "_ctc_loss_backward.* is not implemented"),
 }
 
 
@@ -251,7 +254,7 @@ REFUSED = {
 def test_operations_without_a_second_derivative_are_refused_and_sharpness_is_measured(data, name, way):
     model, loss_fn, message = REFUSED[name]
     H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
-    with refused(match=re.escape(message)):
+    with pytest.raises(RuntimeError, match=message):  # torch's own, except of marked functions
         H.times(torch.ones(H.size, dtype=H.dtype))
     assert sharpness(model, loss_fn, data[:1]).bilateral > 0
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.checks import check_count, check_number
-from ..core.errors import BsamTypeError, BsamValueError
+from ..core.errors import BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
@@ -187,8 +187,6 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
         >>> bool((plane.distances < 1e-6).all()), plane.coordinates[0]
         (True, array([0., 0.]))
     """
-    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-        raise BsamTypeError(f"a plane needs at least two models, in a list; got one {type(models).__name__}")
     if len(models) < 2:
         raise BsamValueError("a plane needs at least two models")
     first = [p.detach() for p in models[0].parameters() if p.requires_grad]
@@ -196,8 +194,6 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
     sizes = [p.numel() for p in weights[0]]
-    if sum(sizes) < 2:
-        raise BsamValueError("a plane needs models of at least two trainable parameters: are they frozen?")
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
     differences = flat - flat[0]
     if float(differences.norm()) == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from ..core.errors import BsamRuntimeError
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _ONCE = once_differentiable(print).__code__  # of every backward that is marked so
-_MISSING = re.compile(r"derivative for '?([\w:]+)'? is not implemented")
 
 
 class Substitutes(TorchFunctionMode):
@@ -109,14 +107,3 @@ def _once_differentiable(function: Any) -> bool:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
-
-
-def explain(error: RuntimeError) -> RuntimeError:
-    """Return an error that names the operation without a second derivative, if that is what torch's is about."""
-    missing = _MISSING.search(str(error))
-    if missing is None:
-        return error
-    return BsamRuntimeError(
-        f"torch has no second derivative of {missing[1]}, which the network or the loss uses: "
-        "replace that operation by others, or measure sharpness and landscapes, which need none"
-    )

@@ -71,8 +71,6 @@ class SharpnessAwareTrainer(Trainer):
         method_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(method_kwargs, Mapping | None):
-            raise BsamTypeError(f"method_kwargs must be a dict of the method's arguments, got {method_kwargs!r}")
         self.method_kwargs = dict(method_kwargs or {})
         self.method = _method_class("bsam" if method is None else method, self.method_kwargs)
         super().__init__(*args, **kwargs)
