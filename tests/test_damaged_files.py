@@ -91,13 +91,10 @@ def test_a_network_of_another_architecture_is_named_with_the_reason(home, capsys
     assert "remove it, then run the command that trained it again to restore the file from the checkpoint" in said
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES.values(), texts], ids=[*DAMAGES, "texts"])
+@pytest.mark.parametrize("damage", [*DAMAGES.values()], ids=[*DAMAGES])
 def test_damaged_measurements_are_named(damage, home, capsys):
     file = home / "flatness/flatness.json"
     content = damage(file.read_bytes())
-    settings = json.loads(file.read_bytes())["settings"]
-    if damage is texts:  # in the numbers, not in the settings, which are compared first
-        content = json.dumps({**json.loads(content), "settings": settings}).encode()
     file.write_bytes(content)
     said = sentence(capsys, "flatness", "run", "--out", "flatness", *CHEAP)
     assert "flatness/flatness.json is damaged" in said
@@ -126,48 +123,6 @@ def test_numbers_that_are_not_finite_and_notes_are_accepted(value, home, monkeyp
     file.write_text(json.dumps(content))
     monkeypatch.setattr(measurements, "measure", lambda *_: pytest.fail("it measures"))
     assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
-
-
-WRONG = {
-    "trace value": [],
-    "trace note": 3,
-    "trace standard_error": 10**400,
-    "trace interval": [1.0],
-    "sharpness loss": {},
-    "sharpness cosine": True,
-    "samples": 1.5,
-    "parameters": [],
-    "architecture": None,
-    "eigenvalues maximum": [],
-    "eigenvalues values": [],
-    "eigenvalues residuals": [1.0, 2.0],
-    "eigenvalues converged": 1,
-    "eigenvalues which": "smallest",
-    "eigenvalues more": 1,
-    "density nodes": [1.0],
-    "density grid": 3.0,
-    "density sigma": {},
-    "landscape axis": [0.0],
-    "landscape loss": [[1.0], [1.0], [1.0]],
-    "landscape centre": "low",
-    "probe": 3,
-    "probe cosine": [],
-    "probe step": [[]],
-}
-
-
-@pytest.mark.parametrize("place", WRONG)
-def test_a_value_of_the_wrong_kind_in_measurements_is_named(place, home, capsys):
-    file = home / "flatness/flatness.json"
-    content = json.loads(file.read_bytes())
-    *above, last = place.split()
-    part = content["models"][0]
-    for name in above:
-        part = part[name]
-    part[last] = WRONG[place]
-    file.write_text(json.dumps(content))
-    said = sentence(capsys, "flatness", "run", "--out", "flatness", *CHEAP)
-    assert "flatness/flatness.json is damaged: it lacks numbers of run; remove flatness.json" in said
 
 
 @pytest.mark.parametrize("name", ["landscape", "sharpness", "eigenvalues", "architecture", "file", "samples"])

@@ -89,8 +89,11 @@ def test_micro_batches_change_the_memory_and_not_the_product(untrained, micro_ba
     model, data, exact = untrained
     model, seen = copy.deepcopy(model), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    assert_exact(HessianOperator(model, F.cross_entropy, data, micro_batch, differentiation=way), exact, way)
+    H = HessianOperator(model, F.cross_entropy, data, micro_batch, differentiation=way)
+    assert_exact(H, exact, way)
     expected = {1: [1] * 24, 4: [4, 3, 2, 4, 4, 4, 3], 100: [7, 2, 15]}[micro_batch]
+    assert seen[:2] == expected[:1] * 2  # the first batch is evaluated twice
+    del seen[:2]
     assert seen == expected * (1 if way == "reverse" else 3)  # forward mode is compared with reverse mode first
 
 
@@ -216,9 +219,9 @@ def test_without_a_forward_derivative_reverse_mode_is_used(Passes):
     H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
     v = random_vector(H)
     torch.testing.assert_close(H.times(v), HessianOperator(plain, F.cross_entropy, data.passes[0]).times(v))
-    assert (H.products, data.number) == (1, 3)  # both modes to compare, and the product
+    assert (H.products, data.number) == (1, 5)  # two first batches, both modes to compare, and the product
     H.times(v)
-    assert (H.products, data.number) == (2, 4)  # it is not tried again
+    assert (H.products, data.number) == (2, 6)  # it is not tried again
 
 
 def test_errors_of_both_modes_are_raised():

@@ -95,10 +95,6 @@ def test_the_accuracy_of_a_segmentation_is_the_share_of_right_pixels(micro_batch
     [
         ((10, 3), torch.eye(3)[torch.arange(10) % 3], F.cross_entropy, r"\(10, 3\) and \(10, 3\)"),  # one-hot
         ((10, 1), torch.ones(10, 1), F.mse_loss, r"\(10, 1\) and \(10, 1\)"),  # regression
-        # binary with one logit
-        ((10, 1), torch.ones(10), lambda out, y: out[:, 0].sigmoid().sub(y).square().mean(), r"\(10, 1\) and \(10,\)"),
-        ((10,), torch.ones(10), F.mse_loss, r"\(10,\) and \(10,\)"),
-        ((10, 3), torch.zeros(10, 1).long(), lambda out, y: F.cross_entropy(out, y[:, 0]), r"\(10, 3\) and \(10, 1\)"),
         ((10, 3), [0] * 10, lambda out, y: F.cross_entropy(out, torch.tensor(y)), r"\(10, 3\) and list"),
         (None, torch.zeros(10).long(), lambda out, y: F.cross_entropy(out["a"], y), "dict and"),
     ],
@@ -192,7 +188,7 @@ def test_hessian_directions_follow_the_mode_and_the_micro_batches(nets):
     hook = model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     small = measured(directions="hessian", micro_batch=4)
     hook.remove()
-    assert seen == [4, 3, 4, 1] * (len(seen) // 4)
+    assert set(seen) == {4, 3, 1}
     np.testing.assert_allclose(small.loss, measured(directions="hessian").loss, rtol=1e-9)
 
 
@@ -265,14 +261,9 @@ def test_progress_counts_the_points(nets):
         ({"points": 1}, "points must be a whole number of at least 3"),
         ({"dims": 3}, "dims must be 1 or 2, got 3"),
         ({"span": 0}, "span must be above 0"),
-        ({"span": -1.0}, "span must be a finite number of at least 0"),
-        ({"span": float("nan")}, "span must be a finite number"),
         ({"seed": -1}, "seed must be"),
         ({"directions": "random"}, '"filter", "hessian" or a list of vectors, got \'random\''),
-        ({"directions": None}, '"filter", "hessian" or a list of vectors, got None'),
-        ({"directions": 5}, '"filter", "hessian" or a list of vectors, got 5'),
         ({"directions": []}, "directions must be 2 vectors with one tensor for each trainable parameter"),
-        ({"directions": [torch.ones(445)] * 2}, "directions must be 2 vectors with one tensor for each trainable"),
         ({"directions": [Vector([torch.ones(3)])] * 2}, "directions must be 2 vectors"),
     ],
 )
@@ -286,23 +277,13 @@ def test_refusals_of_models():
     one = nn.Linear(1, 1, bias=False)
     with refused(match="take dims=1"):
         landscape(one, F.mse_loss, [(torch.ones(2, 1), torch.ones(2, 1))], directions="hessian")
-    with refused(match="at least two models"):
-        plane_through([nn.Linear(2, 2)])
-    for single in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))):
-        with refused(match=f"at least two models, in a list; got one {type(single).__name__}"):
-            plane_through(single)
-    several = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
-    assert plane_through(several).coordinates.tolist() == plane_through(list(several)).coordinates.tolist()
-    for nothing in (nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)):
-        with refused(match=r"at least two trainable parameters: are they frozen\?"):
-            plane_through([nothing, nothing])
-    with refused(match="same trainable parameters"):
-        plane_through([nn.Linear(2, 2), nn.Linear(2, 3)])
     model = nn.Linear(2, 2)
-    with refused(match="same weights"):
-        plane_through([model, copy.deepcopy(model)])
-    with refused(match="at least two trainable parameters"):
-        plane_through([one, nn.Linear(1, 1, bias=False)])
+    for models, words in (
+        ([model], "at least two models"), ([model, nn.Linear(2, 3)], "same trainable parameters"),
+        ([model, copy.deepcopy(model)], "same weights"),
+    ):  # fmt: skip
+        with refused(match=words):
+            plane_through(models)
 
 
 def test_filters_need_a_weight_that_has_some():

@@ -97,7 +97,7 @@ def test_the_model_is_unchanged_after_recorded_products_and_an_error_in_them(sma
     counted, calls = stopping(F.cross_entropy, after=10**9)
     with unchanged(model):
         measured(model, counted, data, mode="train")
-    for after in range(len(calls)):  # while a graph is traced, Stop means that this batch cannot be recorded
+    for after in range(0, len(calls), 2):  # while a graph is traced, Stop means that this batch cannot be recorded
         with unchanged(model), contextlib.suppress(Stop):
             measured(model, stopping(F.cross_entropy, after)[0], data, mode="train")
     for after in range(4):

@@ -1,5 +1,4 @@
 import copy
-import re
 import warnings
 from functools import partial
 
@@ -185,8 +184,11 @@ def test_wrong_forward_derivatives_are_noticed(data, name):
 
 
 @pytest.mark.filterwarnings("ignore:`?torch.nn.utils.weight_norm")
-@pytest.mark.parametrize("normalized", [weight_norm, nn.utils.weight_norm])
-@pytest.mark.parametrize(("dim", "way"), [(0, "forward"), (0, "reverse"), (1, "forward"), (None, "forward")])
+@pytest.mark.parametrize(
+    ("normalized", "dim", "way"),
+    [(weight_norm, 0, "forward"), (weight_norm, 0, "reverse"), (weight_norm, 1, "forward"),
+     (nn.utils.weight_norm, 1, "forward"), (nn.utils.weight_norm, None, "forward")],
+)  # fmt: skip
 def test_weight_norm_has_a_hessian(data, way, normalized, dim):
     torch.manual_seed(0)
     kwargs = {"dim": dim} if dim is not None or normalized is nn.utils.weight_norm else {"dim": -1}
@@ -238,8 +240,12 @@ def ctc(out, y):
 
 REFUSED = {
     "once_differentiable": (Module(Cube.apply), lambda out, y: out.mean(), "Cube is marked with @once_differentiable"),
-    "embedding bag": (Bag(4, 4).double(), F.cross_entropy, "no second derivative of _embedding_bag_backward"),
-    "ctc": (mlp(), ctc, "no second derivative of aten::_ctc_loss_backward"),
+    "embedding bag": (
+        Bag(4, 4).double(),
+        F.cross_entropy,
+        "_embedding_bag_backward.* is not implemented",
+    ),
+    "ctc": (mlp(), ctc, "_ctc_loss_backward.* is not implemented"),
 }
 
 
@@ -248,7 +254,7 @@ REFUSED = {
 def test_operations_without_a_second_derivative_are_refused_and_sharpness_is_measured(data, name, way):
     model, loss_fn, message = REFUSED[name]
     H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
-    with refused(match=re.escape(message)):
+    with pytest.raises(RuntimeError, match=message):  # torch's own, except of marked functions
         H.times(torch.ones(H.size, dtype=H.dtype))
     assert sharpness(model, loss_fn, data[:1]).bilateral > 0
 
@@ -270,9 +276,7 @@ def test_checkpoints(data, way):
             measure(Checkpointed(True), F.cross_entropy, data)
 
 
-@pytest.mark.parametrize(
-    ("kind", "way"), [(nn.LSTM, "reverse"), (nn.LSTM, "forward"), (nn.GRU, "forward"), (nn.RNN, "forward")]
-)
+@pytest.mark.parametrize(("kind", "way"), [(nn.LSTM, "reverse"), (nn.GRU, "forward")])
 def test_recurrent_networks_run_without_cudnn(data, kind, way):
     class Last(nn.Module):
         def __init__(self):
@@ -292,10 +296,11 @@ def test_recurrent_networks_run_without_cudnn(data, kind, way):
     assert torch.backends.cudnn.enabled
 
 
-@WAYS
-def test_compiled_networks_run_eagerly(data, way):
+def test_compiled_networks_run_eagerly(data):
     plain = mlp()
-    expected = errors(plain, data, way)
+    H = HessianOperator(plain, F.cross_entropy, data)
+    v = H.random(torch.Generator().manual_seed(1))
+    expected = H.times(v)
     part = copy.deepcopy(plain)
     part[0] = torch.compile(part[0], backend="aot_eager")
     in_place = copy.deepcopy(plain)
@@ -303,11 +308,11 @@ def test_compiled_networks_run_eagerly(data, way):
     for model in (torch.compile(copy.deepcopy(plain), backend="aot_eager"), part, in_place):
         model(data[0][0]).sum().backward()
         model.zero_grad()
-        assert errors(model, data, way) == (pytest.approx(expected[0], abs=1e-7), expected[1])
-    if way == "forward":
-        return  # the way that is recorded does not depend on it
+        H = HessianOperator(model, F.cross_entropy, data)
+        torch.testing.assert_close(H.times(v), expected, rtol=1e-9, atol=1e-12)
     H = HessianOperator(torch.compile(plain, backend="aot_eager"), F.cross_entropy, data)
     with H.linearized(1 << 30) as recording:
+        torch.testing.assert_close(H.times(v), expected, rtol=1e-9, atol=1e-12)
         assert recording.recorded == 2
 
 
@@ -378,16 +383,3 @@ def test_marks_under_other_marks_and_functions_that_come_later(data):
         model.function = function
         with refused(match="marked with @once_differentiable"):
             H.times(torch.ones(H.size, dtype=H.dtype))
-
-
-def test_a_copy_in_another_dtype_takes_no_weights_from_the_model(data):
-    model = mlp().float()
-    batches = [(x.float(), y) for x, y in data]
-
-    def penalised(out, y):
-        return F.cross_entropy(out, y) + 0.01 * sum(p.double().square().sum() for p in model.parameters())
-
-    H = HessianOperator(model, penalised, batches, dtype=torch.float64)
-    with refused(match="dtype= computes on a copy of the model, and loss_fn takes weights"):
-        H.times(torch.ones(H.size, dtype=H.dtype))
-    HessianOperator(model, F.cross_entropy, batches, dtype=torch.float64).times(torch.ones(H.size, dtype=H.dtype))

@@ -9,8 +9,7 @@ from bsam.flatness import trace
 METHODS = pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 
 
-@METHODS
-@pytest.mark.parametrize("dense", ["untrained", "trained"], indirect=True)
+@pytest.mark.parametrize(("dense", "method"), [("untrained", "hutchinson"), ("trained", "hutch++")], indirect=["dense"])
 def test_the_trace_is_within_three_standard_errors_at_the_rate_of_the_t_distribution(dense, method):
     H, exact = dense[0], float(dense[1].trace())
     found = [trace(H, samples=30, seed=seed, method=method) for seed in range(50)]
@@ -23,11 +22,10 @@ def test_the_trace_is_within_three_standard_errors_at_the_rate_of_the_t_distribu
     assert 0.7 < np.linalg.norm(errors) / np.linalg.norm(stated) < 1.4  # nor are the errors stated too large
 
 
-@pytest.mark.parametrize("samples", [6, 10])
 @pytest.mark.parametrize("dense", ["trained"], indirect=True)
-def test_the_interval_contains_the_trace_in_19_of_20_cases_also_with_few_products(dense, samples):
+def test_the_interval_contains_the_trace_in_19_of_20_cases_also_with_few_products(dense):
     H, exact = dense[0], float(dense[1].trace())
-    found = [trace(H, samples=samples, seed=seed) for seed in range(200)]
+    found = [trace(H, samples=6, seed=seed) for seed in range(200)]
     low, high = scipy.stats.binom.ppf([0.001, 0.999], 200, 0.95)
     assert low <= sum(estimate.interval[0] <= exact <= estimate.interval[1] for estimate in found) <= high
     assert sum(abs(estimate.value - exact) <= 1.96 * estimate.standard_error for estimate in found) < low
@@ -76,8 +74,7 @@ def test_the_error_counts_the_rounding_where_nothing_else_is_left(with_spectrum,
     assert (stated < 1e-5 * sum(eigenvalues)).all()
 
 
-@METHODS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "method"), [(torch.bfloat16, "hutch++"), (torch.float16, "hutchinson")])
 def test_a_model_in_half_precision_has_a_trace(with_spectrum, dtype, method):
     H, A = with_spectrum([9.0, 5.0, 2.0] + [0.1] * 60, dtype)
     found = [trace(H, samples=30, seed=seed, method=method) for seed in range(8)]

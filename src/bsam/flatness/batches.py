@@ -1,4 +1,4 @@
-"""Batches of data: pairs of inputs and targets, their number of samples, and how they are split and joined."""
+"""Batches of data: pairs of inputs and targets, their number of samples, and how they are split."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core.errors import BsamTypeError, BsamValueError
+from ..core.errors import BsamValueError
 
 Batches: TypeAlias = Iterable[tuple[Any, Any]]
-Sized: TypeAlias = tuple[Any, int]  # (inputs or outputs, targets), and the number of samples
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:
@@ -46,42 +45,20 @@ def num_samples(x: Any, y: Any) -> int:
 
 def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
     """Split a batch of tensors into micro-batches of at most ``size`` samples, each with its number of samples."""
-    for name, value in (("inputs", x), ("targets", y)):
-        if not isinstance(value, Tensor):
-            raise BsamTypeError(
-                f"micro_batch splits tensors, and the {name} of a batch are a {type(value).__name__}: leave it out, "
-                "and make the batches of data smaller"
-            )
-    if x.shape[:1] != y.shape[:1] or x.dim() == 0:
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.dim() == 0 or x.shape[:1] != y.shape[:1]:
+        got = " and ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in (x, y))
         raise BsamValueError(
-            f"micro_batch splits inputs and targets alike, and a batch has inputs of the shape {tuple(x.shape)} and "
-            f"targets of the shape {tuple(y.shape)}: give both a row for each sample, or leave it out"
+            f"micro_batch splits tensors with a row for each sample, and inputs and targets of a batch are {got}: leave"
+            " it out, and make the batches of data smaller"
         )
     return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
 
 
-def join(first: Sized, second: Sized) -> Sized | None:
-    """Concatenate two batches; None if their structure, the shapes of their samples or their other values differ."""
-    (a, n), (b, m) = first, second
+def halve(parts: tuple[Any, Any], n: int) -> list[tuple[tuple[Any, Any], int]]:
+    """Split (inputs or outputs, targets) of ``n`` samples in two, each half with its number of samples.
 
-    def concatenated(s: Any, t: Any) -> Any:
-        if has_rows(s, n) and has_rows(t, m) and s.shape[1:] == t.shape[1:]:
-            return torch.cat([s, t])
-        if has_rows(s, n) or has_rows(t, m) or repr(s) != repr(t):
-            raise ValueError
-        return s
-
-    if not all(_by_sample(part, size) for parts, size in (first, second) for part in parts):
-        return None
-    try:
-        return tree_map(concatenated, a, b), n + m
-    except ValueError:  # of tree_map, too: the structures differ
-        return None
-
-
-def halve(batch: Sized) -> list[Sized]:
-    """Split a batch in two, values that are not by sample going into both; an empty list if that is impossible."""
-    parts, n = batch
+    Values that are not by sample go into both halves. The list is empty if the batch cannot be split.
+    """
     if n < 2 or not all(_by_sample(part, n) for part in parts):
         return []
     ranges = (slice(0, n // 2), slice(n // 2, n))

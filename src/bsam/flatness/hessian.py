@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from .batches import Batches, CastBatches
 from .dataset_loss import BatchWeight, DatasetLoss, LossFunction, WeightedBatch
 from .hvp import Product, Products, forward_over_reverse, reverse_over_reverse
 from .preserve import temporarily
-from .recording import MAX_SHAPES, MIN_WORK, DataChanged, Recording, default_budget
+from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
 from .second_derivatives import Substitutes
 
 NEGLIGIBLE = 1e-2  # of the norm of a product: parameters whose part is smaller are compared relative to this
@@ -36,14 +37,16 @@ class HessianOperator:
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. Where there are several batches, a loss that is
             not a mean over samples (a sum, ``ignore_index``, class weights) is refused, unless ``batch_weight`` is
             given: the result would depend on how the data is split into batches.
-        data: the batches ``(x, y)``, iterated once per product, so no generator. Data that gives other samples in a
-            later pass is refused.
+        data: the batches ``(x, y)``, iterated once per product, so no generator; it must give the same batches each
+            time. Every pass begins with the same state of torch's generator, so that a shuffled DataLoader does. The
+            first batch is evaluated twice, and another loss or gradient is an error.
         micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
         mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without updating
             them. Dropout is off in both, and so is torch's fast path for attention, which computes another function at
             padded positions. A tracked instance norm is treated alike.
         dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they
-            are. Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts.
+            are. Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts. A ``loss_fn``
+            must not take weights from the model itself, as a penalty may: they are not the copy's.
         differentiation: of the gradient: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"``
             (reverse over reverse). The first product in forward mode is compared with one in reverse mode: some
             operations of torch have wrong forward derivatives or none, and reverse mode is used then. The attribute of
@@ -76,13 +79,11 @@ class HessianOperator:
         if differentiation not in (None, "forward", "reverse"):
             raise BsamValueError(f'differentiation must be "forward", "reverse" or None, got {differentiation!r}')
         model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs have no second derivative
-        original: list[Tensor] = []
         if dtype is not None:
-            original, model = list(model.parameters()), copy.deepcopy(model).to(dtype)
+            model = copy.deepcopy(model).to(dtype)
             loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn
             data = data if isinstance(data, Iterator) else CastBatches(data, dtype)
         self.loss = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
-        self.loss.forbidden_params = original
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
         if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
@@ -148,8 +149,6 @@ class HessianOperator:
         if recording is not None and recording.recorded:
             try:
                 return self._mean(self._with_recording(v, recording))
-            except DataChanged:
-                recording.drop("data gave different batches in two passes: use shuffle=False")
             except torch.OutOfMemoryError:
                 recording.drop("out of memory")
         self._check_forward_mode()
@@ -240,8 +239,8 @@ class HessianOperator:
             if budget > 0 and (max_bytes is not None or self.loss.has_samples(MIN_WORK / self.size)):
                 v = self._views(self.random(torch.Generator().manual_seed(0)))
                 self._check_forward_mode()
-                if not self.loss.mean_checked:
-                    self._mean(self._batch_products(v))  # a pass over the data checks the loss
+                if not self.loss.checked:
+                    self._mean(self._batch_products(v))  # a pass over the data checks data and loss
                 devices = [self.device] if self.device.type == "cuda" else []
                 with _full_precision(self.device), self._differentiating(), torch.random.fork_rng(devices):
                     self._recording.record(self.loss, v, self._product_of, self._products_close)
@@ -257,7 +256,7 @@ class HessianOperator:
     def _with_recording(self, v: list[Tensor], recording: Recording) -> Products:
         yield from recording.products(v)
         if recording.recorded < recording.batches:
-            yield from self._batch_products(v, recording.not_recorded(self.loss.weighted_batches()))
+            yield from self._batch_products(v, itertools.islice(self.loss.weighted_batches(), recording.recorded, None))
 
 
 def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[None]:

@@ -13,7 +13,6 @@ from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .dataset_loss import DatasetLoss, WeightedBatch
-from .second_derivatives import explain
 
 Product: TypeAlias = list[Tensor]  # one tensor per parameter
 Products: TypeAlias = Generator[tuple[Product, float]]  # of batches, each with its weight in the mean
@@ -30,15 +29,12 @@ def forward_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[Weig
 def reverse_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
     """Yield the derivative of each batch's gradient along ``v``, by a backward pass through the backward pass."""
     for loss, _, weight in L.losses(batches):
-        try:
-            gradient = L.gradient(loss, create_graph=True)
-            pairs = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
-            product = [torch.zeros_like(t) for t in v]
-            if pairs:
-                slopes, along = zip(*pairs, strict=True)
-                product = list(torch.autograd.grad(slopes, L.weights.params, along, materialize_grads=True))
-        except RuntimeError as error:
-            raise explain(error) from error
+        gradient = L.gradient(loss, create_graph=True)
+        pairs = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
+        product = [torch.zeros_like(t) for t in v]
+        if pairs:
+            slopes, along = zip(*pairs, strict=True)
+            product = list(torch.autograd.grad(slopes, L.weights.params, along, materialize_grads=True))
         yield product, weight
 
 

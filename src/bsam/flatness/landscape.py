@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.checks import check_count, check_number
-from ..core.errors import BsamTypeError, BsamValueError
+from ..core.errors import BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
@@ -97,10 +97,7 @@ def landscape(
     """
     if dims not in (1, 2):
         raise BsamValueError(f"dims must be 1 or 2, got {dims!r}")
-    if check_count("points", points, low=3) % 2 == 0:
-        raise BsamValueError(f"points must be odd, so that the model is at the centre of the grid; got {points}")
-    if check_number("span", span, low=0) == 0:
-        raise BsamValueError("span must be above 0, or the grid is one point")
+    check_grid(span, points)
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     basis = _basis(L, directions, dims, seed)
     side = np.linspace(0.0, span, points // 2 + 1)
@@ -114,10 +111,18 @@ def landscape(
             else:
                 steps = [float(axis[i]) * v for i, v in zip(index, basis, strict=True)]
                 L.weights.move(sum(steps[1:], steps[0]))
-            losses[index], hit = L.value(_correct if accuracy else None)
+            losses[index], hit = L.value(score=_correct if accuracy else None)
             hits[index] = np.nan if hit is None else hit
             report(done, points**dims)
     return Landscape((axis,) * dims, losses, hits if accuracy else None)
+
+
+def check_grid(span: float, points: int) -> None:
+    """Raise if there is no grid of this size with the model at its centre."""
+    if check_count("points", points, low=3) % 2 == 0:
+        raise BsamValueError(f"points must be odd, so that the model is at the centre of the grid; got {points}")
+    if check_number("span", span, low=0) == 0:
+        raise BsamValueError("span must be above 0, or the grid is one point")
 
 
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
@@ -182,8 +187,6 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
         >>> bool((plane.distances < 1e-6).all()), plane.coordinates[0]
         (True, array([0., 0.]))
     """
-    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-        raise BsamTypeError(f"a plane needs at least two models, in a list; got one {type(models).__name__}")
     if len(models) < 2:
         raise BsamValueError("a plane needs at least two models")
     first = [p.detach() for p in models[0].parameters() if p.requires_grad]
@@ -191,8 +194,6 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
     sizes = [p.numel() for p in weights[0]]
-    if sum(sizes) < 2:
-        raise BsamValueError("a plane needs models of at least two trainable parameters: are they frozen?")
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
     differences = flat - flat[0]
     if float(differences.norm()) == 0:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from .checksum import checksum, same_samples
 from .dataset_loss import DatasetLoss, WeightedBatch
 from .hvp import Product, Products
 from .linearized import BatchProduct, CannotRecord, ProductsClose, Recorder
@@ -20,10 +19,6 @@ PlainProduct: TypeAlias = Callable[[list[Tensor], WeightedBatch], Product]  # co
 CPU_BYTES = 3 << 30  # a container may have less than its machine reports
 MIN_WORK = 5_000_000  # samples times weights from which on recording pays, unless a budget is given: it takes seconds
 MAX_SHAPES = 2  # of batches to record, unless a budget is given: as a rule one, and another for the last batch
-
-
-class DataChanged(Exception):
-    """The data no longer gives the batches that were recorded."""
 
 
 class Recording:
@@ -44,7 +39,7 @@ class Recording:
         self.batches = self.recorded = self.bytes = 0
         self.reason = ""
         self._budget, self._max_shapes = budget, max_shapes
-        self._products: list[tuple[BatchProduct, float, Tensor]] = []  # with weight and checksum of the batch
+        self._products: list[tuple[BatchProduct, float]] = []  # with the weight of the batch
 
     def __repr__(self) -> str:
         reason = f"; {self.note}" if self.note else ""
@@ -77,7 +72,7 @@ class Recording:
             except torch.OutOfMemoryError:
                 self.drop("out of memory")
             else:
-                self._products.append((product, batch[2], _batch_checksum(batch)))
+                self._products.append((product, batch[2]))
                 self.recorded, self.bytes = self.recorded + 1, self.bytes + size
 
     def _recorded(
@@ -127,16 +122,8 @@ class Recording:
 
     def products(self, v: list[Tensor]) -> Products:
         """Yield the recorded products with ``v``, each with its weight in the mean."""
-        for product, weight, _ in self._products:
+        for product, weight in self._products:
             yield product(v), weight
-
-    def not_recorded(self, batches: Iterator[WeightedBatch]) -> Iterator[WeightedBatch]:
-        """Yield the batches that were not recorded; raise :class:`DataChanged` if the others have changed."""
-        for number, batch in enumerate(batches):
-            if number >= self.recorded:
-                yield batch
-            elif not same_samples(_batch_checksum(batch), self._products[number][2]):
-                raise DataChanged
 
     def free(self) -> None:
         """Free the memory when the recording ends; the counts stay, for :attr:`note`."""
@@ -146,11 +133,6 @@ class Recording:
         """Free the memory, and compute all batches without a recording from now on, because of ``reason``."""
         self.free()
         self.reason, self.recorded, self.bytes = reason, 0, 0
-
-
-def _batch_checksum(batch: WeightedBatch) -> Tensor:
-    """Return the checksum of a batch as one sample, so that the order of its samples counts."""
-    return checksum(*batch[:2], 1).cpu()
 
 
 def default_budget(device: torch.device) -> int:

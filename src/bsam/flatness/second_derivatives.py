@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from ..core.errors import BsamRuntimeError
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _ONCE = once_differentiable(print).__code__  # of every backward that is marked so
-_MISSING = re.compile(r"derivative for '?([\w:]+)'? is not implemented")
 
 
 class Substitutes(TorchFunctionMode):
@@ -73,14 +71,13 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def check_graph(loss: Tensor, twice: bool, forbidden: Collection[Tensor] = ()) -> None:
+def check_graph(loss: Tensor, twice: bool) -> None:
     """Raise if the graph holds what torch would silently leave out of a derivative.
 
-    These are reentrant checkpoints, parameters of a model that was copied (``forbidden``) and, if ``twice``, functions
-    marked with ``@once_differentiable``. Functions may name tensors of their own in ``not_twice``, by index, that they
-    are not to be differentiated by twice.
+    These are reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable`` and tensors that a
+    function names by index in ``not_twice``, which have no second derivative.
     """
-    seen, nodes, others = set[Any](), [loss.grad_fn], {id(p) for p in forbidden}
+    seen, nodes = set[Any](), [loss.grad_fn]
     while nodes:
         node: Any = nodes.pop()
         if node is None or node in seen:
@@ -100,11 +97,6 @@ def check_graph(loss: Tensor, twice: bool, forbidden: Collection[Tensor] = ()) -
         for index, what in getattr(function, "not_twice", {}).items() if twice else ():
             if node.next_functions[index][0] is not None:
                 raise BsamRuntimeError(f"among the trainable parameters are {what}")
-        if others and id(getattr(node, "variable", None)) in others:
-            raise BsamRuntimeError(
-                "dtype= computes on a copy of the model, and loss_fn takes weights from the model itself (a penalty?): "
-                "leave dtype out, and convert model and data"
-            )
         nodes += [following for following, _ in node.next_functions]
 
 
@@ -115,14 +107,3 @@ def _once_differentiable(function: Any) -> bool:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
-
-
-def explain(error: RuntimeError) -> RuntimeError:
-    """Return an error that names the operation without a second derivative, if that is what torch's is about."""
-    missing = _MISSING.search(str(error))
-    if missing is None:
-        return error
-    return BsamRuntimeError(
-        f"torch has no second derivative of {missing[1]}, which the network or the loss uses: "
-        "replace that operation by others, or measure sharpness and landscapes, which need none"
-    )

@@ -84,12 +84,17 @@ def top_eigenvalues(
     """
     k = min(check_count("k", k), H.size)
     check_number("tol", tol, low=0)
-    if which not in WHICH:
-        raise BsamValueError(f"which must be one of {', '.join(map(repr, WHICH))}; got {which!r}")
+    check_which(which)
     krylov = Krylov(H, k + max(20, k // 2), seeded(seed))
     with H.linearized() as recording:
         found = _search(krylov, k, which, tol, vectors, progress or no_progress)
     return replace(found, note=recording.note)
+
+
+def check_which(which: str) -> None:
+    """Raise if ``which`` does not name eigenvalues."""
+    if which not in WHICH:
+        raise BsamValueError(f"which must be one of {', '.join(map(repr, WHICH))}; got {which!r}")
 
 
 def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, report: Progress) -> Eigenvalues:

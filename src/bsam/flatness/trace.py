@@ -15,6 +15,8 @@ from .hessian import HessianOperator
 from .intervals import plus_minus, t_quantile
 from .products import Progress, after_products, check_finite, no_progress, seeded
 
+LEAST_SAMPLES = {"hutch++": 6, "hutchinson": 2}
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -64,9 +66,9 @@ def trace(
         Hutchinson, Commun. Stat. Simul. Comput. 19 (1990); Meyer, Musco, Musco, Woodruff, "Hutch++: Optimal Stochastic
         Trace Estimation", SOSA 2021.
     """
-    if method not in ("hutch++", "hutchinson"):
+    if method not in LEAST_SAMPLES:
         raise BsamValueError(f'method must be "hutch++" or "hutchinson", got {method!r}')
-    check_count("samples", samples, low=2 if method == "hutchinson" else 6)
+    check_count("samples", samples, low=LEAST_SAMPLES[method])
     generator, before, report = seeded(seed), H.products, progress or no_progress
     wide = torch.promote_types(H.dtype, torch.float32)  # QR and sums need more digits than half precision has
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..common.method_info import Need
-from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
@@ -54,16 +53,6 @@ class SharpnessAwareTrainer(Trainer):
 
     extra_pass: bool = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        before = cls.__mro__[1 : cls.__mro__.index(SharpnessAwareTrainer)]
-        for each in before:
-            if "training_step" in vars(each) and not issubclass(each, SharpnessAwareTrainer):
-                raise BsamTypeError(
-                    f"{cls.__name__} names SharpnessAwareTrainer after {each.__name__}, whose training_step then comes "
-                    f"first: write `class {cls.__name__}(SharpnessAwareTrainer, {each.__name__})`"
-                )
-
     def __init__(
         self,
         *args: Any,
@@ -71,8 +60,6 @@ class SharpnessAwareTrainer(Trainer):
         method_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(method_kwargs, Mapping | None):
-            raise BsamTypeError(f"method_kwargs must be a dict of the method's arguments, got {method_kwargs!r}")
         self.method_kwargs = dict(method_kwargs or {})
         self.method = _method_class("bsam" if method is None else method, self.method_kwargs)
         super().__init__(*args, **kwargs)
@@ -134,10 +121,6 @@ def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any])
             f"{method!r}"
         )
     _check_needs(cls)
-    try:
-        inspect.signature(cls).bind_partial(None, None, **kwargs)
-    except TypeError as error:
-        raise BsamValueError(f"method_kwargs do not fit {cls.title}: {error}") from None
     if kwargs.get("m_sharpness"):
         raise BsamValueError(
             "m_sharpness=True needs the DistributedDataParallel wrapper, which the Trainer builds after the optimizer: "

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
-from ..core.checks import check_count
+from ..core.checks import check_count, check_number, check_radius
 from ..core.errors import BsamRuntimeError
-from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction
+from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction, check_mode
 from ..flatness.density import Density, spectral_density
 from ..flatness.hessian import HessianOperator
-from ..flatness.landscape import Landscape, landscape
+from ..flatness.landscape import Landscape, check_grid, landscape
 from ..flatness.products import Progress
 from ..flatness.sharpness import Sharpness, sharpness
-from ..flatness.spectrum import Eigenvalues, top_eigenvalues
-from ..flatness.trace import Trace, trace
+from ..flatness.spectrum import Eigenvalues, check_which, top_eigenvalues
+from ..flatness.trace import LEAST_SAMPLES, Trace, trace
 from ..training.config import MAX_SEED
 
 T = TypeVar("T")
 ProgressOfStage = Callable[[str, int, int], None]
 
 MAX_POINTS = 1001  # a million losses
-_ENOUGH = {"trace_samples": 30, "density_steps": 80, "density_probes": 4}  # to try settings with
 STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 
 @dataclass(frozen=True)
 class FlatnessSettings:
-    """The settings of every instrument. Invalid ones are refused here: each instrument is tried on a small network.
+    """The settings of every instrument, checked before hours of work are spent on the first network.
 
     Args:
         k: the number of eigenvalues.
@@ -75,17 +71,18 @@ class FlatnessSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seed", "micro_batch"):
-            if (value := getattr(self, name)) is not None:
-                check_count(name, value, low=0 if name == "seed" else 1, high=MAX_SEED)  # torch takes no larger ones
-        check_count("points", self.points, high=MAX_POINTS)
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
-            model = nn.Linear(2, 1, bias=False)
-        toy = copy.copy(self)  # with fewer samples: no instrument refuses a large number of them
-        for name, most in _ENOUGH.items():
-            if isinstance(value := getattr(self, name), Integral) and int(value) > most:
-                object.__setattr__(toy, name, most)
-        _take(model, nn.functional.mse_loss, [(torch.eye(2), torch.ones(2, 1))], toy, dims=1)
+        check_count("k", self.k)
+        check_which(self.which)
+        check_number("tol", self.tol, low=0)
+        check_count("trace_samples", self.trace_samples, low=LEAST_SAMPLES["hutch++"])
+        check_count("density_steps", self.density_steps)
+        check_count("density_probes", self.density_probes)
+        check_grid(self.span, check_count("points", self.points, high=MAX_POINTS))
+        check_radius("rho", self.rho)
+        check_mode(self.mode, self.micro_batch)
+        if self.max_bytes is not None:
+            check_count("max_bytes", self.max_bytes, low=0)
+        check_count("seed", self.seed, low=0, high=MAX_SEED)  # torch takes no larger ones
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values, for JSON."""
@@ -123,6 +120,7 @@ def measure(
         progress: called with the name of a stage, the work done in it, and the work expected in all.
 
     Example:
+        >>> import torch
         >>> data = [(torch.eye(2), torch.zeros(2, 1))]
         >>> model = nn.Linear(2, 1, bias=False)  # L = (w1**2 + w2**2) / 2
         >>> found = measure(model, nn.functional.mse_loss, data, FlatnessSettings(points=3))
@@ -133,42 +131,8 @@ def measure(
         ... )
         (array([1., 1.]), 2.0, (3, 3))
     """
-    return _take(model, loss_fn, data, instruments, dims=2, progress=progress)
-
-
-def loss_and_samples(
-    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings
-) -> tuple[float, int]:
-    """Return the mean loss and the number of samples, from one pass over the data: as :func:`measure` finds them.
-
-    Example:
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> _ = nn.init.constant_(model.weight, 2.0)
-        >>> loss_and_samples(
-        ...     model,
-        ...     nn.functional.mse_loss,
-        ...     [(torch.ones(3, 1), torch.zeros(3, 1))],
-        ...     FlatnessSettings(),
-        ... )
-        (4.0, 3)
-    """
-    L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
-    with L.measuring():
-        loss, _ = L.value()
-    assert L.num_samples is not None  # they were counted
-    return loss, L.num_samples
-
-
-def _take(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    data: Batches,
-    its: FlatnessSettings,
-    dims: int,
-    progress: ProgressOfStage | None = None,
-) -> Measured:
     seconds: dict[str, float] = {}
-    common: Any = {"micro_batch": its.micro_batch, "mode": its.mode}
+    common: Any = {"micro_batch": instruments.micro_batch, "mode": instruments.mode}
 
     def timed(stage: str, instrument: Callable[[Progress], T]) -> T:
         expected = 1
@@ -185,16 +149,45 @@ def _take(
         tell(expected, expected)
         return found
 
-    near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, its.rho, its.rho, **common))
+    near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, instruments.rho, instruments.rho, **common))
     if not math.isfinite(near.loss):
         raise BsamRuntimeError(f"the loss is {near.loss}: there is nothing to measure")
     H = HessianOperator(model, loss_fn, data, **common)
-    with H.linearized(its.max_bytes):  # one recording for all three
-        top = timed("eigenvalues", lambda tell: top_eigenvalues(H, its.k, its.which, its.tol, its.seed, progress=tell))
-        total = timed("trace", lambda tell: trace(H, its.trace_samples, its.seed, progress=tell))
-        steps, probes = its.density_steps, its.density_probes
-        density = timed("density", lambda tell: spectral_density(H, steps, probes, its.seed, progress=tell))
-    where = (its.span, its.points, dims, its.seed)
+    with H.linearized(instruments.max_bytes):  # one recording for all three
+        top = timed(
+            "eigenvalues",
+            lambda tell: top_eigenvalues(
+                H, instruments.k, instruments.which, instruments.tol, instruments.seed, progress=tell
+            ),
+        )
+        total = timed("trace", lambda tell: trace(H, instruments.trace_samples, instruments.seed, progress=tell))
+        steps, probes = instruments.density_steps, instruments.density_probes
+        density = timed("density", lambda tell: spectral_density(H, steps, probes, instruments.seed, progress=tell))
+    where = (instruments.span, instruments.points, 2, instruments.seed)
     land = timed("landscape", lambda tell: landscape(model, loss_fn, data, *where, progress=tell, **common))
     assert H.loss.num_samples is not None  # they were counted
     return Measured(H.size, H.loss.num_samples, near, top, total, density, land, seconds)
+
+
+def loss_and_samples(
+    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings
+) -> tuple[float, int]:
+    """Return the mean loss and the number of samples, from one pass over the data: as :func:`measure` finds them.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.constant_(model.weight, 2.0)
+        >>> loss_and_samples(
+        ...     model,
+        ...     nn.functional.mse_loss,
+        ...     [(torch.ones(3, 1), torch.zeros(3, 1))],
+        ...     FlatnessSettings(),
+        ... )
+        (4.0, 3)
+    """
+    L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
+    with L.measuring():
+        loss, _ = L.value()
+    assert L.num_samples is not None  # they were counted
+    return loss, L.num_samples
