@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-import machine
 from bsam.recipes.executors import Executor, InProcess, LocalProcesses
 from bsam.recipes.ray_tasks import RayTasks
-from bsam.recipes.runner import run_all
+
+import machine
+from bsam.running.runner import run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import LOG
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bsam.core.workers import PRELOAD
+from bsam.host.processes import PRELOAD
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD.extend(["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])

@@ -14,8 +14,8 @@ from safetensors.torch import save
 
 from bsam import cli
 from bsam.recipes import RECIPES
-from bsam.recipes.run_job import state_of
-from bsam.recipes.runner import Callbacks, run_all
+from bsam.recipes.states import state_of
+from bsam.running.runner import Callbacks, run_all
 from bsam.report import measurements
 from bsam.training import trainer
 from bsam.training.config import Run

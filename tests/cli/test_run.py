@@ -14,9 +14,10 @@ from bsam import cli
 from bsam.cli import run as cli_run
 from bsam.recipes import RECIPES, executors, experiments, run_job, scales
 from bsam.recipes.choices import tuning_runs
-from bsam.recipes.runner import run_all, states_of
+from bsam.recipes.states import states_of
+from bsam.running.runner import run_all
 from bsam.recipes.scales import scale_of
-from bsam.report.progress import plan_info
+from bsam.report.plan import plan_info
 from bsam.training import loop
 from bsam.training.lock import RunLocked
 from bsam.training.run_dir import run_dir_name
@@ -286,7 +287,7 @@ def test_what_a_tuning_run_was_to_choose_is_not_trained_where_it_fails(tmp_path,
             raise RuntimeError("out of memory")
         raise RunLocked("another process is training there")
 
-    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(job, "fit", fit)
     monkeypatch.setattr(experiments, "scale_of", lambda name: replace(scale_of(name), workers=1))
     command = ["demo", "--out", str(tmp_path), "--methods", "sgd", "--seeds", "2", "--epochs", "1"]
     assert cli.main(command) == 2

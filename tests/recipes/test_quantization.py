@@ -6,7 +6,7 @@ import pytest
 
 from bsam.recipes import RECIPES
 from bsam.recipes.quantization import by_precision, quantization
-from bsam.recipes.runner import Callbacks, run_all
+from bsam.running.runner import Callbacks, run_all
 from bsam.recipes.selection import select, with_initial_runs
 from bsam.recipes.variants import variant_of
 from bsam.training.config import Run

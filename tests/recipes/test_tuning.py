@@ -9,7 +9,7 @@ import bsam
 from bsam import cli
 from bsam.recipes import RECIPES, run_job
 from bsam.recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
-from bsam.recipes.runner import run_all
+from bsam.running.runner import run_all
 from bsam.recipes.variants import variant_of
 from bsam.report.results import write_results
 from bsam.report.tables import sections_info
@@ -104,7 +104,7 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
     small, fake_fit, monkeypatch, tmp_path
 ):
     fit = scored(fake_fit, NOISY, CLEAN)
-    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(job, "fit", fit)
     runs = small.runs("smoke", seeds=2)
     assert len(untuned(small, runs, tmp_path)) == 4
     run_all(tuning_runs(small, runs), tmp_path)
@@ -142,7 +142,7 @@ def test_a_try_that_diverged_is_a_result(small, fake_fit, monkeypatch, tmp_path)
     runs = small.runs("smoke")
     trials = tuning_runs(small, runs)
     fit.trouble = {run_dir_name(trials[2]): "nan", **{run_dir_name(trial): "nan" for trial in trials[4:]}}
-    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(job, "fit", fit)
     run_all(trials, tmp_path)
     (section,) = tuning_sections(small, choices(small, runs, tmp_path))
     assert section.rows[0][1:6] == ("30.00 (30.00)", "50.00 (50.00)", "diverged", "40.00 (40.00)", "rho 0.05")
@@ -153,7 +153,7 @@ def test_without_flipped_labels_there_is_one_choice(fake_fit, monkeypatch, tmp_p
     recipe = RECIPES["classification"]
     grid = [run for run in recipe.grid("smoke") if run.model == "resnet8" and variant_of(run).name in ("sgd", "sam")]
     recipe = tuned(replace(recipe, grid=lambda scale: grid))
-    monkeypatch.setattr(run_job, "fit", scored(fake_fit, NOISY))
+    monkeypatch.setattr(job, "fit", scored(fake_fit, NOISY))
     runs = recipe.runs("smoke")
     run_all(tuning_runs(recipe, runs), tmp_path)
     found = choices(recipe, runs, tmp_path)
@@ -175,7 +175,7 @@ def test_a_row_of_measures_says_what_was_chosen(fake_fit, monkeypatch, tmp_path)
             file = folder / "metrics.jsonl"
             file.write_text(file.read_text().replace("_accuracy", "_pck"))
 
-    monkeypatch.setattr(run_job, "fit", Fit(lambda run: 0.9 if 0.1 in radii(run).values() else 0.5))
+    monkeypatch.setattr(job, "fit", Fit(lambda run: 0.9 if 0.1 in radii(run).values() else 0.5))
     run_all(tuning_runs(recipe, runs), tmp_path)
     states = run_all(with_tuned_settings(recipe, runs, tmp_path), tmp_path)
     (section,) = sections_info(recipe, table_info(recipe, states))
@@ -187,7 +187,7 @@ def test_a_row_of_measures_says_what_was_chosen(fake_fit, monkeypatch, tmp_path)
 def test_the_command_line_tunes_runs_of_several_seeds(fake_fit, monkeypatch, tmp_path, capsys):
     """Quantized ones, which begin with a network of their own seed: the choice of the first seed holds for all."""
     fit = fake_fit(lambda run: 0.9 if radii(run) == {"rho": 0.2} else 0.5)
-    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(job, "fit", fit)
     monkeypatch.chdir(tmp_path)
     command = ["run", "quantization", "--only", "sgd", "sam", "--models", "resnet8", "--seeds", "2", "--device", "cpu"]
     assert cli.main([*command, "--tune"]) == 0

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.workers import Workers, cores, stop_if_asked
+from ..host.processes import cores, worker_pool
 from .image_decoding import BoxError, Decoding, decode_bytes, read_image
 
 
@@ -65,7 +65,6 @@ class BlockTask:
         corrupt = []
         rows = zip(self.names, self.digests, self.decodings, strict=True)
         for row, (name, digest, decoding) in enumerate(rows):
-            stop_if_asked()
             content = read_image(self.folder / name)
             if sha256(content) != digest:
                 raise BsamRuntimeError(f"{self.folder / name} changed while the images were read: call again")
@@ -94,7 +93,7 @@ def decode_blocks(tasks: Mapping[int, BlockTask], workers: int | None) -> Genera
             yield number, task.decode()
         return
     try:
-        with Workers(count) as pool:
+        with worker_pool(count) as pool:
             numbers = {pool.submit(task.decode): number for number, task in tasks.items()}
             for future in as_completed(numbers):
                 yield numbers[future], future.result()

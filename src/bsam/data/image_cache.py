@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.errors import BsamRuntimeError, BsamValueError
 from ..core.extras import require_package
-from ..core.workers import check_main_guard, cores
+from ..host.processes import check_main_guard, cores
 from .examples import Dataset, Examples
 from .image_blocks import Block, BlockTask, decode_blocks, sha256
 from .image_decoding import Crop, Decoding, Resize, read_image

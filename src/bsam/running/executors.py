@@ -3,46 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
 
 import torch
 
 from ..core.checks import check_count
-from ..core.errors import BsamRuntimeError
-from ..core.workers import Workers, cores
+from ..host.processes import cores, worker_pool
 from ..training.environment import pick_device
+from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker
 from .mps import nvidia_mps
-from .run_job import EachEpoch, Outcome, RunJob, train_in_worker
-
-RETRIES = 3  # of a run whose process ended: killed by another program, or by the system when memory ran out
 
 
 class Executor(Protocol):
-    """Trains runs. Submitted ones may wait; whatever trains ends with the block of the executor."""
+    """Trains runs, as a context manager: a block that ends by an exception, as by Ctrl-C, stops them."""
 
     @property
     def slots(self) -> int:
-        """The number of runs that are trained at the same time."""
+        """The number of runs that are trained at the same time. No more are submitted before one has ended."""
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
-        """Train a run, some time. The two functions are called where training is in this process."""
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+        """Schedule a run. The two functions are called where training is in this process. A future that raises
+        ``BrokenProcessPool`` has lost its process, and the run may be submitted again.
+        """
 
 
 class InProcess(contextlib.AbstractContextManager["InProcess"]):
-    """Train in this process: a run that is submitted has ended."""
+    """Train in this process: ``submit`` blocks until the run ends."""
 
     slots = 1
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
-        """Train a run, now."""
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+        """Train a run."""
         future: Future[Outcome] = Future()
-        future.set_result(replace(job.train(each_epoch, tell), told=()))  # the user was told
+        future.set_result(job.train(each_epoch, tell))
         return future
 
     def __exit__(self, *_: object) -> None:
@@ -51,34 +49,15 @@ class InProcess(contextlib.AbstractContextManager["InProcess"]):
 
 @dataclass
 class _Slot:
-    """A process that trains one run at a time, on a device; a new one takes its place when it ends."""
-
     device: str
-    threads: int
-    environment: Mapping[str, str]
-    pool: Workers = field(init=False)
-
-    def prepare(self) -> None:
-        self.pool = Workers(1, self.threads, self.environment)
-
-    def start(self) -> None:
-        self.pool.submit(os.getpid)  # starts the process
-
-    def stop(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        """As the exit of a context manager: kill the process if the block ended by an exception."""
-        if exc_type is None:
-            self.pool.__exit__(None, None, None)
-        else:
-            self.pool.kill()
+    pool: ProcessPoolExecutor | None = None
+    future: Future[Outcome] | None = None
 
 
-class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
-    """Train in several processes on this machine, as a context manager. A process is started for each of the first
-    runs that are submitted.
+class LocalProcesses:
+    """Train in several processes on this machine, as a context manager. Each is started for its first run.
 
-    The processes are spread over the GPUs; where there are more of them than GPUs, they share them through NVIDIA MPS,
-    if it can be started. A run whose process is killed goes on in a new one. When the block ends by an exception, as by
-    Ctrl-C, the processes are killed: runs continue after their last finished epoch when they are called again.
+    The processes are spread over the GPUs; extra ones share the GPUs through NVIDIA MPS, if it can be started.
 
     Args:
         slots: the number of processes.
@@ -88,62 +67,37 @@ class LocalProcesses(contextlib.AbstractContextManager["LocalProcesses"]):
     """
 
     def __init__(
-        self,
-        slots: int,
-        device: str | None = None,
-        threads: int | None = None,
-        tell: Callable[[str], None] = lambda sentence: None,
+        self, slots: int, device: str | None = None, threads: int | None = None, tell: Tell = lambda sentence: None
     ) -> None:
         check_count("jobs", slots)
         self.slots = slots
-        self._devices = spread(device, slots)
+        self._slots = [_Slot(name) for name in spread(device, slots)]
         self._threads = threads or max(1, cores() // slots)
         self._tell = tell
-        self._stack = contextlib.ExitStack()  # does all of it, also where Ctrl-C is pressed again meanwhile
         self._environment: Mapping[str, str] = {}
-        self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
-        self._calls = ThreadPoolExecutor(slots)  # each thread waits for one process
-        self._stopped = False
+        self._stack = contextlib.ExitStack()
 
-    def __exit__(self, *exc: Any) -> None:
-        self._stopped = True
-        self._stack.__exit__(*exc)
+    def __enter__(self) -> LocalProcesses:
+        devices = {slot.device for slot in self._slots}
+        if "cpu" not in devices and len(devices) < self.slots:
+            self._environment = self._stack.enter_context(nvidia_mps(self._tell))
+        return self
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Future[Outcome]:
-        """Train a run in one of the processes, when one is free."""
-        if len(self._devices) == self.slots:  # no process is started yet
-            if self._devices[0] != "cpu" and len(set(self._devices)) < self.slots:
-                self._environment = self._stack.enter_context(nvidia_mps(self._tell))
-            self._stack.callback(self._calls.shutdown, cancel_futures=True)
-        if self._devices:
-            slot = _Slot(self._devices.pop(0), self._threads, self._environment)
-            slot.prepare()
-            self._stack.push(slot.stop)  # first: Ctrl-C may come while it starts
-            slot.start()
-            self._free.put(slot)
-        return self._calls.submit(self._train, job)
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(exc_type, exc, traceback)
 
-    def _train(self, job: RunJob) -> Outcome:
-        slot = self._free.get()
-        try:
-            for _ in range(1 + RETRIES):
-                try:
-                    return slot.pool.submit(train_in_worker, job.on(slot.device)).result()
-                except BrokenProcessPool:
-                    if self._stopped:
-                        raise
-                    self._tell(f"The process of {job.log.parent.name} was killed: perhaps memory ran out.")
-                    slot.prepare()
-                    slot.start()
-                    if self._stopped:  # meanwhile: nobody else would kill it
-                        slot.pool.kill()
-                        raise
-            raise BsamRuntimeError(
-                f"its process ended {1 + RETRIES} times: perhaps memory ran out (try fewer --jobs), or the "
-                'script has no `if __name__ == "__main__":`'
-            )
-        finally:
-            self._free.put(slot)
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+        """Train a run in a process that is free; in a new one if that was killed."""
+        slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
+        with contextlib.suppress(BrokenProcessPool):
+            if slot.pool is not None:
+                slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
+                return slot.future
+        slot.pool = self._stack.enter_context(worker_pool(1, self._threads, self._environment))
+        slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
+        return slot.future
 
 
 def spread(device: str | None, slots: int) -> list[str]:
