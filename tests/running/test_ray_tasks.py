@@ -1,10 +1,8 @@
 import os
 import signal
-import socket
 import time
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +10,12 @@ import pytest
 
 import bsam
 from bsam import cli
-from bsam.data import check_data
-from bsam.recipes import ray_tasks, run_job, runner
-from bsam.recipes.ray_tasks import RayTasks
-from bsam.recipes.run_job import RunJob, state_of
-from bsam.recipes.runner import Callbacks, run_all
+from bsam.recipes.states import state_of
+from bsam.running import job as run_job
+from bsam.running import runner
+from bsam.running.job import RunJob
+from bsam.running.ray_tasks import ray_tasks
+from bsam.running.runner import Callbacks, run_all
 from bsam.training.config import Run
 from helpers import draw_images
 from processes import Process
@@ -34,7 +33,7 @@ def cluster():
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
-    with RayTasks(cpus=2):
+    with ray_tasks(cpus=2):
         assert signal.getsignal(signal.SIGTERM) == before
         yield ray.get_runtime_context().gcs_address
     del os.environ["RAY_AUTH_MODE"]
@@ -53,12 +52,12 @@ def same_end(one, other):
 
 
 def drive(address, out, given):
-    with RayTasks(address, device="cpu") as executor:
+    with ray_tasks(address, device="cpu") as executor:
         run_all([LONG], out, executor=executor, **given)
 
 
 def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp_path, monkeypatch):
-    """8 runs, one of them begun by a driver that is killed, and killed again with its worker by SIGKILL."""
+    """3 runs, one of them begun by a driver that is killed, and killed again with its worker by SIGKILL."""
     draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
     given = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache"}
     first = Process(drive, cluster, tmp_path / "there", given)
@@ -70,7 +69,7 @@ def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp
     begun = len(state_of(LONG, tmp_path / "there").epochs)
     assert 0 < begun < LONG.epochs
 
-    runs = [LONG, *(replace(RUN, seed=seed) for seed in range(7))]
+    runs = [LONG, *(replace(RUN, seed=seed) for seed in range(2))]
     killed, progress = [], []
     monkeypatch.setattr(runner, "LOOK", 0.05)
 
@@ -83,9 +82,8 @@ def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp
             os.kill(pid, signal.SIGKILL)
 
     callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
-    with RayTasks(device="cpu") as executor:
+    with ray_tasks(device="cpu") as executor:
         assert executor.slots == 2
-        executor.check(partial(check_data, [RUN.data], tmp_path), tmp_path / "there")
         there = run_all(runs, tmp_path / "there", callbacks, executor, **given)
     assert len(killed) == 1
     assert (there[0].path / "log.txt").read_text().count("process ") >= 3
@@ -94,47 +92,10 @@ def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp
         same_end(one, other)
 
 
-def test_what_no_node_can_meet_is_refused(cluster, tmp_path):
-    with pytest.raises(bsam.BsamError, match=r"1 CPU and 0.5 GPUs.*the largest has 0 GPUs"), RayTasks(gpus_per_run=0.5):
+@pytest.mark.parametrize("wanted", [{"gpus_per_run": 0.5}, {"device": "cuda"}])
+def test_what_no_node_can_meet_is_refused(cluster, wanted):
+    with pytest.raises(bsam.BsamError, match=r"a run takes 1 CPU and .* GPUs, and no node"), ray_tasks(**wanted):
         pass
-    with pytest.raises(bsam.BsamError, match="the largest has 0 GPUs"), RayTasks(device="cuda"):
-        pass
-
-
-def test_a_data_folder_that_a_node_does_not_have_is_named(cluster, tmp_path):
-    check = partial(check_data, ["cifar10"], tmp_path / "no")
-    with RayTasks() as executor, pytest.raises(bsam.BsamError, match=rf"^node .*no folder {tmp_path / 'no'} on"):
-        executor.check(check, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_every_node_that_is_up_is_checked(cluster, tmp_path, monkeypatch):
-    import ray
-
-    (node,) = ray.nodes()
-    monkeypatch.setattr(ray, "nodes", lambda: [node, {**node, "Alive": False}, {**node, "NodeManagerAddress": "two"}])
-    out = tmp_path / "out"
-
-    def check():
-        with (tmp_path / "calls").open("a") as calls:
-            calls.write("called\n")
-
-    with RayTasks() as executor:
-        assert executor.slots == 4
-        executor.check(check, out)
-        assert (tmp_path / "calls").read_text() == "called\n" * 2
-        with pytest.raises(bsam.BsamError, match=r"^node .*: a task failed there \(.*division.*Is bsam installed"):
-            executor.check(lambda: 1 / 0, out)
-    assert "--out must be on a file system that all nodes share" in ray_tasks._check_node(lambda: None, tmp_path / "no")
-
-
-def test_that_no_node_is_left_is_said_once(cluster, monkeypatch):
-    told = []
-    with RayTasks(tell=told.append) as executor:
-        assert executor.slots == 2
-        monkeypatch.setattr(ray_tasks, "_nodes", list)
-        assert [executor.slots for _ in range(3)] == [0] * 3
-    assert [sentence[:21] for sentence in told] == ["No node that can trai"]
 
 
 def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkeypatch):
@@ -147,25 +108,24 @@ def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkey
         asked.append(named)
         return SimpleNamespace(remote=lambda *arguments: asked.append(arguments) or task)
 
-    (node,) = ray_tasks._nodes()
-    nodes = [{**node, "Resources": {**node["Resources"], "GPU": 1.0}}]
-    monkeypatch.setattr(ray_tasks, "_nodes", lambda: nodes)
+    (node,) = ray.nodes()
+    nodes = [{**node, "Resources": {**node["Resources"], "GPU": gpus}} for gpus in (1.0, 0.25)]
+    nodes.append({**nodes[0], "Alive": False})
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.25})
     monkeypatch.setattr(ray, "remote", lambda function: asked.append(function) or SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "cancel", lambda *task, force: cancelled.append((*task, force)))
     monkeypatch.chdir(tmp_path)
     given = {"data_dir": Path("data"), "cache_dir": Path("/cache"), "device": "auto"}
-    with RayTasks(gpus_per_run=0.5) as executor:
-        assert executor.submit(RunJob(RUN, Path("out"), given), print, print) is future
-    train, resources, (job, folder) = asked
-    assert resources == {"num_cpus": 1, "num_gpus": 0.5, "max_retries": 3}
-    assert job.options == {"data_dir": tmp_path / "data", "cache_dir": Path("/cache"), "device": "cuda"}
-    assert (job.out, folder) == (tmp_path / "out", str(tmp_path))
-    assert cancelled == [(task, True)]
-
-    with RayTasks(gpus_per_run=0) as executor:  # the node has a GPU
-        executor.submit(RunJob(RUN, Path("out"), given), print, print)
-    assert asked[-2]["num_gpus"] == 0
-    assert asked[-1][0].options["device"] == "cpu"
+    for gpus, slots in ((None, 1), (0.5, 2), (0.25, 3), (0, 4)):
+        with ray_tasks(gpus_per_run=gpus) as executor:
+            assert executor.slots == slots
+            assert executor.submit(RunJob(RUN, Path("out"), given), print, print) is future
+        train, resources, (job, folder) = asked[-3:]
+        assert resources == {"num_cpus": 1, "num_gpus": 1 if gpus is None else gpus, "max_retries": 3}
+        assert job.options == {**given, "data_dir": tmp_path / "data", "device": "cpu" if gpus == 0 else "cuda"}
+        assert (job.out, folder) == (tmp_path / "out", str(tmp_path))
+    assert cancelled == [(task, True)] * 4
 
     monkeypatch.setattr(run_job, "fit", lambda *_, **options: print(f"in {os.getcwd()}"))  # as on a node
     monkeypatch.chdir("/")
@@ -180,41 +140,27 @@ def test_ray_is_stopped_where_its_cluster_is_refused(cluster, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
     monkeypatch.setattr(ray, "init", lambda *_, **options: None)
-    with pytest.raises(bsam.BsamError, match="no node of the cluster has them"), RayTasks(gpus_per_run=8):
+    with pytest.raises(bsam.BsamError, match="no node of the cluster has them"), ray_tasks(gpus_per_run=8):
         pass
     assert stopped == [True]
     monkeypatch.setattr(ray, "init", fail_to_connect)
-    with pytest.raises(bsam.BsamError, match=r"Ray at auto cannot be used \(no cluster\): start one"), RayTasks("auto"):
-        pass
-    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
-    with pytest.raises(bsam.BsamError, match="must be HOST:PORT of its head node, or auto; got 'nowhere'"), RayTasks():
-        pass
+    for address, reason in (("auto", "no cluster"), ("nowhere", "invalid"), ("127.0.0.1:1", "refused")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(bsam.BsamError, match=rf"Ray at {address} .*{reason}.*: give HOST:PORT"), ray_tasks():
+            pass
 
 
 def fail_to_connect(*_, **options):
     raise ConnectionError("no\ncluster")
 
 
-@pytest.mark.parametrize("is_on", [False, True])
-def test_runs_that_share_a_gpu_without_mps_are_told_of(cluster, tmp_path, monkeypatch, is_on):
-    (node,) = ray_tasks._nodes()
-    nodes = [{**node, "Resources": {**node["Resources"], "GPU": 1.0}}, {"Resources": {"CPU": 4.0}}]
-    monkeypatch.setattr(ray_tasks, "_nodes", lambda: nodes)
-    monkeypatch.setattr(ray_tasks, "mps_runs", lambda: is_on)
-    told = []
-    for share in (0.5, 1.0):
-        with RayTasks(gpus_per_run=share, tell=told.append) as executor:
-            assert executor.slots == 1 / share
-            executor.check(lambda: None, tmp_path)
-    assert len(told) == (not is_on)
-    assert all(sentence.startswith("NVIDIA MPS is not on at node ") for sentence in told)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ray", "nowhere"], "must be HOST:PORT of its head node, or auto; got 'nowhere'"),
-        (["--ray", "ray://host:10001"], "must be HOST:PORT"),
+        (
+            ["--ray", "127.0.0.1:1"],
+            "Ray at 127.0.0.1:1 cannot be used ([Errno 111] Connection refused): give HOST:PORT",
+        ),
         (["--ray", "--gpus-per-run", "1.5"], "gpus_per_run must be between 0 and 1, or a whole number; got 1.5"),
         (["--ray", "--gpus-per-run", "-1"], "gpus_per_run must be"),
         (["--ray", "--device", "cuda:1"], "device must be auto, cpu or cuda, got 'cuda:1'"),
@@ -225,13 +171,4 @@ def test_runs_that_share_a_gpu_without_mps_are_told_of(cluster, tmp_path, monkey
 def test_refusals(arguments, words, tmp_path, capsys):
     assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out"), *arguments]) == 2
     assert words in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_address_where_nothing_listens(tmp_path, capsys):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out"), "--ray", address]) == 2
-    assert f"no Ray cluster answers at {address}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

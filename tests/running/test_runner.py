@@ -1,20 +1,23 @@
-import itertools
 import json
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import bsam
-from bsam.recipes import RECIPES, run_job, runner
+from bsam.recipes import RECIPES
 from bsam.recipes.choices import untuned, with_tuned_settings
-from bsam.recipes.run_job import Outcome, state_of
-from bsam.recipes.runner import Callbacks, RunsFailed, run_all
+from bsam.recipes.states import state_of
+from bsam.running import job, runner
+from bsam.running.job import Outcome
+from bsam.running.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.lock import RunLocked, locked
 from bsam.training.loop import fit
 from bsam.training.run_dir import run_dir_name
+from fake_fit import FakeFit
 from processes import Process
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
@@ -22,9 +25,9 @@ RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, 
 
 
 @pytest.fixture
-def fake(fake_fit, monkeypatch):
-    fake = fake_fit()
-    monkeypatch.setattr(run_job, "fit", fake)
+def fake(monkeypatch):
+    fake = FakeFit()
+    monkeypatch.setattr(job, "fit", fake)
     return fake
 
 
@@ -39,12 +42,11 @@ def test_in_order_and_never_twice(fake, tmp_path):
     assert fake.asked == [*RUNS, replace(TINY, seed=2)]
 
 
-@pytest.mark.parametrize("loss", ["training loss is nan", "test loss is inf"])
-def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path, loss):
-    fake.trouble[run_dir_name(RUNS[1])] = f"the {loss} in epoch 1: a smaller lr may help"
+def test_a_diverged_run_is_noted_and_stops_nobody(fake, tmp_path):
+    fake.trouble[run_dir_name(RUNS[1])] = "the training loss is nan in epoch 1: a smaller lr may help"
     states = run_all(RUNS, tmp_path)
     assert words(states) == ["done", "diverged", "done", "done"]
-    assert loss in states[1].diverged
+    assert "training loss is nan" in states[1].diverged
     assert (states[1].ended, states[1].finished, states[1].left) == (True, False, 0)
     run_all(RUNS, tmp_path)
     assert len(fake.asked) == 4  # not tried again
@@ -81,42 +83,43 @@ def test_interrupted_it_keeps_everything(fake, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_all(RUNS, tmp_path)
     assert words(state_of(run, tmp_path) for run in RUNS) == ["done", "done", "missing", "missing"]
-    fake.trouble.clear()
     fake.asked.clear()
     assert words(run_all(RUNS, tmp_path)) == ["done"] * 4
     assert fake.asked == RUNS[2:]
 
 
 def test_a_run_that_another_process_holds_is_tried_again_at_the_end(fake, tmp_path):
-    told = []
-    fake.trouble[run_dir_name(RUNS[0])] = RunLocked(
-        f"{tmp_path}: another process is training there. Wait for it, or choose another folder"
-    )
-    assert words(run_all(RUNS, tmp_path, Callbacks(tell=told.append))) == ["done"] * 4
-    assert fake.asked == [*RUNS, RUNS[0]]
+    """And one that begins with it after that."""
+    told, runs = [], [*RUNS, replace(TINY, init=run_dir_name(RUNS[0]))]
+    fake.trouble[run_dir_name(RUNS[0])] = RunLocked("another process is training there")
+    assert words(run_all(runs, tmp_path, Callbacks(tell=told.append))) == ["done"] * 5
+    assert fake.asked == [*RUNS, RUNS[0], runs[4]]
     assert len(told) == 1
     assert run_dir_name(RUNS[0]) in told[0]
 
 
-def test_what_others_finished_meanwhile_is_not_run(fake, fake_fit, tmp_path):
+def test_what_others_finished_meanwhile_is_not_run(fake, tmp_path):
     def others(state, over):
         if state.run == RUNS[0]:
-            fake_fit()(RUNS[1], tmp_path / run_dir_name(RUNS[1]))
+            FakeFit()(RUNS[1], tmp_path / run_dir_name(RUNS[1]))
 
     run_all(RUNS, tmp_path, Callbacks(on_end=others))
     assert fake.asked == [RUNS[0], *RUNS[2:]]
 
 
-def test_options_reach_the_training_and_callbacks_are_called(fake_fit, monkeypatch, tmp_path):
-    seen, told, clock = [], [], itertools.count()
+def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_path):
+    seen, told, now = [], [], [0.0]
 
     def note(run, folder, **options):
-        seen.append({name: options[name] for name in ("data_dir", "device")})
-        fake_fit()(run, folder, options["each_epoch"])
+        def each_epoch(*arguments):
+            now[0] += 1.0  # each epoch takes a second
+            options["each_epoch"](*arguments)
 
-    monkeypatch.setattr(run_job, "fit", note)
-    look = SimpleNamespace(perf_counter=lambda: next(clock))  # a second later at each look
-    monkeypatch.setattr(runner, "time", look)
+        seen.append({name: options[name] for name in ("data_dir", "device")})
+        FakeFit()(run, folder, each_epoch)
+
+    monkeypatch.setattr(job, "fit", note)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
     callbacks = Callbacks(
         on_start=lambda state, progress: told.append((str(state), progress.done, progress.left)),
         on_epoch=lambda done, total: told.append((done, total)),
@@ -125,13 +128,8 @@ def test_options_reach_the_training_and_callbacks_are_called(fake_fit, monkeypat
     run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert seen == [{"data_dir": "there", "device": "cpu"}] * 2
     first = [("missing", 0, (0, 2)), (1, 2), (2, 2), ("done", 1)]
-    assert told == [
-        *first,
-        ("missing", 1, (4.0, 0)),
-        (1, 2),
-        (2, 2),
-        ("done", 2),
-    ]  # SAM: two passes, two epochs, a second each
+    second = [("missing", 1, (4.0, 0)), (1, 2), (2, 2), ("done", 2)]  # SAM: two passes, two epochs, a second each
+    assert told == [*first, *second]
 
 
 def test_real_runs_stopped_after_an_epoch_go_on_and_end_the_same(tmp_path):
@@ -152,25 +150,16 @@ def test_real_runs_stopped_after_an_epoch_go_on_and_end_the_same(tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_a_real_run_diverges_and_the_next_one_does_not(tmp_path):
-    wild = replace(TINY, lr=1e30)
-    states = run_all([wild, TINY], tmp_path)
-    assert words(states) == ["diverged", "done"]
+def test_real_runs_diverge_and_the_next_one_does_not(tmp_path):
+    """One in its first steps; one in its last step, so that its training loss is fine."""
+    wild, late = replace(TINY, lr=1e30), replace(TINY, epochs=1, batch=128, lr=1e30)
+    states = run_all([wild, late, TINY], tmp_path)
+    assert words(states) == ["diverged", "diverged", "done"]
     assert "loss is" in states[0].diverged
-
-
-def test_a_run_that_was_finished_after_all_is_not_said_to_have_diverged(tmp_path):
-    (state,) = run_all([TINY], tmp_path)
-    (state.path / "diverged.json").write_text('{"reason": "on another machine"}')
-    again = state_of(TINY, tmp_path)
+    assert states[1].diverged.startswith("the test loss is")
+    (states[2].path / "diverged.json").write_text('{"reason": "on another machine"}')
+    again = state_of(TINY, tmp_path)  # it was finished after all
     assert (str(again), again.finished, again.diverged) == ("done", True, None)
-
-
-def test_a_real_run_whose_last_step_went_too_far(tmp_path):
-    (state,) = run_all(
-        [replace(TINY, epochs=1, batch=128, lr=1e30)], tmp_path
-    )  # one step: the training loss before it is fine
-    assert state.diverged.startswith("the test loss is")
 
 
 def test_a_real_lock_is_passed_over(tmp_path):
@@ -191,14 +180,7 @@ def test_two_processes_share_the_work(tmp_path):
     assert all([metrics["epoch"] for metrics in state.epochs] == [1, 2] for state in states)
 
 
-def test_a_folder_of_other_settings_is_refused(fake, tmp_path):
-    run_all([TINY], tmp_path)
-    (tmp_path / run_dir_name(TINY) / "config.json").write_text(json.dumps(replace(TINY, lr=0.3).settings()))
-    with pytest.raises(bsam.BsamError, match=r"other settings \(lr 0.3 there, 0.05 here\)"):
-        state_of(TINY, tmp_path)
-
-
-def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
+def test_a_folder_of_other_settings_is_refused_and_finished_needs_every_epoch_and_the_network(fake, tmp_path):
     run_all([TINY], tmp_path)
     folder = tmp_path / run_dir_name(TINY)
     (folder / "model.safetensors").unlink()
@@ -206,86 +188,85 @@ def test_finished_needs_every_epoch_and_the_network(fake, tmp_path):
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
     assert str(state_of(TINY, tmp_path)) == "epoch 1 of 2"
+    (folder / "config.json").write_text(json.dumps(replace(TINY, lr=0.3).settings()))
+    with pytest.raises(bsam.BsamError, match=r"other settings \(lr 0.3 there, 0.05 here\)"):
+        state_of(TINY, tmp_path)
 
 
 def test_what_was_compiled_for_another_run_is_forgotten(fake, tmp_path, monkeypatch):
     resets = []
-    monkeypatch.setattr(run_job.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
+    monkeypatch.setattr(job.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
     run_all([TINY, replace(TINY, compile=True), replace(TINY, compile=True, seed=1)], tmp_path)
     assert resets == [1, 2]  # before each of the two
 
 
-def test_what_other_processes_do_is_told_and_measured(fake_fit, tmp_path, monkeypatch):
-    """An executor of two runs at a time: an epoch is done, a run that is locked by another command ends there, two of
-    ours fail, the others end.
-    """
-    runs = [replace(TINY, seed=seed, epochs=4) for seed in range(5)]
-    futures, told, found = {run: Future() for run in runs}, [], []
-    executor = SimpleNamespace(slots=2, submit=lambda job, *_: futures[job.run])
-    monkeypatch.setattr(runner, "LOOK", 0)
+class TwoSlots:
+    """An executor of two runs at a time whose outcomes the test sets, and that knows what it was given."""
 
-    def begin(run, epochs):
-        folder = tmp_path / run_dir_name(run)
-        folder.mkdir(exist_ok=True)
-        (folder / "log.txt").touch()
-        (folder / "config.json").write_text(json.dumps(run.settings()))
-        lines = [json.dumps({"epoch": epoch, "seconds": 3.0, "test_accuracy": 0.5}) for epoch in range(1, epochs + 1)]
-        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    slots = 2
+
+    def __init__(self):
+        self.given = {}
+
+    def submit(self, job, *_):
+        self.given[job.run] = Future()
+        return self.given[job.run]
+
+
+def test_runs_of_other_processes_are_told_and_measured(tmp_path, monkeypatch):
+    """The process of a run is killed and it continues, another command ends a locked run, one fails, others end."""
+    runs = [replace(TINY, seed=seed) for seed in range(4)]
+    executor, told, found, now = TwoSlots(), [], [], [0.0]
+    monkeypatch.setattr(runner, "LOOK", 0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def finish(run):
+        FakeFit()(run, tmp_path / run_dir_name(run))
+        (tmp_path / run_dir_name(run) / "log.txt").touch()
 
     def look(progress):
-        found.append(progress)
-        if len(found) == 1:
-            begin(runs[0], 1)
-        if len(found) == 2:
-            futures[runs[1]].set_result(Outcome(False, ("it is locked",)))
-        if len(found) == 3:
-            fake_fit()(runs[1], tmp_path / run_dir_name(runs[1]))
-            (tmp_path / run_dir_name(runs[1]) / "log.txt").touch()
-        if len(found) == 4:
-            for run in (runs[2], runs[4]):
-                futures[run].set_exception(OSError("the executor is broken"))
-        if len(found) in (7, 8):
-            run = runs[0] if len(found) == 7 else runs[3]
-            fake_fit()(run, tmp_path / run_dir_name(run))
-            futures[run].set_result(Outcome(True, ("it was slow",)))
+        found.append((progress.done, progress.running, progress.failed))
+        given, step = executor.given, len(found)
+        if step == 1:
+            assert list(given) == runs[:2]
+            given.pop(runs[0]).set_exception(BrokenProcessPool())
+        if step == 2:
+            assert list(given) == runs[1:2]
+        if step == 3:
+            assert list(given) == [runs[1], runs[0]]
+            given[runs[1]].set_result(Outcome(False, told=("it is locked",)))
+            finish(runs[1])
+        if step == 5:
+            assert list(given)[2:] == runs[2:3]
+            given[runs[2]].set_result(Outcome(False, "no memory"))
+            now[0] = 6.0
+            finish(runs[0])
+            given[runs[0]].set_result(Outcome(True, told=("it was slow",)))
+        if step == 7:
+            assert progress.left == (6.0, 0)  # as long as that one took
+            finish(runs[3])
+            given[runs[3]].set_result(Outcome(True))
 
-    with pytest.raises(RunsFailed, match="the executor is broken"):
+    with pytest.raises(RunsFailed, match=f"1 of 4 runs failed: {run_dir_name(runs[2])}: no memory"):
         run_all(runs, tmp_path, Callbacks(on_progress=look, tell=told.append), executor)
-    assert told == ["it is locked", "it was slow", "it was slow"]
-    assert [(each.done, each.running, each.failed) for each in found] == [
-        (0, 2, 0),
-        (0, 2, 0),
-        (0, 2, 0),
-        (1, 2, 0),  # the other command has ended its run
-        (1, 2, 1),  # a run failed, at once,
-        (1, 2, 2),  # and another one;
-        (1, 2, 2),  # as each second
-        (2, 1, 2),
-        (3, 0, 2),
-        (3, 0, 2),  # when the run of the other command is tried again
-    ]
-    assert found[7].left == (5.0, 0)  # one run is left, beside two that failed
-    assert [each.left for each in found[:3]] == [(0.0, 5), (57.0 / 2, 0), (57.0 / 2, 0)]  # two at a time
+    killed, *others = told
+    assert killed.startswith(f"The process of {run_dir_name(runs[0])} was killed")
+    assert others == ["it is locked", "it was slow"]
+    assert found == [(0, 2, 0), (0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0), (2, 0, 1), (2, 1, 1), (3, 0, 1), (3, 0, 1)]
 
 
-def test_only_runs_that_began_are_looked_at(fake, tmp_path, monkeypatch):
-    looked, futures = [], {run: Future() for run in RUNS}
-    executor = SimpleNamespace(slots=2, submit=lambda job, *_: futures[job.run])
-    monkeypatch.setattr(runner, "LOOK", 0)
-    real = runner.state_of
-    run_all(RUNS[:1], tmp_path)
+def test_a_run_whose_process_ends_each_time_is_given_up(tmp_path, monkeypatch):
+    submitted = []
 
-    def look(progress):
-        if not looked:
-            monkeypatch.setattr(runner, "state_of", lambda run, *a, **k: looked.append(run) or real(run, *a, **k))
-            (tmp_path / run_dir_name(RUNS[1])).mkdir()
-            (tmp_path / run_dir_name(RUNS[1]) / "log.txt").touch()
-        else:
-            assert looked == [RUNS[1]]
-            raise KeyboardInterrupt
+    def submit(job, *_):
+        submitted.append(job.run)
+        future = Future()
+        future.set_exception(BrokenProcessPool() if job.run == TINY else OSError("the executor is broken"))
+        return future
 
-    with pytest.raises(KeyboardInterrupt):
-        run_all(RUNS, tmp_path, Callbacks(on_progress=look), executor)
+    with pytest.raises(RunsFailed, match=r"its process ended 4 times.*the executor is broken"):
+        run_all(RUNS[:2], tmp_path, executor=SimpleNamespace(slots=1, submit=submit))
+    assert submitted == [*[TINY] * 4, RUNS[1]]
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
