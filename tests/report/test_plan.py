@@ -1,5 +1,3 @@
-import io
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +8,8 @@ from rich.console import Console
 import bsam
 from bsam.core.extras import require_package
 from bsam.recipes import RECIPES
-from bsam.recipes.runner import Progress
-from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
+from bsam.report.plan import name_of, plan_info, plan_table, show_runs, totals
+from bsam.running.runner import Progress
 from bsam.training.run_state import RunState
 
 CURVES = RECIPES["training-curves"]
@@ -45,7 +43,7 @@ def test_the_plan():
     ]
     plan = plan_info(recipe, states)
     assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
-    first = statistics.median([2.0, 1.5])  # of SGD and SAM, for one pass
+    first = (2.0 + 3.0) / 3  # of SGD and SAM, for one pass
     assert [seconds for _, _, seconds in plan] == pytest.approx(
         [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
     )
@@ -55,10 +53,20 @@ def test_the_plan():
     assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
 
 
-def test_what_is_told_while_runs_are_run(tmp_path):
+def told(capsys, monkeypatch, calls, **options):
+    """Return the lines that are printed, and the last line of progress on a terminal."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    with show_runs(CURVES, 5, **options) as callbacks:
+        calls(callbacks)
+    out, error = capsys.readouterr()
+    return out.splitlines(), error.split("\r")[-1].removesuffix("\x1b[K\n")
+
+
+def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     run = CURVES.runs("smoke")[2]
-    console = Console(width=400, no_color=True, force_terminal=False)
-    with console.capture() as capture, run_bars(console, CURVES, 5) as callbacks:
+
+    def calls(callbacks):
         callbacks.on_start(RunState(run, Path("a")), Progress(5, 1, 0, 1, (90.0, 0)))
         callbacks.on_epoch(1, 3)
         diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
@@ -67,40 +75,27 @@ def test_what_is_told_while_runs_are_run(tmp_path):
         (tmp_path / "log.txt").touch()
         callbacks.on_fail(RunState(run, tmp_path), "out of memory")
         callbacks.tell("Something else.")
-    text = capture.get()
-    assert f"{name_of(run)}. Left: about 90 s" in text
-    assert "the training loss is nan in epoch 2" in text
-    assert f"{name_of(run)}: no folder.\n" in text
-    assert f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}" in text
-    assert "Something else." in text
-    assert "3/5" in text
+        callbacks.on_progress(Progress(5, 1, 1, 2, (90.0, 0)))
+
+    lines, last = told(capsys, monkeypatch, calls)
+    assert lines == [
+        f"{name_of(run)}. Left: about 90 s",
+        f"{name_of(run)}: the training loss is nan in epoch 2",
+        f"{name_of(run)}: no folder.",
+        f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
+        "Something else.",
+    ]
+    assert last == "runs: 3 of 5, epoch 1 of 3, left: about 90 s"
 
 
-def test_what_is_told_while_several_runs_are_run_at_the_same_time():
+def test_what_is_told_while_several_runs_are_run_at_the_same_time(capsys, monkeypatch):
     run = CURVES.runs("smoke")[2]
-    console = Console(width=200, no_color=True, force_terminal=False)
-    with console.capture() as capture, run_bars(console, CURVES, 5, several=True) as callbacks:
+
+    def calls(callbacks):
         callbacks.on_start(RunState(run, Path("a")), Progress(5, 0, 2, 0, (0.0, 5)))
         callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)))
         callbacks.on_progress(Progress(5, 2, 2, 1, (45.0, 0)))
-    line, bar = capture.get().splitlines()
-    assert line == f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"
-    assert bar.startswith("2 running, 1 failed, 0 waiting, left: about 45 s")
-    assert "3/5" in bar
-    with (
-        console.capture() as capture,
-        run_bars(console, CURVES, 5, several=True) as callbacks,
-    ):  # called again, nothing ended
-        callbacks.on_start(RunState(run, Path("a")), Progress(5, 3, 2, 1, (0.0, 1)))
-    assert "4/5 0:00:00" in " ".join(capture.get().split())
 
-
-def test_bars_reach_and_start_again():
-    out = io.StringIO()
-    with progress(Console(file=out, width=100), {"models": 2, "trace": 1}) as bars:
-        bars.reach("trace", 3, 9)
-        bars.reach("trace", 9, 9)
-        bars.reach("models", 1, 2)
-        bars.reach("trace", 2, 8)
-    assert "1/2" in out.getvalue()
-    assert "2/8" in out.getvalue()
+    lines, last = told(capsys, monkeypatch, calls, stage="tuning", several=True)
+    assert lines == [f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"]
+    assert last == "tuning: 3 of 5, 2 running, 1 failed, 0 waiting, left: about 45 s"

@@ -157,10 +157,6 @@ def fail_to_connect(*_, **options):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["--ray", "127.0.0.1:1"],
-            "Ray at 127.0.0.1:1 cannot be used ([Errno 111] Connection refused): give HOST:PORT",
-        ),
         (["--ray", "--gpus-per-run", "1.5"], "gpus_per_run must be between 0 and 1, or a whole number; got 1.5"),
         (["--ray", "--gpus-per-run", "-1"], "gpus_per_run must be"),
         (["--ray", "--device", "cuda:1"], "device must be auto, cpu or cuda, got 'cuda:1'"),

@@ -45,10 +45,11 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
 
     def say(self, sentence: str) -> None:
         """Print a sentence on the output stream, above the line."""
-        if self._is_terminal:
+        has_line = self._is_terminal and bool(self._line)
+        if has_line:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         print(sentence, flush=True)
-        if self._is_terminal:
+        if has_line:
             self._draw()
 
     def _draw(self) -> None:
