@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bsam.recipes.executors import Executor, InProcess, LocalProcesses
-from bsam.recipes.ray_tasks import RayTasks
 
 import machine
+from bsam.running.executors import Executor, InProcess, LocalProcesses
+from bsam.running.ray_tasks import ray_tasks
 from bsam.running.runner import run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import LOG
@@ -29,7 +29,7 @@ from bsam.training.run_dir import LOG
 EXECUTORS = {
     "jobs 1": InProcess,
     "jobs 2": lambda: LocalProcesses(2, "cpu", threads=1),
-    "ray, 2 CPUs": lambda: RayTasks(device="cpu", cpus=2),
+    "ray, 2 CPUs": lambda: ray_tasks(device="cpu", cpus=2),
 }
 
 

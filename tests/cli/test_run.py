@@ -31,7 +31,7 @@ CHEAP = {
     "sharpness-curves": ["sam", "bsam-2"],
     "training-curves": ["sgd", "bsam-2"],
     "transfer": ["sgd"],
-    "quantization": ["bsam-2"],
+    "quantization": ["bsam-2", "--models", "resnet8"],
 }
 
 

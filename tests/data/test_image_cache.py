@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 
 from bsam.core.errors import BsamRuntimeError, BsamValueError
-from bsam.core.workers import Workers
 from bsam.data import image_blocks, image_cache
 from bsam.data.examples import Dataset
 from bsam.data.image_decoding import Resize, decode, decode_bytes
 from bsam.data.image_files import read_folder
+from bsam.host.processes import worker_pool
 from processes import Script
 
 BLOCK, SIZE = 3, 8
@@ -236,7 +236,9 @@ def test_a_call_after_a_killed_one_decodes_the_other_blocks_only(folder, decoded
 
 
 def test_interrupted_workers_leave_what_they_finished(folder, decoded, monkeypatch):
-    monkeypatch.setattr(image_blocks, "Workers", lambda count: Workers(count - 1))  # starting each takes seconds
+    monkeypatch.setattr(
+        image_blocks, "worker_pool", lambda count: worker_pool(count - 1)
+    )  # starting each takes seconds
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -346,7 +348,7 @@ def test_a_killed_worker_and_a_wrong_number_of_workers_are_errors(folder, monkey
     def killed(*arguments):
         raise BrokenProcessPool
 
-    monkeypatch.setattr(image_blocks.Workers, "submit", killed)
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", killed)
     with pytest.raises(BsamRuntimeError, match=r"memory ran out .call again with fewer workers., or the script"):
         load(folder, workers=2)
     with pytest.raises(BsamValueError, match="workers must be at least 1, got 0"):

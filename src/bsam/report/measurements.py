@@ -108,7 +108,7 @@ def flatness_report(
         instruments: the settings.
         folder: for the results.
         device: a name, or ``"auto"``.
-        console: where table and bars are printed.
+        console: where the table is printed.
 
     Returns:
         the files that were written.
