@@ -28,12 +28,14 @@ def test_a_line_every_minute(capsys, clock):
             clock[0] = 5.0 + 60 * minutes
             line.reach("Decoding", 10 * minutes, 40)
         line.say("Something else.")
+        line.reach("Decoding", 40, 40)
     out, error = capsys.readouterr()
     assert out == "Something else.\n"
     assert error.splitlines() == [
         "Decoding: 10 of 40, about 3 min left",
         "Decoding: 20 of 40, about 2 min left",
         "Decoding: 30 of 40, about 60 s left",
+        "Decoding: 40 of 40",
     ]
 
 

@@ -11,8 +11,8 @@ INTERVAL = {True: 0.2, False: 60.0}  # seconds between two lines: on a terminal,
 
 
 class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
-    """Show how far work is on the error stream, until the block ends: a line that is replaced on a terminal, or a line
-    every minute elsewhere.
+    """Show how far work is on the error stream, until the block ends: a line that is replaced on a terminal; elsewhere
+    a line every minute, and one at the end.
     """
 
     def __init__(self) -> None:
@@ -20,6 +20,7 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         self._stages: dict[str, tuple[int, int]] = {}
         self._begun: dict[str, tuple[float, int]] = {}  # when a stage began, and what was done by then
         self._line, self._last = "", -INTERVAL[True] if self._is_terminal else time.monotonic()
+        self._is_noted = False
 
     def reach(self, stage: str, done: int, total: int, note: str | None = None) -> None:
         """Say that ``done`` of ``total`` is done.
@@ -28,9 +29,11 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
             stage: the name of the work; several are shown side by side. One that goes back starts again.
             done: what is done.
             total: what is to do.
-            note: words for the end of the line; None says how much time is left by the speed of the stage.
+            note: words for the end of the line, of work that prints its end itself; None says how much time is left by
+                the speed of the stage.
         """
         now = time.monotonic()
+        self._is_noted = note is not None
         if done < self._stages.get(stage, (total + 1, total))[0]:
             self._begun[stage] = now, done
         self._stages[stage] = done, total
@@ -56,9 +59,10 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         shown = f"\r{self._line[: shutil.get_terminal_size().columns - 1]}\x1b[K" if self._is_terminal else self._line
         print(shown, end="" if self._is_terminal else "\n", file=sys.stderr, flush=True)
 
-    def __exit__(self, *_: object) -> None:
-        if self._is_terminal and self._line:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if self._line and (self._is_terminal or not (self._is_noted or exc_type)):
             self._draw()
+        if self._line and self._is_terminal:
             print(file=sys.stderr, flush=True)
 
 
