@@ -53,49 +53,25 @@ def test_the_plan():
     assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
 
 
-def told(capsys, monkeypatch, calls, **options):
-    """Return the lines that are printed, and the last line of progress on a terminal."""
+def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    with show_runs(CURVES, 5, **options) as callbacks:
-        calls(callbacks)
-    out, error = capsys.readouterr()
-    return out.splitlines(), error.split("\r")[-1].removesuffix("\x1b[K\n")
-
-
-def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     run = CURVES.runs("smoke")[2]
-
-    def calls(callbacks):
-        callbacks.on_start(RunState(run, Path("a")), Progress(5, 1, 0, 1, (90.0, 0)))
-        callbacks.on_epoch(1, 3)
-        diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
-        callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)))
-        callbacks.on_fail(RunState(run, tmp_path / "not writable"), "no folder")
+    diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
+    with show_runs(CURVES, 5, "tuning") as callbacks:
+        callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)), None)
+        callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)), None)
+        callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
         (tmp_path / "log.txt").touch()
-        callbacks.on_fail(RunState(run, tmp_path), "out of memory")
+        callbacks.on_end(RunState(run, tmp_path), Progress(5, 1, 0, 4, (90.0, 0)), "out of memory")
         callbacks.tell("Something else.")
-        callbacks.on_progress(Progress(5, 1, 1, 2, (90.0, 0)))
-
-    lines, last = told(capsys, monkeypatch, calls)
-    assert lines == [
-        f"{name_of(run)}. Left: about 90 s",
+        callbacks.on_progress(Progress(5, 1, 2, 2, (45.0, 0)))
+    out, error = capsys.readouterr()
+    assert out.splitlines() == [
+        f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s",
         f"{name_of(run)}: the training loss is nan in epoch 2",
-        f"{name_of(run)}: no folder.",
+        f"{name_of(run)}: no folder",
         f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
         "Something else.",
     ]
-    assert last == "runs: 3 of 5, epoch 1 of 3, left: about 90 s"
-
-
-def test_what_is_told_while_several_runs_are_run_at_the_same_time(capsys, monkeypatch):
-    run = CURVES.runs("smoke")[2]
-
-    def calls(callbacks):
-        callbacks.on_start(RunState(run, Path("a")), Progress(5, 0, 2, 0, (0.0, 5)))
-        callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)))
-        callbacks.on_progress(Progress(5, 2, 2, 1, (45.0, 0)))
-
-    lines, last = told(capsys, monkeypatch, calls, stage="tuning", several=True)
-    assert lines == [f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s"]
-    assert last == "tuning: 3 of 5, 2 running, 1 failed, 0 waiting, left: about 45 s"
+    assert error.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K\n")

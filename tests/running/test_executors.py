@@ -43,7 +43,7 @@ def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, 
             killed.append(int((long.path / "log.txt").read_text().split("process ")[1].split()[0]))
             os.kill(killed[0], signal.SIGKILL)
 
-    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found), tell=told.append)
+    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found, failed: kill(found), tell=told.append)
     with LocalProcesses(2, "cpu", 1) as pool, pytest.raises(RunsFailed, match="rho must be") as failure:
         run_all(runs, tmp_path / "there", callbacks, pool)
     assert sum(f"The process of {run_dir_name(good[1])} was killed" in sentence for sentence in told) == 1
@@ -114,7 +114,7 @@ def test_a_closed_output_ends_all_runs(tmp_path):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run_all([RUN, replace(RUN, seed=1)], tmp_path, Callbacks(on_epoch=close))
+        run_all([RUN, replace(RUN, seed=1)], tmp_path, Callbacks(on_progress=close))
 
 
 def test_processes_are_spread_over_the_gpus(monkeypatch):

@@ -81,7 +81,7 @@ def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found: kill(found))
+    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found, failed: kill(found))
     with ray_tasks(device="cpu") as executor:
         assert executor.slots == 2
         there = run_all(runs, tmp_path / "there", callbacks, executor, **given)

@@ -57,7 +57,7 @@ def test_a_run_that_fails_stops_nobody_and_is_named_at_the_end(fake, tmp_path):
     runs, told = [*RUNS, replace(TINY, init=run_dir_name(RUNS[1]))], []
     fake.trouble[run_dir_name(RUNS[1])] = RuntimeError("out of\nmemory")
     fake.trouble[run_dir_name(RUNS[2])] = bsam.BsamError("the file is damaged")
-    callbacks = Callbacks(on_fail=lambda state, message: told.append((state.path.name, message)))
+    callbacks = Callbacks(lambda state, progress, failed: failed and told.append((state.path.name, failed)))
     with pytest.raises(RunsFailed, match=r"^3 of 5 runs failed: ") as failure:
         run_all(runs, tmp_path, callbacks)
     first, second, third = map(run_dir_name, (*runs[1:3], runs[4]))
@@ -99,7 +99,7 @@ def test_a_run_that_another_process_holds_is_tried_again_at_the_end(fake, tmp_pa
 
 
 def test_what_others_finished_meanwhile_is_not_run(fake, tmp_path):
-    def others(state, over):
+    def others(state, *_):
         if state.run == RUNS[0]:
             FakeFit()(RUNS[1], tmp_path / run_dir_name(RUNS[1]))
 
@@ -121,15 +121,14 @@ def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_pa
     monkeypatch.setattr(job, "fit", note)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
     callbacks = Callbacks(
-        on_start=lambda state, progress: told.append((str(state), progress.done, progress.left)),
-        on_epoch=lambda done, total: told.append((done, total)),
-        on_end=lambda state, progress: told.append((str(state), progress.done)),
+        on_end=lambda state, progress, failed: told.append((str(state), progress.done, failed)),
+        on_progress=lambda progress: told.append((progress.running, progress.left)),
     )
     run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert seen == [{"data_dir": "there", "device": "cpu"}] * 2
-    first = [("missing", 0, (0, 2)), (1, 2), (2, 2), ("done", 1)]
-    second = [("missing", 1, (4.0, 0)), (1, 2), (2, 2), ("done", 2)]  # SAM: two passes, two epochs, a second each
-    assert told == [*first, *second]
+    # two epochs of SGD take a second each, and SAM has two passes
+    first = [(1, (5.0, 0)), (1, (4.0, 0)), ("done", 1, None), (0, (4.0, 0))]
+    assert told == [*first, (1, (1.0, 0)), (1, (0.0, 0)), ("done", 2, None), (0, (0.0, 0))]
 
 
 def test_real_runs_stopped_after_an_epoch_go_on_and_end_the_same(tmp_path):
@@ -264,7 +263,7 @@ def test_a_run_whose_process_ends_each_time_is_given_up(tmp_path, monkeypatch):
         future.set_exception(BrokenProcessPool() if job.run == TINY else OSError("the executor is broken"))
         return future
 
-    with pytest.raises(RunsFailed, match=r"its process ended 4 times.*the executor is broken"):
+    with pytest.raises(RunsFailed, match=r"its process was killed 4 times.*the executor is broken"):
         run_all(RUNS[:2], tmp_path, executor=SimpleNamespace(slots=1, submit=submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
 

@@ -183,7 +183,7 @@ def _train(
 
     def run(runs: Sequence[Run], stage: str) -> None:
         try:
-            with show_runs(recipe, len(runs), stage, not isinstance(executor, InProcess)) as callbacks:
+            with show_runs(recipe, len(runs), stage) as callbacks:
                 run_all(runs, out, callbacks, executor, **options)
         except RunsFailed as error:
             failed.update(error.failed)

@@ -109,44 +109,23 @@ def counts(found: Progress) -> str:
 
 
 @contextlib.contextmanager
-def show_runs(recipe: Recipe, runs: int, stage: str = "runs", several: bool = False) -> Iterator[Callbacks]:
-    """Show how many runs have ended and how long the others will take, and print a line for each run.
+def show_runs(recipe: Recipe, runs: int, stage: str = "runs") -> Iterator[Callbacks]:
+    """Show how many runs have ended and how long the others will take, and print a line for each run that ends.
 
     Args:
         recipe: the experiment.
         runs: the number of runs.
         stage: the name of the work.
-        several: whether runs are trained at the same time. Then there is a line for each run that ends rather than
-            starts, and the numbers of runs that are running, failed and waiting rather than the epochs of one run.
     """
     with ProgressLine() as line:
-        epochs = ""
 
-        def name(state: RunState) -> str:
-            return name_of(state.run, recipe.method_title(state.run))
-
-        def on_start(state: RunState, found: Progress) -> None:
-            if not several:
-                line.say(f"{name(state)}. Left: {time_left(found.left)}")
-                on_epoch(len(state.epochs), state.run.epochs)
-
-        def on_epoch(done: int, total: int) -> None:
-            nonlocal epochs
-            epochs = f"epoch {done} of {total}, "
-
-        def on_end(state: RunState, found: Progress) -> None:
-            if state.diverged is not None:
-                line.say(f"{name(state)}: {state.diverged}")
-            elif several:
-                line.say(f"{name(state)}: done. {found.done} of {found.total} done, {counts(found)}")
-
-        def on_fail(state: RunState, message: str) -> None:
+        def on_end(state: RunState, found: Progress, failed: str | None) -> None:
             log = state.path / LOG
-            see = f" See {log}" if log.exists() else ""  # there is none where the folder cannot be written
-            line.say(f"{name(state)}: {message}.{see}")
+            see = f". See {log}" if failed and log.exists() else ""  # there is none where the folder cannot be written
+            done = f"done. {found.done} of {found.total} done, {counts(found)}"
+            line.say(f"{name_of(state.run, recipe.method_title(state.run))}: {failed or state.diverged or done}{see}")
 
         def on_progress(found: Progress) -> None:
-            note = counts(found) if several else f"{epochs}left: {time_left(found.left)}"
-            line.reach(stage, found.done + found.failed, runs, note)
+            line.reach(stage, found.done + found.failed, runs, counts(found))
 
-        yield Callbacks(on_start, on_epoch, on_end, on_fail, on_progress, line.say)
+        yield Callbacks(on_end, on_progress, line.say)

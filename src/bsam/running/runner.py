@@ -49,18 +49,13 @@ class Callbacks:
     """Functions that are called while runs are run; by default nothing is.
 
     Args:
-        on_start: called with the state of a run that is submitted, and the progress of all.
-        on_epoch: called with the epochs done and the epochs to do, where training is in this process.
-        on_end: called with the state of a run that has ended, and the progress of all.
-        on_fail: called with the state of a run that failed, and the message.
-        on_progress: called with the progress of all runs, every second where other processes train.
+        on_end: called with the state of a run that has ended, the progress of all, and why it failed, or None.
+        on_progress: called with the progress of all runs: after every epoch where training is in this process, or every
+            second.
         tell: called with a sentence for the user.
     """
 
-    on_start: Callable[[RunState, Progress], None] = field(default=lambda state, progress: None)
-    on_epoch: Callable[[int, int], None] = field(default=lambda done, total: None)
-    on_end: Callable[[RunState, Progress], None] = field(default=lambda state, progress: None)
-    on_fail: Callable[[RunState, str], None] = field(default=lambda state, message: None)
+    on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     tell: Callable[[str], None] = field(default=lambda sentence: None)
 
@@ -137,7 +132,7 @@ class _Runs:
         self._submitted: dict[Future[Outcome], str] = {}
         self._locked: list[str] = []
         self._lost: Counter[str] = Counter()  # how often the process of a run was killed
-        self._begun: dict[str, tuple[float, bool]] = {}  # when the current epoch began, and if it is the first one here
+        self._begun: dict[str, tuple[float, bool]] = {}  # of running ones: when the epoch began, if it is the first
 
     def run_each(self, names: list[str]) -> list[str]:
         """Run what is missing; returns the runs that are locked by another process."""
@@ -167,12 +162,10 @@ class _Runs:
         if initial is not None and not initial.finished:
             self._fail(name, f"it begins with {run.init}, which {'diverged' if initial.diverged else 'failed'}")
             return
-        self.callbacks.on_start(state, self._progress())
         self._begun[name] = time.monotonic(), True
 
-        def each_epoch(done: int, _: object) -> None:
+        def each_epoch(*_: object) -> None:
             self._update(name)
-            self.callbacks.on_epoch(done, run.epochs)
             self.callbacks.on_progress(self._progress())
 
         job = RunJob(run, self.out, self.options)
@@ -185,37 +178,30 @@ class _Runs:
             try:
                 outcome = future.result()
             except BrokenProcessPool:
-                self._lose(name)
-                continue
+                self._lost[name] += 1
+                if self._lost[name] <= RETRIES:
+                    self.callbacks.tell(f"The process of {name} was killed: perhaps memory ran out. The run continues.")
+                    self._waiting.insert(0, name)
+                    self._begun.pop(name)
+                    continue
+                outcome = Outcome(False, f"its process was killed {self._lost[name]} times: try fewer --jobs")
             except Exception as error:  # of the executor
                 outcome = Outcome(False, message_of(error))
+            if outcome.ended:
+                self._update(name)
+            self._begun.pop(name)
             for sentence in outcome.told:
                 self.callbacks.tell(sentence)
             if outcome.failed is not None:
                 self._fail(name, outcome.failed)
             elif outcome.ended:
-                self._update(name)
-                self.callbacks.on_end(self.states[name], self._progress())
+                self.callbacks.on_end(self.states[name], self._progress(), None)
             else:
                 self._locked.append(name)
-                self._begun.pop(name)
-
-    def _lose(self, name: str) -> None:
-        """Let a run whose process was killed continue, unless that happened too often."""
-        self._lost[name] += 1
-        if self._lost[name] <= RETRIES:
-            self.callbacks.tell(f"The process of {name} was killed: perhaps memory ran out. The run continues.")
-            self._waiting.insert(0, name)
-        else:
-            self._fail(
-                name,
-                f"its process ended {self._lost[name]} times: perhaps memory ran out (try fewer --jobs), or the script "
-                'has no `if __name__ == "__main__":`',
-            )
 
     def _fail(self, name: str, message: str) -> None:
         self.failed[name] = message
-        self.callbacks.on_fail(self.states[name], message)
+        self.callbacks.on_end(self.states[name], self._progress(), message)
 
     def _update(self, name: str) -> None:
         before = len(self.states[name].epochs)
@@ -235,7 +221,7 @@ class _Runs:
         return Progress(
             len(states),
             sum(state.finished for state in states),
-            len(self._submitted),
+            len(self._begun),
             len(self.failed) + sum(state.diverged is not None for state in states),
             (seconds / at_a_time, unknown),
         )
