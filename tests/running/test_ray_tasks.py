@@ -1,6 +1,5 @@
 import os
 import signal
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from bsam.running.ray_tasks import ray_tasks
 from bsam.running.runner import Callbacks, run_all
 from bsam.training.config import Run
 from helpers import draw_images
-from processes import Process
 
 # on image files: for the digits, each worker would import scikit-learn, which takes more than a second
 ON_FILES = {"data": "folder:images", "image_size": 8, "batch": 12}
@@ -28,14 +26,12 @@ LONG = replace(RUN, method="bsam", epochs=60)
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A real Ray with two CPUs; its address."""
+    """A real Ray with two CPUs."""
     os.environ["RAY_AUTH_MODE"] = "disabled"  # with it, Ray writes a token into the home folder
-    import ray
-
     before = signal.getsignal(signal.SIGTERM)
     with ray_tasks(cpus=2):
         assert signal.getsignal(signal.SIGTERM) == before
-        yield ray.get_runtime_context().gcs_address
+        yield
     del os.environ["RAY_AUTH_MODE"]
 
 
@@ -51,33 +47,26 @@ def same_end(one, other):
     assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
 
 
-def drive(address, out, given):
-    with ray_tasks(address, device="cpu") as executor:
-        run_all([LONG], out, executor=executor, **given)
-
-
-def test_a_driver_dies_and_another_goes_on_where_a_worker_is_killed(cluster, tmp_path, monkeypatch):
-    """3 runs, one of them begun by a driver that is killed, and killed again with its worker by SIGKILL."""
+def test_interrupted_it_goes_on_where_a_worker_is_killed(cluster, tmp_path, monkeypatch):
+    """3 runs; the first one is interrupted with its command, and then its worker is killed."""
     draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
     given = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache"}
-    first = Process(drive, cluster, tmp_path / "there", given)
-    while not state_of(LONG, tmp_path / "there").epochs:
-        assert first.returncode is None
-        time.sleep(0.02)
-    first.kill()
-    orphan, _ = last_start(state_of(LONG, tmp_path / "there"))
-    begun = len(state_of(LONG, tmp_path / "there").epochs)
-    assert 0 < begun < LONG.epochs
-
-    runs = [LONG, *(replace(RUN, seed=seed) for seed in range(2))]
-    killed, progress = [], []
+    runs, killed, progress = [LONG, *(replace(RUN, seed=seed) for seed in range(2))], [], []
     monkeypatch.setattr(runner, "LOOK", 0.05)
+
+    def interrupt(found):
+        if state_of(LONG, tmp_path / "there").epochs:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), ray_tasks(device="cpu") as executor:
+        run_all([LONG], tmp_path / "there", Callbacks(on_progress=interrupt), executor, **given)
+    first, _ = last_start(state_of(LONG, tmp_path / "there"))
 
     def kill(found):
         progress.append(found)
         state = state_of(LONG, tmp_path / "there")
         pid, epochs = last_start(state)
-        if pid != orphan and epochs and len(state.epochs) < LONG.epochs and not killed:  # the orphan may go on a while
+        if pid != first and epochs and len(state.epochs) < LONG.epochs and not killed:
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
