@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 import machine
-from bsam.recipes.executors import Executor, InProcess, LocalProcesses
-from bsam.recipes.ray_tasks import RayTasks
-from bsam.recipes.runner import run_all
+from bsam.running.executors import Executor, InProcess, LocalProcesses
+from bsam.running.ray_tasks import ray_tasks
+from bsam.running.runner import run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import LOG
 
 EXECUTORS = {
     "jobs 1": InProcess,
     "jobs 2": lambda: LocalProcesses(2, "cpu", threads=1),
-    "ray, 2 CPUs": lambda: RayTasks(device="cpu", cpus=2),
+    "ray, 2 CPUs": lambda: ray_tasks(device="cpu", cpus=2),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bsam.cli import main
-from bsam.core.workers import Workers
+from bsam.host.processes import worker_pool
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ def on_the_device(count: int) -> tuple[int, float, str]:
 
 def test_workers_compute_on_the_device_beside_this_process():
     assert on_the_device(4)[1] == 14
-    with Workers(2) as pool:
+    with worker_pool(2) as pool:
         found = [future.result() for future in [pool.submit(on_the_device, 1000) for _ in range(8)]]
     assert {value for _, value, _ in found} == {332833500}
     assert {device for *_, device in found} == {"cuda:0"}

@@ -3,13 +3,14 @@ from dataclasses import replace
 import pytest
 
 import bsam
-from bsam.recipes import run_job
 from bsam.recipes.choices import tuning_runs, with_tuned_settings
 from bsam.recipes.digits_demo import DEFAULT, TUNED_SGD, by_method, candidates, demo_recipe
-from bsam.recipes.runner import run_all
 from bsam.recipes.variants import arguments, variant_of, variants
+from bsam.running import job
+from bsam.running.runner import run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
+from fake_fit import FakeFit
 
 SHARED = {
     "lr": 0.04,
@@ -30,10 +31,10 @@ def second_is_best(run):
 
 
 @pytest.fixture
-def asked(fake_fit, monkeypatch):
+def asked(monkeypatch):
     """The runs that were asked for, none of them trained."""
-    fit = fake_fit(second_is_best)
-    monkeypatch.setattr(run_job, "fit", fit)
+    fit = FakeFit(second_is_best)
+    monkeypatch.setattr(job, "fit", fit)
     return fit.asked
 
 
@@ -110,12 +111,12 @@ def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, a
     assert states[1:] == [before[0], before[3]]
 
 
-def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, fake_fit, monkeypatch):
+def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, monkeypatch):
     recipe = demo_recipe(["sam"])
     run = recipe.runs()[0]
     trials = tuning_runs(recipe, [run])
-    fit = fake_fit(lambda run: {trials[1]: 0.8, trials[2]: 0.8}.get(run, 0.5))  # 0.99 in all epochs before the last
-    monkeypatch.setattr(run_job, "fit", fit)
+    fit = FakeFit(lambda run: {trials[1]: 0.8, trials[2]: 0.8}.get(run, 0.5))  # 0.99 in all epochs before the last
+    monkeypatch.setattr(job, "fit", fit)
     assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # not before tuning
     run_all(trials[:-1], tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # nor in the middle of it
@@ -123,13 +124,13 @@ def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, fake
     assert with_tuned_settings(recipe, [run], tmp_path) == [replace(run, arguments={"rho": 0.2})]
 
 
-def test_a_candidate_that_diverged_is_not_chosen(tmp_path, fake_fit, monkeypatch):
+def test_a_candidate_that_diverged_is_not_chosen(tmp_path, monkeypatch):
     recipe = demo_recipe(["sam"])
     run = recipe.runs()[0]
     trials = tuning_runs(recipe, [run])
-    fit = fake_fit(lambda run: 0.1)
+    fit = FakeFit(lambda run: 0.1)
     fit.trouble[run_dir_name(trials[0])] = "diverged"
-    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(job, "fit", fit)
     run_all(trials, tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path)[0].arguments == {"rho": 0.2}
 

@@ -6,9 +6,9 @@ import pytest
 
 from bsam.recipes import RECIPES
 from bsam.recipes.quantization import by_precision, quantization
-from bsam.recipes.runner import Callbacks, run_all
 from bsam.recipes.selection import select, with_initial_runs
 from bsam.recipes.variants import variant_of
+from bsam.running.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
 
@@ -100,10 +100,8 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     settings = {"epochs": 1, "limit_train": 64, "limit_test": 20, "batch": 64}
     base = Run("sgd", **settings)
     run, told = Run("sgd", init=run_dir_name(base), weight_bits=4, **settings), []
-    assert [str(state) for state in run_all([run], tmp_path, Callbacks(tell=told.append))] == ["missing"]
-    waiting = f"{run_dir_name(run)} is skipped for now: it begins with {run_dir_name(base)}, which is not finished"
-    assert told == [waiting, waiting]
-    told.clear()
+    with pytest.raises(RunsFailed, match=f"there is no folder .*{run_dir_name(base)}"):
+        run_all([run], tmp_path)
     states = run_all([run, base], tmp_path, Callbacks(tell=told.append))  # in the wrong order: it waits
     assert [str(state) for state in states] == ["done", "done"]
     assert told == [f"Training begins with the network of {run_dir_name(base)}."]
@@ -112,7 +110,5 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     (tmp_path / run_dir_name(base) / "diverged.json").write_text('{"reason": "NaN"}')
     (tmp_path / run_dir_name(run) / "model.safetensors").unlink()
     assert [str(state) for state in run_all([run], tmp_path)] == ["done"]  # its checkpoint has all that it needs
-    other = replace(run, seed=1)
-    told.clear()
-    run_all([other], tmp_path, Callbacks(tell=told.append))
-    assert told[0].endswith(f"it begins with {run_dir_name(base)}, which diverged")
+    with pytest.raises(RunsFailed, match=f"it begins with {run_dir_name(base)}, which diverged"):
+        run_all([base, replace(run, seed=1)], tmp_path)

@@ -7,14 +7,16 @@ import pytest
 
 import bsam
 from bsam import cli
-from bsam.recipes import RECIPES, run_job
+from bsam.recipes import RECIPES
 from bsam.recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
-from bsam.recipes.runner import run_all
 from bsam.recipes.variants import variant_of
 from bsam.report.results import write_results
 from bsam.report.tables import sections_info
 from bsam.report.tuning import tuning_notes, tuning_sections
+from bsam.running import job
+from bsam.running.runner import run_all
 from bsam.training.run_dir import run_dir_name
+from fake_fit import FakeFit
 
 FACTORS = (0.5, 1, 2, 4)
 TUNABLE = ("classification", "label-noise", "transfer", "pose", "quantization")
@@ -82,10 +84,10 @@ def small(monkeypatch):
     return tuned(replace(recipe, grid=lambda scale: grid))
 
 
-def scored(fake_fit, noisy, clean=None):
+def scored(noisy, clean=None):
     """A training whose runs have these scores by the factor on the radius."""
 
-    class Fit(fake_fit):
+    class Fit(FakeFit):
         def __call__(self, run, folder, **options):
             super().__call__(run, folder, **options)
             if run.eval_split == "holdout" and clean is not None:
@@ -100,11 +102,9 @@ NOISY = {0.025: 0.3, 0.05: 0.5, 0.1: 0.55, 0.2: 0.4}
 CLEAN = {0.025: 0.5, 0.05: 0.8, 0.1: 0.85, 0.2: 0.9}
 
 
-def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_it(
-    small, fake_fit, monkeypatch, tmp_path
-):
-    fit = scored(fake_fit, NOISY, CLEAN)
-    monkeypatch.setattr(run_job, "fit", fit)
+def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_it(small, monkeypatch, tmp_path):
+    fit = scored(NOISY, CLEAN)
+    monkeypatch.setattr(job, "fit", fit)
     runs = small.runs("smoke", seeds=2)
     assert len(untuned(small, runs, tmp_path)) == 4
     run_all(tuning_runs(small, runs), tmp_path)
@@ -137,23 +137,23 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
     assert "with labels that are flipped like the others" in table
 
 
-def test_a_try_that_diverged_is_a_result(small, fake_fit, monkeypatch, tmp_path):
-    fit = scored(fake_fit, NOISY)
+def test_a_try_that_diverged_is_a_result(small, monkeypatch, tmp_path):
+    fit = scored(NOISY)
     runs = small.runs("smoke")
     trials = tuning_runs(small, runs)
     fit.trouble = {run_dir_name(trials[2]): "nan", **{run_dir_name(trial): "nan" for trial in trials[4:]}}
-    monkeypatch.setattr(run_job, "fit", fit)
+    monkeypatch.setattr(job, "fit", fit)
     run_all(trials, tmp_path)
     (section,) = tuning_sections(small, choices(small, runs, tmp_path))
     assert section.rows[0][1:6] == ("30.00 (30.00)", "50.00 (50.00)", "diverged", "40.00 (40.00)", "rho 0.05")
     assert section.rows[1][1:6] == ("diverged",) * 4 + ("rho_max 0.025, rho_min 0.025*",)  # at the edge of the grid
 
 
-def test_without_flipped_labels_there_is_one_choice(fake_fit, monkeypatch, tmp_path):
+def test_without_flipped_labels_there_is_one_choice(monkeypatch, tmp_path):
     recipe = RECIPES["classification"]
     grid = [run for run in recipe.grid("smoke") if run.model == "resnet8" and variant_of(run).name in ("sgd", "sam")]
     recipe = tuned(replace(recipe, grid=lambda scale: grid))
-    monkeypatch.setattr(run_job, "fit", scored(fake_fit, NOISY))
+    monkeypatch.setattr(job, "fit", scored(NOISY))
     runs = recipe.runs("smoke")
     run_all(tuning_runs(recipe, runs), tmp_path)
     found = choices(recipe, runs, tmp_path)
@@ -162,20 +162,20 @@ def test_without_flipped_labels_there_is_one_choice(fake_fit, monkeypatch, tmp_p
     assert not any("true labels" in line for line in tuning_notes(recipe, found))
 
 
-def test_a_row_of_measures_says_what_was_chosen(fake_fit, monkeypatch, tmp_path):
+def test_a_row_of_measures_says_what_was_chosen(monkeypatch, tmp_path):
     """The columns of the pose table are groups of joints: there is no column for the choice."""
     from bsam.report.summaries import table_info
 
     recipe = tuned(RECIPES["pose"])
     runs = recipe.runs("smoke")
 
-    class Fit(fake_fit):
+    class Fit(FakeFit):
         def __call__(self, run, folder, **options):
             super().__call__(run, folder, **options)
             file = folder / "metrics.jsonl"
             file.write_text(file.read_text().replace("_accuracy", "_pck"))
 
-    monkeypatch.setattr(run_job, "fit", Fit(lambda run: 0.9 if 0.1 in radii(run).values() else 0.5))
+    monkeypatch.setattr(job, "fit", Fit(lambda run: 0.9 if 0.1 in radii(run).values() else 0.5))
     run_all(tuning_runs(recipe, runs), tmp_path)
     states = run_all(with_tuned_settings(recipe, runs, tmp_path), tmp_path)
     (section,) = sections_info(recipe, table_info(recipe, states))
@@ -184,10 +184,10 @@ def test_a_row_of_measures_says_what_was_chosen(fake_fit, monkeypatch, tmp_path)
     assert "BSAM (2 passes), rho_max 0.1, rho_min 0.1" in labels
 
 
-def test_the_command_line_tunes_runs_of_several_seeds(fake_fit, monkeypatch, tmp_path, capsys):
+def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path, capsys):
     """Quantized ones, which begin with a network of their own seed: the choice of the first seed holds for all."""
-    fit = fake_fit(lambda run: 0.9 if radii(run) == {"rho": 0.2} else 0.5)
-    monkeypatch.setattr(run_job, "fit", fit)
+    fit = FakeFit(lambda run: 0.9 if radii(run) == {"rho": 0.2} else 0.5)
+    monkeypatch.setattr(job, "fit", fit)
     monkeypatch.chdir(tmp_path)
     command = ["run", "quantization", "--only", "sgd", "sam", "--models", "resnet8", "--seeds", "2", "--device", "cpu"]
     assert cli.main([*command, "--tune"]) == 0

@@ -14,7 +14,7 @@ from safetensors.torch import save
 import bsam
 from bsam.flatness.probe import Reading
 from bsam.recipes import RECIPES
-from bsam.recipes.runner import state_of
+from bsam.recipes.states import state_of
 from bsam.recipes.variants import variant_of, variants
 from bsam.report import demo_report, figures, panels, probes, spectra
 from bsam.training.run_dir import run_dir_name

@@ -215,12 +215,13 @@ def identity(module):
     ],
 )
 @pytest.mark.usefixtures("undrawn")
-def test_a_file_is_measured_again_when_its_loader_or_the_data_changed(change, words, files, tmp_path, monkeypatch):
+def test_a_file_is_measured_again_when_its_loader_or_the_data_changed(
+    change, words, files, tmp_path, monkeypatch, capsys
+):
     def measured():
-        console = Console(file=io.StringIO(), width=80)
-        report(files[:1], tmp_path / "out", console)
+        report(files[:1], tmp_path / "out", Console(file=io.StringIO(), width=80))
         (entry,) = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"]
-        return entry, console.file.getvalue()
+        return entry, capsys.readouterr().out
 
     monkeypatch.setattr(subjects_module, "find_loader", lambda name: lambda path: loaded())
     first, _ = measured()

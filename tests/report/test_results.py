@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.runner import state_of
+from bsam.recipes.states import state_of
 from bsam.report.results import FIGURES, origin_info, runs_info, write_results
 
 PNG = b"\x89PNG\r\n\x1a\n"

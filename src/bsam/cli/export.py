@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ def add(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from ..core.progress import stderr_progress
+    from ..host.progress import ProgressLine
     from ..training.export import export_run
 
-    with stderr_progress("images") as progress:
+    with ProgressLine() as line:
         found = export_run(
             arguments.folder,
             arguments.out,
@@ -43,7 +44,7 @@ def _export(arguments: argparse.Namespace) -> None:
             arguments.device,
             data_dir=arguments.data_dir,
             cache_dir=arguments.cache_dir,
-            progress=progress,
+            progress=partial(line.reach, "images"),
         )
     result = found.comparison
     network, file = (f"{100 * accuracy:.2f}%" for accuracy in result.accuracies)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from ..core.errors import BsamValueError
 from ..data import check_data
 from ..recipes import RECIPES, recipe_of
 from ..recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
-from ..recipes.executors import InProcess, LocalProcesses
 from ..recipes.experiments import MAX_SEEDS, Recipe
 from ..recipes.initial_weights import check_weights_given, with_weights
-from ..recipes.ray_tasks import RayTasks
-from ..recipes.runner import RunsFailed, run_all, states_of
 from ..recipes.scales import SCALES, Scale
 from ..recipes.selection import select, with_initial_runs
+from ..recipes.states import states_of
+from ..running.executors import Executor, InProcess, LocalProcesses
+from ..running.ray_tasks import ray_tasks
+from ..running.runner import RunsFailed, run_all
 from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
@@ -124,7 +125,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     """
     from rich.console import Console
 
-    from ..report.progress import plan_table, totals
+    from ..report.plan import plan_table, totals
     from ..report.results import check_folder, text_below, write_results
     from ..report.summaries import table_info
     from ..report.tables import rich_tables, sections_info
@@ -168,22 +169,21 @@ def _train(
     arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], console: Any
 ) -> Mapping[str, str]:
     """Train; returns why runs failed or diverged, by the names of their directories."""
-    from ..report.progress import run_bars
+    from ..report.plan import show_runs
 
     out, how = arguments.out, recipe.scale(scale)
     if arguments.download:
         download_all((run.data for run in chosen), arguments.data_dir)
     if how.threads is not None:
         torch.set_num_threads(how.threads)
-    data_dir = None if arguments.data_dir is None else arguments.data_dir.absolute()
     options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
-    executor = _executor(arguments, how, console.print)
-    check = partial(check_data, {run.data for run in chosen}, data_dir)
+    make_executor = _executor(arguments, how, console.print)
+    check_data({run.data for run in chosen}, arguments.data_dir)
     failed: dict[str, str] = {}
 
     def run(runs: Sequence[Run], stage: str) -> None:
         try:
-            with run_bars(console, recipe, len(runs), stage, not isinstance(executor, InProcess)) as callbacks:
+            with show_runs(recipe, len(runs), stage) as callbacks:
                 run_all(runs, out, callbacks, executor, **options)
         except RunsFailed as error:
             failed.update(error.failed)
@@ -191,11 +191,7 @@ def _train(
             console.print("Stopping.")
             raise
 
-    if arguments.ray is None:
-        check()
-    with terminable(), executor:
-        if arguments.ray is not None:
-            executor.check(check, out)
+    with terminable(), make_executor as executor:
         if trials := tuning_runs(recipe, chosen):
             run(trials, "tuning")
         waiting = untuned(recipe, chosen, out)
@@ -208,12 +204,14 @@ def _train(
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 
-def _executor(arguments: argparse.Namespace, scale: Scale, tell: Callable[[str], None]) -> Any:
+def _executor(
+    arguments: argparse.Namespace, scale: Scale, tell: Callable[[str], None]
+) -> contextlib.AbstractContextManager[Executor]:
     jobs = scale.workers if arguments.jobs is None else arguments.jobs
     if arguments.ray is not None:
         if arguments.jobs is not None:
             raise BsamValueError("--jobs is for processes of this machine, --ray for tasks of Ray: give one of them")
-        return RayTasks(arguments.ray, arguments.gpus_per_run, arguments.device, tell=tell)
+        return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
         raise BsamValueError("--gpus-per-run is for --ray: --jobs above the number of GPUs lets runs share them")
     return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, tell)

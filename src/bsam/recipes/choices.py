@@ -12,8 +12,8 @@ from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from ..training.run_state import RunState
 from .experiments import Recipe
-from .runner import score_of, states_of
 from .scales import Scale
+from .states import score_of, states_of
 from .tuning import TUNING_FACTORS, Tuning, radius_candidates
 from .variants import variant_of
 

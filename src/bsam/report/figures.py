@@ -11,7 +11,7 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
-from ..recipes.runner import score_of
+from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks import TASKS
 from ..training.config import Run

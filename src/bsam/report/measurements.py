@@ -17,7 +17,8 @@ from torch import nn
 from ..core.errors import BsamError, BsamRuntimeError
 from ..core.extras import install_line
 from ..flatness.intervals import plus_minus
-from ..recipes.measure import STAGES, FlatnessSettings, Measured, loss_and_samples, measure
+from ..host.progress import ProgressLine
+from ..recipes.measure import FlatnessSettings, Measured, loss_and_samples, measure
 from ..recipes.subjects import Loaded, MeasuredModels
 from ..training.config import check_settings
 from ..training.environment import environment_info, pick_device
@@ -25,7 +26,6 @@ from ..training.files import read_json, refuse_other_files, usable, write_json
 from ..training.lock import locked
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .probes import plot_probe, read_probe
-from .progress import progress
 from .spectra import DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def flatness_report(
         instruments: the settings.
         folder: for the results.
         device: a name, or ``"auto"``.
-        console: where table and bars are printed.
+        console: where the table is printed.
 
     Returns:
         the files that were written.
@@ -121,8 +121,8 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """Return the entry of each model: from the file where it is there and has not changed, else measured now."""
     entries: list[dict[str, Any]] = []
-    with progress(console, {"models": len(models.paths), **dict.fromkeys(STAGES, 1)}) as bars:
-        bars.reach("models", 0, len(models.paths))
+    with ProgressLine() as line:
+        line.reach("models", 0, len(models.paths))
         for path in models.paths:
             sha256 = hashlib.sha256(models.weights(path).read_bytes()).hexdigest()
             loaded = models.load(path, device)
@@ -132,18 +132,18 @@ def _measured(
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
                     sentence = f"Measuring {path} again: {changed}. The loader or its data may have changed."
-                    console.print(sentence, soft_wrap=True, markup=False)
+                    line.say(sentence)
                     entry = None
                 if entry is None:
                     probe = {"probe": read_probe(path)} if (path / "probe.jsonl").exists() else {}
                     about = {**models.about(path), **probe, "architecture": _architecture(loaded[0])}
-                    numbers = _numbers(measure(*loaded, instruments, bars.reach), instruments.which)
+                    numbers = _numbers(measure(*loaded, instruments, line.reach), instruments.which)
                     entry = {"file": str(path), "sha256": sha256, **about, **numbers}
                     results.add(entry)
             except BsamError as error:
                 raise BsamRuntimeError(f"{path}: {error}") from error
             entries.append(entry)
-            bars.reach("models", len(entries), len(models.paths))
+            line.reach("models", len(entries), len(models.paths))
     return entries
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..recipes.experiments import Recipe
 from ..recipes.radius import total_radius
-from ..recipes.runner import score_of
+from ..recipes.states import score_of
 from ..recipes.variants import variant_of, variants
 from ..training.config import BASE
 from ..training.run_dir import RunDir

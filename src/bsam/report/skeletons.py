@@ -16,7 +16,7 @@ from ..data.images.decoding import Box
 from ..data.pose.joints import Skeleton
 from ..models import model_entry
 from ..recipes.experiments import Recipe
-from ..recipes.runner import score_of
+from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks.pose_inputs import PoseInputs
 from ..training.run_dir import NETWORK, PREDICTIONS, REPAIR, RunDir

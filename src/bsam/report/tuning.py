@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..host.progress import duration
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.variants import passes_of
 from ..tasks.task import HOLDOUT
-from .progress import duration
 from .tables import TableSection, chosen_text
 
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import BsamRuntimeError
-from ..core.progress import stderr_progress
 from ..data import dataset_entry, load
 from ..data.augment import normalise
 from ..data.examples import Dataset
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
+from ..host.progress import ProgressLine
 from ..models import model_entry
 from ..models.preprocessing import InputConfig, input_config
 from ..models.weight_loading import PRETRAINED, check_download, check_model
@@ -96,7 +96,7 @@ def load_data(
     config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
     size = run.image_size or config.size
     files = entry.image_files(data_dir)
-    with stderr_progress(f"Decoding the images of {files.name}") as progress:
+    with ProgressLine() as line:
         return load_images(
             files,
             Resize(size, config.crop, config.interpolation),
@@ -104,7 +104,7 @@ def load_data(
             std=config.std,
             cache_dir=cache_dir,
             skip_corrupt=run.skip_corrupt,
-            progress=progress,
+            progress=functools.partial(line.reach, f"Decoding the images of {files.name}"),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import BsamValueError
-from ..core.progress import stderr_progress
 from ..data import dataset_entry
 from ..data.pose.affine import apply
 from ..data.pose.augment import POSE_AUGMENTATIONS, PoseDraws
 from ..data.pose.persons import Persons, PoseData, load_persons
 from ..data.streaming import stream
+from ..host.progress import ProgressLine
 from ..models import model_entry
 from ..models.preprocessing import input_config
 from . import pose_metrics
@@ -230,7 +231,8 @@ def _load(run: TaskSettings, side: int, data_dir: Path | None, cache_dir: Path |
     if entry.draw is not None:
         return entry.draw(side), []
     files = entry.person_files(data_dir)
-    with stderr_progress(f"Cutting out the persons of {files.name}") as progress:
+    with ProgressLine() as line:
+        progress = partial(line.reach, f"Cutting out the persons of {files.name}")
         return load_persons(files, side, cache_dir=cache_dir, skip_corrupt=run.skip_corrupt, progress=progress)
 
 

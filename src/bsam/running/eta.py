@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ..recipes.variants import passes_of
 from ..training.config import Run
 from ..training.run_state import RunState
-from .variants import passes_of
 
 
 class EtaEstimator:
-    """How long runs take, by measured epochs of the same network, data and number of passes, or else scaled from
+    """Estimate how long runs take, from epochs of the same network, data and number of passes, or else scaled from
     another number of passes.
 
     The first epoch after a start counts separately, as it compiles. Epochs of earlier calls are known by their training
@@ -32,36 +32,33 @@ class EtaEstimator:
     """
 
     def __init__(self, states: Iterable[RunState] = ()) -> None:
-        self._measured: dict[tuple[Any, ...], list[tuple[float, bool, float]]] = {}
-        self._medians: dict[tuple[Any, ...], dict[float, list[float]]] = {}  # of what was measured until now
+        self._seconds: Counter[tuple[Any, ...]] = Counter()  # of all measured epochs of a kind
+        self._passes: Counter[tuple[Any, ...]] = Counter()
         for state in states:
             for i, metrics in enumerate(state.epochs):
                 self.add(state.run, metrics["seconds"], first=i == 0)
 
     def add(self, run: Run, seconds: float, *, first: bool) -> None:
         """Add a measured epoch, with whether it was the first one after a start."""
-        kind = _kind(run)
-        self._measured.setdefault(kind, []).append((passes_of(run), first, seconds))
-        self._medians.pop(kind, None)
+        passes = passes_of(run)
+        for kind in ((*_kind(run), first, passes), (*_kind(run), first)):
+            self._seconds[kind] += seconds  # type: ignore[assignment]
+            self._passes[kind] += passes  # type: ignore[assignment]
 
     def left(self, state: RunState) -> float | None:
         """Return the seconds that are left of a run; None where nothing like it was measured."""
         if not state.left:
             return 0.0
-        kind, passes = _kind(state.run), passes_of(state.run)
-        medians = self._medians.setdefault(kind, {})
-        if passes not in medians:
-            each = (self._epoch(kind, passes, first) for first in (True, False))
-            medians[passes] = [seconds for seconds in each if seconds is not None]
-        known = medians[passes]
+        epochs = [self._epoch(state.run, first) for first in (True, False)]
+        known = [seconds for seconds in epochs if seconds is not None]
         return known[0] + (state.left - 1) * known[-1] if known else None
 
-    def _epoch(self, kind: tuple[Any, ...], passes: float, first: bool) -> float | None:
-        measured = [(n, seconds) for n, is_first, seconds in self._measured.get(kind, []) if is_first == first]
-        same = [seconds for n, seconds in measured if n == passes]
-        if same:
-            return statistics.median(same)
-        return passes * statistics.median(seconds / n for n, seconds in measured) if measured else None
+    def _epoch(self, run: Run, first: bool) -> float | None:
+        passes = passes_of(run)
+        for kind in ((*_kind(run), first, passes), (*_kind(run), first)):
+            if kind in self._passes:
+                return passes * self._seconds[kind] / self._passes[kind]
+        return None
 
     def total(self, states: Iterable[RunState]) -> tuple[float, int]:
         """Return the seconds that are left of all runs, and the number of runs about which nothing is known."""

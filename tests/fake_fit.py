@@ -1,9 +1,8 @@
-"""What the tests of recipes share: a training that trains nothing."""
+"""A training that trains nothing, for tests of recipes and of running them."""
 
 import hashlib
 import json
 
-import pytest
 import torch
 from safetensors.torch import save
 
@@ -42,8 +41,3 @@ def write_network(folder):
     (folder / "model.safetensors").write_bytes(content)
     checksum = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     (folder / "checksums.json").write_text(json.dumps({"model.safetensors": checksum}))
-
-
-@pytest.fixture
-def fake_fit():
-    return FakeFit

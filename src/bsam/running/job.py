@@ -16,24 +16,15 @@ from typing import Any, TextIO, TypeAlias
 import torch
 
 from ..core.errors import BsamError
+from ..recipes.states import state_of
 from ..training.config import Run
 from ..training.files import usable
 from ..training.lock import RunLocked
 from ..training.loop import Diverged, fit
-from ..training.run_dir import DIVERGED, LOG, NETWORK, RunDir, run_dir_name
-from ..training.run_state import RunState
+from ..training.run_dir import LOG, run_dir_name
 
 EachEpoch: TypeAlias = Callable[[int, Mapping[str, Any]], None]
-
-
-def state_of(run: Run, out: Path, verify: bool = False) -> RunState:
-    """Return the state of a run, by its directory below ``out``; ``verify`` also checks the digest of its network."""
-    return RunDir(out / run_dir_name(run)).state(run, verify=verify)
-
-
-def has_ended_undamaged(state: RunState) -> bool:
-    """Return whether nothing is left to do."""
-    return state.ended and state.damaged is None
+Tell: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,14 +32,14 @@ class Outcome:
     """What came of a run.
 
     Args:
-        ended: False if it is locked by another process, or begins with a run that is not finished.
-        told: sentences for the user.
+        ended: whether it finished or diverged; False where another process trains it.
         failed: the message of the error that ended it; else None.
+        told: sentences for the user, of a run that was trained in another process.
     """
 
     ended: bool
-    told: tuple[str, ...] = ()
     failed: str | None = None
+    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,15 +65,15 @@ class RunJob:
         """Return the same job on another device."""
         return replace(self, options={**self.options, "device": device})
 
-    def train(self, each_epoch: EachEpoch, tell: Callable[[str], None]) -> Outcome:
-        """Train what is left of the run, if anything.
+    def train(self, each_epoch: EachEpoch, tell: Tell) -> Outcome:
+        """Train what is left of the run. An error ends the run and is in the outcome, unless the output is closed.
 
         Args:
             each_epoch: called after every epoch, as by :func:`bsam.training.loop.fit`.
-            tell: called with sentences for the user, which the outcome has, too.
+            tell: called with sentences for the user.
         """
-        run = self.run
-        told: list[str] = []
+        run, begin = self.run, time.perf_counter()
+        init = None if run.init is None else self.out / run.init
         with _appending(self.log) as log:
 
             def note(sentence: str) -> None:
@@ -90,7 +81,6 @@ class RunJob:
 
             def say(sentence: str) -> None:
                 note(sentence)
-                told.append(sentence)
                 tell(sentence)
 
             def after(done: int, metrics: Mapping[str, Any]) -> None:
@@ -99,62 +89,41 @@ class RunJob:
                 each_epoch(done, metrics)
 
             device = self.options.get("device") or "auto"
-            ended, failed, begin = False, None, time.perf_counter()
+            note(f"process {os.getpid()} on {platform.node()}, device {device}: {state_of(run, self.out)}")
+            if run.compile:
+                # graphs of earlier runs count against torch's limit of 8 for a function, and are slower for this one
+                torch.compiler.reset()
             try:
-                note(f"process {os.getpid()} on {platform.node()}, device {device}: {state_of(run, self.out)}")
-                ended = self._finish(after, say)
-                note(f"{state_of(run, self.out)}, in {time.perf_counter() - begin:.3f} s")
-            except BaseException as error:
-                note("".join(traceback.format_exception(error)))
-                if not isinstance(error, Exception) or is_of_stream(error):
-                    raise
-                failed = message_of(error)
-        return Outcome(ended, tuple(told), failed)
-
-    def _finish(self, each_epoch: EachEpoch, tell: Callable[[str], None]) -> bool:
-        run, state = self.run, state_of(self.run, self.out, verify=True)
-        if has_ended_undamaged(state):
-            return True
-        if state.damaged is not None:
-            tell(f"{state.damaged}. Continuing the run.")
-        initial = (
-            None if run.init is None or state.epochs else self.out / run.init
-        )  # one that continues needs it no more
-        if initial is not None and not (initial / NETWORK).exists():
-            how = "diverged" if (initial / DIVERGED).exists() else "is not finished"
-            tell(f"{state.path.name} is skipped for now: it begins with {run.init}, which {how}")
-            return False
-        if run.compile:
-            # graphs of earlier runs count against torch's limit of 8 for a function, and are not the fastest for this
-            torch.compiler.reset()
-        try:
-            fit(run, state.path, init=initial, each_epoch=each_epoch, tell=tell, **self.options)
-        except RunLocked:
-            tell(f"{state.path.name} is skipped for now: another process is training it")
-            return False
-        except Diverged:
-            pass  # it is recorded in the directory
-        return True
+                fit(run, self.log.parent, init=init, each_epoch=after, tell=say, **self.options)
+            except Diverged:
+                pass  # it is recorded in the directory
+            except RunLocked:
+                say(f"{self.log.parent.name} is skipped for now: another process is training it")
+                return Outcome(False)
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                note(traceback.format_exc())
+                return Outcome(False, message_of(error))
+            note(f"{state_of(run, self.out)}, in {time.perf_counter() - begin:.3f} s")
+        return Outcome(True)
 
 
-def is_of_stream(error: Exception) -> bool:
-    """Return whether an error is of a stream that nobody reads any more: it ends all runs."""
-    return isinstance(error, OSError) and error.filename is None
-
-
-def message_of(error: Exception) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an error, and its kind if it is not one of ours."""
     return str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 
 def train_in_worker(job: RunJob) -> Outcome:
     """Train a run in a process that does nothing else meanwhile: what it prints is added to the log."""
-    with _logging_to(job.log):
-        return job.train(lambda *_: None, lambda sentence: None)  # the outcome has the sentences
+    told: list[str] = []
+    with _printing_to(job.log):
+        outcome = job.train(lambda *_: None, told.append)
+    return replace(outcome, told=tuple(told))
 
 
 @contextlib.contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
+def _printing_to(path: Path) -> Iterator[None]:
     """Add what this process prints to a file, also what libraries in C print."""
     with _appending(path) as log, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(log))

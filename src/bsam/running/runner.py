@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import BsamRuntimeError
-from ..tasks import TASKS
+from ..recipes.states import state_of, states_of
 from ..training.config import Run
 from ..training.run_dir import LOG, run_dir_name
 from ..training.run_state import RunState
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
-from .run_job import Outcome, RunJob, has_ended_undamaged, message_of, state_of
+from .job import Outcome, RunJob, message_of
 
 LOOK = 1.0  # seconds between two looks at the runs that other processes train
-
-
-def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
-    """Return the state of each run."""
-    return [state_of(run, out) for run in runs]
-
-
-def score_of(state: RunState) -> float:
-    """Return the number of a finished run that tables show: of the last epoch, never of the best one."""
-    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)
+RETRIES = 3  # of a run whose process was killed, by another program or by the system when memory ran out
 
 
 @dataclass(frozen=True)
@@ -38,7 +31,7 @@ class Progress:
     Args:
         total: the number of runs.
         done: those that are finished.
-        running: those that are trained now; of runs that wait in a queue of Ray, as many as it can train at a time.
+        running: those that are trained now.
         failed: those that failed or diverged.
         left: the seconds that are left, with as many runs at a time as now, and the number of runs of which that is
             unknown.
@@ -56,18 +49,13 @@ class Callbacks:
     """Functions that are called while runs are run; by default nothing is.
 
     Args:
-        on_start: called with the state of a run that is submitted, and the progress of all.
-        on_epoch: called with the epochs done and the epochs to do. Not called where other processes train.
-        on_end: called with the state of a run that has ended, and the progress of all.
-        on_fail: called with the state of a run that failed, and the message.
-        on_progress: called with the progress of all runs: every second where other processes train, and when one fails.
+        on_end: called with the state of a run that has ended, the progress of all, and why it failed, or None.
+        on_progress: called with the progress of all runs: after every epoch where training is in this process, or every
+            second.
         tell: called with a sentence for the user.
     """
 
-    on_start: Callable[[RunState, Progress], None] = field(default=lambda state, progress: None)
-    on_epoch: Callable[[int, int], None] = field(default=lambda done, total: None)
-    on_end: Callable[[RunState, Progress], None] = field(default=lambda state, progress: None)
-    on_fail: Callable[[RunState, str], None] = field(default=lambda state, message: None)
+    on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     tell: Callable[[str], None] = field(default=lambda sentence: None)
 
@@ -96,8 +84,7 @@ def run_all(
     executor: Executor | None = None,
     **options: Any,
 ) -> list[RunState]:
-    """Run what is missing below ``out`` and continue what was interrupted: in order, but for an executor that trains
-    several at a time.
+    """Run what is missing below ``out`` and continue what was interrupted, in order.
 
     Several processes may work on one folder: a run that is locked by another process is skipped and tried again at the
     end. A run that begins with another one is started when that is finished. A run that diverged is recorded as such;
@@ -141,20 +128,22 @@ class _Runs:
         self.states = {run_dir_name(run): state_of(run, out) for run in runs}
         self.failed: dict[str, str] = {}
         self._eta = EtaEstimator(self.states.values())
-        self._measured = {name: len(state.epochs) for name, state in self.states.items()}  # epochs that it knows
+        self._waiting: list[str] = []
         self._submitted: dict[Future[Outcome], str] = {}
         self._locked: list[str] = []
+        self._lost: Counter[str] = Counter()  # how often the process of a run was killed
+        self._begun: dict[str, tuple[float, bool]] = {}  # of running ones: when the epoch began, if it is the first
 
     def run_each(self, names: list[str]) -> list[str]:
         """Run what is missing; returns the runs that are locked by another process."""
-        self._locked = []
-        while names or self._submitted:
-            unfinished = {*names, *self._submitted.values()}
-            for name in [name for name in names if self.states[name].run.init not in unfinished]:
-                names.remove(name)
+        self._waiting, self._locked = names, []
+        while self._waiting or self._submitted:
+            unfinished = {*self._waiting, *self._submitted.values()}
+            ready = [name for name in self._waiting if self.states[name].run.init not in unfinished]
+            for name in ready[: max(0, self.executor.slots - len(self._submitted))]:
+                self._waiting.remove(name)
                 self._submit(name)
-                self._take_results(0)
-            self._take_results(LOOK)
+            self._take_results()
             for name in (*self._submitted.values(), *self._locked):
                 if (self.states[name].path / LOG).exists():  # otherwise it waits
                     self._update(name)
@@ -163,64 +152,76 @@ class _Runs:
 
     def _submit(self, name: str) -> None:
         run = self.states[name].run
-        state = self.states[name] = state_of(run, self.out, verify=True)
-        if has_ended_undamaged(state):
+        state = self.states[name] = state_of(run, self.out)
+        if state.ended:
+            return
+        if run.init in self._locked:
+            self._locked.append(name)
             return
         initial = None if run.init is None or state.epochs else self.states.get(run.init)
-        if initial is not None and (initial.path.name in self.failed or initial.diverged is not None):
+        if initial is not None and not initial.finished:
             self._fail(name, f"it begins with {run.init}, which {'diverged' if initial.diverged else 'failed'}")
             return
-        self.callbacks.on_start(state, self._progress())
-        marks = [time.perf_counter()]
+        self._begun[name] = time.monotonic(), True
 
-        def each_epoch(done: int, _: object) -> None:
-            marks.append(time.perf_counter())  # with the evaluation, which the metrics do not count
-            self._eta.add(run, marks[-1] - marks[-2], first=len(marks) == 2)
-            self._measured[name] = done
-            self.callbacks.on_epoch(done, run.epochs)
+        def each_epoch(*_: object) -> None:
+            self._update(name)
+            self.callbacks.on_progress(self._progress())
 
         job = RunJob(run, self.out, self.options)
         self._submitted[self.executor.submit(job, each_epoch, self.callbacks.tell)] = name
 
-    def _take_results(self, timeout: float) -> None:
-        done, _ = wait(self._submitted, timeout, FIRST_COMPLETED)
+    def _take_results(self) -> None:
+        done, _ = wait(self._submitted, LOOK, FIRST_COMPLETED)
         for future in done:
             name = self._submitted.pop(future)
             try:
                 outcome = future.result()
+            except BrokenProcessPool:
+                self._lost[name] += 1
+                if self._lost[name] <= RETRIES:
+                    self.callbacks.tell(f"The process of {name} was killed: perhaps memory ran out. The run continues.")
+                    self._waiting.insert(0, name)
+                    self._begun.pop(name)
+                    continue
+                outcome = Outcome(False, f"its process was killed {self._lost[name]} times: try fewer --jobs")
             except Exception as error:  # of the executor
-                outcome = Outcome(False, failed=message_of(error))
+                outcome = Outcome(False, message_of(error))
+            if outcome.ended:
+                self._update(name)
+            self._begun.pop(name)
             for sentence in outcome.told:
                 self.callbacks.tell(sentence)
             if outcome.failed is not None:
                 self._fail(name, outcome.failed)
             elif outcome.ended:
-                self._update(name)
-                self.callbacks.on_end(self.states[name], self._progress())
+                self.callbacks.on_end(self.states[name], self._progress(), None)
             else:
                 self._locked.append(name)
 
     def _fail(self, name: str, message: str) -> None:
         self.failed[name] = message
-        self.callbacks.on_fail(self.states[name], message)
-        self.callbacks.on_progress(self._progress())
+        self.callbacks.on_end(self.states[name], self._progress(), message)
 
     def _update(self, name: str) -> None:
+        before = len(self.states[name].epochs)
         state = self.states[name] = state_of(self.states[name].run, self.out)
-        for number, metrics in enumerate(state.epochs):
-            if number >= self._measured[name]:
-                self._eta.add(state.run, metrics["seconds"], first=number == 0)
-        self._measured[name] = len(state.epochs)
+        new = len(state.epochs) - before
+        if new > 0 and name in self._begun:
+            begun, first = self._begun[name]
+            self._begun[name] = now, _ = time.monotonic(), False
+            for number in range(new):
+                self._eta.add(state.run, (now - begun) / new, first=first and number == 0)
 
     def _progress(self) -> Progress:
-        states, slots = self.states.values(), self.executor.slots
+        states = self.states.values()
         seconds, unknown = self._eta.total(state for name, state in self.states.items() if name not in self.failed)
         not_ended = sum(not state.ended for state in states) - len(self.failed)
-        at_a_time = max(1, min(slots, not_ended))
+        at_a_time = max(1, min(self.executor.slots, not_ended))
         return Progress(
             len(states),
             sum(state.finished for state in states),
-            min(slots, len(self._submitted)),
+            len(self._begun),
             len(self.failed) + sum(state.diverged is not None for state in states),
             (seconds / at_a_time, unknown),
         )

@@ -1,80 +1,28 @@
-"""Progress in the terminal: bars, the plan of a recipe, and how long it will take."""
+"""The plan of a recipe, how long it will take, and what is shown while its runs are run."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..data import dataset_entry
+from ..host.progress import ProgressLine, duration
 from ..models import model_entry
-from ..recipes.eta import EtaEstimator
 from ..recipes.experiments import Recipe
-from ..recipes.runner import Callbacks, Progress
 from ..recipes.variants import variant_of
+from ..running.eta import EtaEstimator
+from ..running.runner import Callbacks, Progress
 from ..training.config import Run
 from ..training.run_dir import LOG
 from ..training.run_state import RunState
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
     from rich.table import Table
 
 
-class Bars:
-    """One bar per stage."""
-
-    def __init__(self, bars: RichProgress, totals: Mapping[str, int]) -> None:
-        self._bars = bars
-        self._tasks = {stage: bars.add_task(stage, total=total, start=False) for stage, total in totals.items()}
-
-    def reach(self, stage: str, done: int, total: int) -> None:
-        """Move a bar to ``done`` of ``total``; a bar that moves back starts again, with its time."""
-        task = self._tasks[stage]
-        if done < self._bars.tasks[task].completed:
-            self._bars.reset(task, start=False)
-        self._bars.start_task(task)  # now: the stages before do not count
-        self._bars.update(task, completed=done, total=total)
-
-    def describe(self, stage: str, words: str) -> None:
-        """Put other words in front of a bar."""
-        self._bars.update(self._tasks[stage], description=words)
-
-
-@contextlib.contextmanager
-def progress(console: Console, totals: Mapping[str, int], left: bool = True) -> Iterator[Bars]:
-    """Show one bar per stage, all from the start; with the time that is left by the speed of the bar, or without."""
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("{task.description:11}"),
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        *((rich.TextColumn("left"), rich.TimeRemainingColumn()) if left else ()),
-    )
-    with rich.Progress(*columns, console=console) as bars:
-        yield Bars(bars, totals)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words.
-
-    Example:
-        >>> duration(0.4), duration(50), duration(400), duration(9000), duration(400_000)
-        ('0.4 s', '50 s', '7 min', '2.5 h', '4.6 d')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for size, unit, top in ((1, "s", 100), (60, "min", 100)):
-        if seconds / size < top:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
-
-
 def time_left(left: tuple[float, int]) -> str:
-    """Return the result of :meth:`bsam.recipes.eta.EtaEstimator.total` in words.
+    """Return the result of :meth:`bsam.running.eta.EtaEstimator.total` in words.
 
     Example:
         >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))
@@ -161,48 +109,23 @@ def counts(found: Progress) -> str:
 
 
 @contextlib.contextmanager
-def run_bars(
-    console: Console, recipe: Recipe, runs: int, stage: str = "runs", several: bool = False
-) -> Iterator[Callbacks]:
-    """Show a bar for the runs and one for the epochs of the current run, and a line for each run that starts.
+def show_runs(recipe: Recipe, runs: int, stage: str = "runs") -> Iterator[Callbacks]:
+    """Show how many runs have ended and how long the others will take, and print a line for each run that ends.
 
     Args:
-        console: where.
         recipe: the experiment.
         runs: the number of runs.
-        stage: the name of their bar.
-        several: whether runs are trained at the same time. Then there is no bar for epochs, but the numbers of runs
-            that are done, running and failed, and a line for each run that ends.
+        stage: the name of the work.
     """
-    with progress(console, {stage: runs, **({} if several else {"epochs": 1})}, left=not several) as bars:
+    with ProgressLine() as line:
 
-        def name(state: RunState) -> str:
-            return name_of(state.run, recipe.method_title(state.run))
-
-        def on_start(state: RunState, found: Progress) -> None:
-            on_progress(found)
-            if not several:
-                console.print(f"{name(state)}. Left: {time_left(found.left)}", style="dim", highlight=False)
-                bars.reach("epochs", len(state.epochs), state.run.epochs)
-
-        def on_end(state: RunState, found: Progress) -> None:
-            on_progress(found)
-            if state.diverged is not None:
-                console.print(f"{name(state)}: {state.diverged}", style="red", highlight=False)
-            elif several:
-                done = f"{found.done} of {found.total} done, {counts(found)}"
-                console.print(f"{name(state)}: done. {done}", style="dim", highlight=False)
-
-        def on_fail(state: RunState, message: str) -> None:
+        def on_end(state: RunState, found: Progress, failed: str | None) -> None:
             log = state.path / LOG
-            see = f" See {log}" if log.exists() else ""  # there is none where the folder cannot be written
-            console.print(f"{name(state)}: {message}.{see}", style="red", highlight=False)
+            see = f". See {log}" if failed and log.exists() else ""  # there is none where the folder cannot be written
+            done = f"done. {found.done} of {found.total} done, {counts(found)}"
+            line.say(f"{name_of(state.run, recipe.method_title(state.run))}: {failed or state.diverged or done}{see}")
 
         def on_progress(found: Progress) -> None:
-            bars.reach(stage, found.done + found.failed, runs)
-            if several:
-                bars.describe(stage, counts(found))
+            line.reach(stage, found.done + found.failed, runs, counts(found))
 
-        yield Callbacks(
-            on_start, lambda done, total: bars.reach("epochs", done, total), on_end, on_fail, on_progress, console.print
-        )
+        yield Callbacks(on_end, on_progress, line.say)

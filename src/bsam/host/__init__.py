@@ -1,0 +1,1 @@
+"""The machine under a program: worker processes and a line of progress."""

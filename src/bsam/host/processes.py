@@ -1,0 +1,75 @@
+"""Worker processes, and the number of cores for them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+
+from ..core.errors import BsamRuntimeError
+
+PRELOAD = ["torch"]  # imported once, by the process from which workers are forked
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use: a cluster job may get fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def worker_pool(
+    count: int, threads: int = 1, environment: Mapping[str, str] | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Provide a pool of processes that ends with the block, and with this process.
+
+    A block that ends by an exception kills them. Ctrl-C reaches this process only.
+
+    Args:
+        count: the number of processes.
+        threads: of torch, in each process.
+        environment: variables to add to their environment.
+    """
+    # a fork of this process could not use CUDA, and would have the locks of torch's threads in any state
+    is_posix = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if is_posix else "spawn")
+    if is_posix:
+        context.set_forkserver_preload(PRELOAD)
+    pool = ProcessPoolExecutor(count, context, _prepare, (threads, dict(environment or {})))
+    try:
+        yield pool
+        pool.shutdown()
+    finally:
+        for process in list((pool._processes or {}).values()):  # as kill_workers of Python 3.14 does
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def check_main_guard() -> None:
+    """Raise in a worker that still imports the user's script, before it waits for what its parent holds."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise BsamRuntimeError(
+            "several processes are started, and each of them first imports the script: put its code below `if __name__ "
+            '== "__main__":`'
+        )
+
+
+def _prepare(threads: int, environment: Mapping[str, str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes, and the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

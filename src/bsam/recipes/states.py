@@ -1,0 +1,26 @@
+"""How far the runs of an experiment are, by their directories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..tasks import TASKS
+from ..training.config import Run
+from ..training.run_dir import RunDir, run_dir_name
+from ..training.run_state import RunState
+
+
+def state_of(run: Run, out: Path) -> RunState:
+    """Return the state of a run, by its directory below ``out``."""
+    return RunDir(out / run_dir_name(run)).state(run)
+
+
+def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
+    """Return the state of each run."""
+    return [state_of(run, out) for run in runs]
+
+
+def score_of(state: RunState) -> float:
+    """Return the score of a finished run that tables show: that of the last epoch, never of the best one."""
+    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)

@@ -1,0 +1,1 @@
+"""Run many runs: in this process, in several, or as tasks of Ray."""

@@ -1,0 +1,115 @@
+"""Where the runs of an experiment are trained: in this process, or in several on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import torch
+
+from ..core.checks import check_count
+from ..host.processes import cores, worker_pool
+from ..training.environment import pick_device
+from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker
+from .mps import nvidia_mps
+
+
+class Executor(Protocol):
+    """Trains runs, as a context manager: a block that ends by an exception, as by Ctrl-C, stops them."""
+
+    @property
+    def slots(self) -> int:
+        """The number of runs that are trained at the same time. No more are submitted before one has ended."""
+
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+        """Schedule a run. The two functions are called where training is in this process. A future that raises
+        ``BrokenProcessPool`` has lost its process, and the run may be submitted again.
+        """
+
+
+class InProcess(contextlib.AbstractContextManager["InProcess"]):
+    """Train in this process: ``submit`` blocks until the run ends."""
+
+    slots = 1
+
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+        """Train a run."""
+        future: Future[Outcome] = Future()
+        future.set_result(job.train(each_epoch, tell))
+        return future
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@dataclass
+class _Slot:
+    device: str
+    pool: ProcessPoolExecutor | None = None
+    future: Future[Outcome] | None = None
+
+
+class LocalProcesses:
+    """Train in several processes on this machine, as a context manager. Each is started for its first run.
+
+    The processes are spread over the GPUs; extra ones share the GPUs through NVIDIA MPS, if it can be started.
+
+    Args:
+        slots: the number of processes.
+        device: as for :func:`bsam.training.environment.pick_device`; without a number, all GPUs are used.
+        threads: of torch in each process; None shares the cores among them.
+        tell: called with a sentence for the user.
+    """
+
+    def __init__(
+        self, slots: int, device: str | None = None, threads: int | None = None, tell: Tell = lambda sentence: None
+    ) -> None:
+        check_count("jobs", slots)
+        self.slots = slots
+        self._slots = [_Slot(name) for name in spread(device, slots)]
+        self._threads = threads or max(1, cores() // slots)
+        self._tell = tell
+        self._environment: Mapping[str, str] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> LocalProcesses:
+        devices = {slot.device for slot in self._slots}
+        if "cpu" not in devices and len(devices) < self.slots:
+            self._environment = self._stack.enter_context(nvidia_mps(self._tell))
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(exc_type, exc, traceback)
+
+    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+        """Train a run in a process that is free; in a new one if that was killed."""
+        slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
+        with contextlib.suppress(BrokenProcessPool):
+            if slot.pool is not None:
+                slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
+                return slot.future
+        slot.pool = self._stack.enter_context(worker_pool(1, self._threads, self._environment))
+        slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
+        return slot.future
+
+
+def spread(device: str | None, slots: int) -> list[str]:
+    """Return the device of each process.
+
+    Example:
+        >>> spread("cpu", 2)
+        ['cpu', 'cpu']
+    """
+    found = pick_device(device)
+    if found.type == "cpu":
+        return ["cpu"] * slots
+    if found.index is not None:
+        return [str(found)] * slots
+    return [f"cuda:{i % torch.cuda.device_count()}" for i in range(slots)]

@@ -1,0 +1,77 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import bsam
+from bsam.core.extras import require_package
+from bsam.recipes import RECIPES
+from bsam.report.plan import name_of, plan_info, plan_table, show_runs, totals
+from bsam.running.runner import Progress
+from bsam.training.run_state import RunState
+
+CURVES = RECIPES["training-curves"]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")]
+)
+def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
+    require_package(module, extra)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install -c constraints.txt '\.\[{extra}\]'"):
+        require_package(module, extra)
+
+
+def shown(*printed):
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        for each in printed:
+            console.print(each)
+    return capture.get()
+
+
+def test_the_plan():
+    recipe = CURVES
+    runs = [replace(run, epochs=3) for run in recipe.runs("smoke")]
+    states = [
+        RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
+        RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
+        *(RunState(run, Path("c")) for run in runs[2:]),
+    ]
+    plan = plan_info(recipe, states)
+    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
+    first = (2.0 + 3.0) / 3  # of SGD and SAM, for one pass
+    assert [seconds for _, _, seconds in plan] == pytest.approx(
+        [0.0, 3.0 + 2.0 * 2, 3 * (first + 2 * 2.0), 3.0 + 2 * 2 * 2.0, 3 * (first + 2 * 2.0)]
+    )
+    text = shown(plan_table(recipe, states), totals(states))
+    assert "5 runs: 1 ended, 1 started, 3 not started. Time left: about 52 s." in text
+    assert all(name_of(run) in text for run in runs)
+    assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
+
+
+def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    run = CURVES.runs("smoke")[2]
+    diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
+    with show_runs(CURVES, 5, "tuning") as callbacks:
+        callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)), None)
+        callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)), None)
+        callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
+        (tmp_path / "log.txt").touch()
+        callbacks.on_end(RunState(run, tmp_path), Progress(5, 1, 0, 4, (90.0, 0)), "out of memory")
+        callbacks.tell("Something else.")
+        callbacks.on_progress(Progress(5, 1, 2, 2, (45.0, 0)))
+    out, error = capsys.readouterr()
+    assert out.splitlines() == [
+        f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s",
+        f"{name_of(run)}: the training loss is nan in epoch 2",
+        f"{name_of(run)}: no folder",
+        f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
+        "Something else.",
+    ]
+    assert error.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K\n")
