@@ -13,8 +13,8 @@ from PIL import Image
 from bsam import cli
 from bsam.cli import predict as cli_predict
 from bsam.data.skeletons import LSP
-from bsam.training import find_joints
-from bsam.training import predict as bsam_predict
+from bsam.inference import find_joints
+from bsam.inference import predict as bsam_predict
 from helpers import draw_images
 from pose_runs import train_pose
 
@@ -106,7 +106,7 @@ def test_pictures_are_written_before_anything_is_printed(run, images, monkeypatc
 
 def test_a_folder_that_cannot_be_written_is_named_before_joints_are_found(run, images, refused, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr("bsam.training.pose_prediction.find_joints", lambda *_: pytest.fail("not checked before"))
+    monkeypatch.setattr("bsam.inference.pose_prediction.find_joints", lambda *_: pytest.fail("not checked before"))
     assert "new cannot be used as a folder for pictures: Permission" in refused("predict", run, *images, "--out", "new")
     assert ". cannot be used as a folder for --grid: Permission" in refused("predict", run, *images, "--grid", "a.png")
 

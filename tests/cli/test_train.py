@@ -298,5 +298,5 @@ def test_a_radius_that_is_too_large_is_named_once_after_the_first_epoch(radii, t
 def test_a_missing_package_of_the_data_is_named(tmp_path, refused, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("bsam.tasks.inputs._load_arrays", bsam.data.load)
+    monkeypatch.setattr("bsam.tasks.image_inputs._load_arrays", bsam.data.load)
     assert "not installed: pip install -c constraints.txt '.[" in refused(*SHORT, "--out", tmp_path / "out")

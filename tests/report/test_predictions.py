@@ -8,9 +8,9 @@ from PIL import Image
 import bsam
 from bsam.data.image_decoding import Resize
 from bsam.data.skeletons import Skeleton
+from bsam.inference.pose_prediction import FoundJoints
+from bsam.inference.prediction import Prediction
 from bsam.report import predictions
-from bsam.training.pose_prediction import FoundJoints
-from bsam.training.prediction import Prediction
 
 SKELETON = Skeleton(("head top", "right hand", "left hand"), ((1, 2),), ((0, 1), (0, 2)))
 

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     from ..core.progress import stderr_progress
-    from ..training.export import export_run
+    from ..inference.export import export_run
 
     with stderr_progress("images") as progress:
         found = export_run(

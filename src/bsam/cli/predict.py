@@ -100,8 +100,8 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
 
 
 def _classes(arguments: argparse.Namespace) -> None:
+    from ..inference.prediction import predict
     from ..report.predictions import draw_grid, prediction_lines, write_predictions
-    from ..training.prediction import predict
 
     top = TOP if arguments.top is None else arguments.top
     predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
@@ -113,10 +113,10 @@ def _classes(arguments: argparse.Namespace) -> None:
 
 
 def _joints(arguments: argparse.Namespace) -> None:
+    from ..inference.pose_prediction import find_joints
+    from ..inference.prediction import image_paths
     from ..report.predictions import draw_joints, draw_joints_grid, joint_lines, picture_paths, write_joints
     from ..training.files import usable
-    from ..training.pose_prediction import find_joints
-    from ..training.prediction import image_paths
 
     table = _table(arguments)
     draws_pictures = arguments.out is not None and table is None

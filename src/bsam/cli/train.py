@@ -12,7 +12,7 @@ from ..core.errors import BsamError, BsamValueError
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure
-from ..tasks.inputs import check_weights
+from ..tasks.image_inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
 from ..training.files import LOCK

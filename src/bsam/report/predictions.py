@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ..core.errors import BsamValueError
 from ..data.image_decoding import Box, Crop
 from ..data.pose_data import MARGIN
+from ..inference.pose_prediction import FoundJoints
+from ..inference.prediction import Prediction
 from ..training.files import check_writable, usable, write, write_json
-from ..training.pose_prediction import FoundJoints
-from ..training.prediction import Prediction
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, printable, save
 from .skeletons import draw_skeleton, show_picture, side_legend
 

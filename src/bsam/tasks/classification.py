@@ -25,7 +25,7 @@ from ..data.streaming import stream
 from ..models import build, model_entry
 from ..quantization import calibrate, quantize
 from .class_predictions import class_predictions
-from .inputs import Inputs, inputs_of, load_data
+from .image_inputs import Inputs, inputs_of, load_data
 from .pretrained import PretrainedTask, freeze_backbone
 from .settings import TaskSettings, refuse_settings
 from .task import Measure, TaskBatch, holdout_mask

@@ -20,7 +20,7 @@ from ..data.streaming import stream
 from ..models import model_entry
 from ..models.inputs import input_config
 from . import pose_metrics
-from .inputs import IMAGENET
+from .image_inputs import IMAGENET
 from .pose_inputs import PoseInputs
 from .pose_settings import check_input_side, check_pose_settings
 from .pretrained import PretrainedTask

@@ -21,7 +21,7 @@ from ..flatness.probe import Reading
 from ..flatness.sharpness import Sharpness
 from ..models.weights import WeightsReport
 from ..tasks import TASKS
-from ..tasks.inputs import Inputs
+from ..tasks.image_inputs import Inputs
 from ..tasks.pose_inputs import PoseInputs
 from .config import BASE, Run, check_settings
 from .files import fits, read_arrays, read_bytes, read_json, read_json_lines

@@ -12,7 +12,7 @@ from PIL import Image
 import bsam
 from bsam.data.examples import Dataset, Examples
 from bsam.tasks.classification import Classification
-from bsam.tasks.inputs import Inputs, find_weights, inputs_of, load_data
+from bsam.tasks.image_inputs import Inputs, find_weights, inputs_of, load_data
 from bsam.tasks.settings import TaskSettings
 from helpers import draw_images
 

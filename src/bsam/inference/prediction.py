@@ -18,9 +18,9 @@ from ..core.errors import BsamValueError
 from ..data.image_decoding import DecodeError, Decoding, decode
 from ..data.image_files import OF_WINDOWS
 from ..tasks.classification import LARGE_IMAGE_BATCH, build_network
-from ..tasks.inputs import Inputs
-from .environment import pick_device
-from .run_dir import RunDir
+from ..tasks.image_inputs import Inputs
+from ..training.environment import pick_device
+from ..training.run_dir import RunDir
 
 T = TypeVar("T")
 
