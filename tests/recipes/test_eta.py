@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from bsam.recipes import eta as eta_module
 from bsam.recipes.eta import EtaEstimator
 from bsam.training.config import Run
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 
 
 def measured(run, *seconds):

@@ -12,7 +12,7 @@ from bsam.recipes.choices import untuned, with_tuned_settings
 from bsam.recipes.run_job import Outcome, state_of
 from bsam.recipes.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
-from bsam.training.lock import RunLocked, locked
+from bsam.training.files import RunLocked, locked
 from bsam.training.loop import fit
 from bsam.training.run_dir import run_dir_name
 from processes import Process

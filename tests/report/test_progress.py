@@ -12,7 +12,7 @@ from bsam.core.extras import require_package
 from bsam.recipes import RECIPES
 from bsam.recipes.runner import Progress
 from bsam.report.progress import name_of, plan_info, plan_table, progress, run_bars, totals
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 
 CURVES = RECIPES["training-curves"]
 

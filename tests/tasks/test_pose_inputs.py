@@ -11,7 +11,6 @@ from bsam.models.inputs import RESNET50
 from bsam.tasks.pose import Pose
 from bsam.tasks.pose_inputs import PoseInputs
 from bsam.tasks.settings import TaskSettings
-from bsam.training.files import fits
 
 INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), skeletons.MPII)
 RUN = TaskSettings(model="simcc_resnet8", data="stick_figures", label_smoothing=0.0)
@@ -21,7 +20,6 @@ RUN = TaskSettings(model="simcc_resnet8", data="stick_figures", label_smoothing=
 def test_json_holds_all(skeleton):
     inputs = replace(INPUTS, skeleton=skeleton)
     written = json.loads(json.dumps(inputs.to_json()))
-    assert fits(written, PoseInputs)
     assert PoseInputs.from_json(written) == inputs
     assert hash(PoseInputs.from_json(written).skeleton) == hash(skeleton)  # it is looked up
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..training.config import Run
-from ..training.run_state import RunState
+from ..training.run_dir import RunState
 from .variants import passes_of
 
 

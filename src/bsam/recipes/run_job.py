@@ -17,23 +17,16 @@ import torch
 
 from ..core.errors import BsamError
 from ..training.config import Run
-from ..training.files import usable
-from ..training.lock import RunLocked
+from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
-from ..training.run_dir import DIVERGED, LOG, NETWORK, RunDir, run_dir_name
-from ..training.run_state import RunState
+from ..training.run_dir import DIVERGED, LOG, NETWORK, RunDir, RunState, run_dir_name
 
 EachEpoch: TypeAlias = Callable[[int, Mapping[str, Any]], None]
 
 
-def state_of(run: Run, out: Path, verify: bool = False) -> RunState:
-    """Return the state of a run, by its directory below ``out``; ``verify`` also checks the digest of its network."""
-    return RunDir(out / run_dir_name(run)).state(run, verify=verify)
-
-
-def has_ended_undamaged(state: RunState) -> bool:
-    """Return whether nothing is left to do."""
-    return state.ended and state.damaged is None
+def state_of(run: Run, out: Path) -> RunState:
+    """Return the state of a run, by its directory below ``out``."""
+    return RunDir(out / run_dir_name(run)).state(run)
 
 
 @dataclass(frozen=True)
@@ -112,11 +105,9 @@ class RunJob:
         return Outcome(ended, tuple(told), failed)
 
     def _finish(self, each_epoch: EachEpoch, tell: Callable[[str], None]) -> bool:
-        run, state = self.run, state_of(self.run, self.out, verify=True)
-        if has_ended_undamaged(state):
+        run, state = self.run, state_of(self.run, self.out)
+        if state.ended:
             return True
-        if state.damaged is not None:
-            tell(f"{state.damaged}. Continuing the run.")
         initial = (
             None if run.init is None or state.epochs else self.out / run.init
         )  # one that continues needs it no more

@@ -12,11 +12,10 @@ from typing import Any
 from ..core.errors import BsamRuntimeError
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.run_dir import LOG, run_dir_name
-from ..training.run_state import RunState
+from ..training.run_dir import LOG, RunState, run_dir_name
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
-from .run_job import Outcome, RunJob, has_ended_undamaged, message_of, state_of
+from .run_job import Outcome, RunJob, message_of, state_of
 
 LOOK = 1.0  # seconds between two looks at the runs that other processes train
 
@@ -163,8 +162,8 @@ class _Runs:
 
     def _submit(self, name: str) -> None:
         run = self.states[name].run
-        state = self.states[name] = state_of(run, self.out, verify=True)
-        if has_ended_undamaged(state):
+        state = self.states[name] = state_of(run, self.out)
+        if state.ended:
             return
         initial = None if run.init is None or state.epochs else self.states.get(run.init)
         if initial is not None and (initial.path.name in self.failed or initial.diverged is not None):

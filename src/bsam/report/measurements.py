@@ -17,18 +17,15 @@ from torch import nn
 from ..core.errors import BsamError, BsamRuntimeError
 from ..core.extras import install_line
 from ..flatness.intervals import plus_minus
-from ..flatness.sharpness import Sharpness
-from ..flatness.trace import Trace
 from ..recipes.measure import STAGES, FlatnessSettings, Measured, loss_and_samples, measure
 from ..recipes.subjects import Loaded, MeasuredModels
 from ..training.config import check_settings
 from ..training.environment import environment_info, pick_device
-from ..training.files import fits, read_json, refuse_other_files, usable, write_json
-from ..training.lock import locked
+from ..training.files import locked, read_json, refuse_other_files, usable, write_json
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
-from .probes import READING_FIELDS, plot_probe, probe_info, read_probe
+from .probes import plot_probe, read_probe
 from .progress import progress
-from .spectra import CHOSEN, DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
+from .spectra import DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,14 +37,6 @@ MAX_NAME_LENGTH = 50  # characters of it in the name of a file: file systems tak
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 FIGURES = ("spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html")
 _INFOS: dict[str, Any] = {"eigenvalues": SpectrumInfo, "density": DensityInfo, "landscape": LandscapeInfo}
-_PARTS: dict[str, Any] = {  # of an entry in flatness.json, with their types
-    "architecture": str,
-    "samples": int,
-    "parameters": int,
-    "sharpness": Sharpness,
-    "trace": Trace,
-    **_INFOS,
-}
 
 
 class ResultsFile:
@@ -83,7 +72,7 @@ class ResultsFile:
         self._models = [_with_nan(entry) for entry in models]
         for number, entry in enumerate(self._models, 1):
             if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("file", "sha256")):
-                raise BsamRuntimeError(f"{self.path} is damaged: entry {number} has no file name or no SHA-256; {HINT}")
+                raise BsamRuntimeError(f"{self.path}: entry {number} has no file name or no SHA-256; {HINT}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """Return the entry of a file with this content, if there is one."""
@@ -136,8 +125,6 @@ def _measured(
             sha256 = hashlib.sha256(models.weights(path).read_bytes()).hexdigest()
             loaded = models.load(path, device)
             entry = results.find(str(path), sha256)
-            if entry is not None and not _is_complete(entry):
-                raise BsamRuntimeError(f"{results.path} is damaged: it lacks numbers of {path}; {HINT}")
             try:
                 if entry is not None and (changed := _change(entry, loaded, instruments)):
                     sentence = f"Measuring {path} again: {changed}. The loader or its data may have changed."
@@ -165,26 +152,6 @@ def _change(entry: Mapping[str, Any], loaded: Loaded, instruments: FlatnessSetti
     if not math.isclose(loss, before, rel_tol=LOSS_RTOL):
         return f"the loss changed from {before:.6g} to {loss:.6g}"
     return None if _architecture(loaded[0]) == entry["architecture"] else "the architecture changed"
-
-
-def _is_complete(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry has all that tables and figures are made from, each of its type."""
-    infos = {name: {"title": "", "group": "", **part} for name in _INFOS if isinstance(part := entry.get(name), dict)}
-    if not fits({name: entry.get(name) for name in _PARTS} | infos, _PARTS):
-        return False
-    top, density, land = (entry[name] for name in _INFOS)
-    columns = entry.get("probe", probe_info([]))
-    return (
-        top.get("which", "largest") in CHOSEN
-        and fits(columns, dict.fromkeys(READING_FIELDS, list[float]))
-        and len({*map(len, columns.values())}) == 1
-        and len(entry["trace"]["interval"]) == 2
-        and 0 < len(top["values"]) == len(top["residuals"])
-        and len(density["grid"]) == len(density["density"])
-        and 0 < len(density["nodes"]) == len(density["weights"])
-        and 0 < len(land["axis"]) == len(land["loss"])
-        and all(len(row) == len(land["axis"]) for row in land["loss"])
-    )
 
 
 def _with_nan(value: Any) -> Any:

@@ -15,8 +15,7 @@ from ..core.errors import BsamRuntimeError
 from ..flatness.probe import Reading
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data
 from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, tidy
 

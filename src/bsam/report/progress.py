@@ -13,8 +13,7 @@ from ..recipes.experiments import Recipe
 from ..recipes.runner import Callbacks, Progress
 from ..recipes.variants import variant_of
 from ..training.config import Run
-from ..training.run_dir import LOG
-from ..training.run_state import RunState
+from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
     from rich.console import Console
