@@ -10,10 +10,10 @@ from bsam.data import skeletons
 from bsam.models.inputs import RESNET50
 from bsam.tasks.pose import Pose
 from bsam.tasks.pose_inputs import PoseInputs
-from bsam.tasks.settings import TaskSettings
+from bsam.tasks.pose_settings import PoseSettings
 
 INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), skeletons.MPII)
-RUN = TaskSettings(model="simcc_resnet8", data="stick_figures", label_smoothing=0.0)
+RUN = PoseSettings(model="simcc_resnet8", data="stick_figures")
 
 
 @pytest.mark.parametrize("skeleton", [skeletons.LSP, skeletons.MPII])

@@ -14,7 +14,8 @@ from ..core.errors import BsamValueError
 from ..core.extras import require_package
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
-from ..tasks.classification import Classification, build_float_network
+from ..tasks.class_networks import build_float_network
+from ..tasks.classification import Classification
 from ..training.environment import pick_device
 from ..training.files import check_writable, usable
 from ..training.run_dir import RunDir

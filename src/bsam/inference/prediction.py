@@ -17,7 +17,8 @@ from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..data.image_decoding import DecodeError, Decoding, decode
 from ..data.image_files import OF_WINDOWS
-from ..tasks.classification import LARGE_IMAGE_BATCH, build_network
+from ..tasks.class_networks import build_network
+from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
 from ..training.run_dir import RunDir

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, Timeout  # a dependency of torch
 
 from ..core.errors import BsamRuntimeError
 
@@ -89,8 +89,8 @@ def write(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise BsamRuntimeError(
-            f"{path} could not be written ({error.strerror}); what was there before is kept. Free some space, or make the "
-            "folder writable, and call again"
+            f"{path} could not be written ({error.strerror}); what was there before is kept. Free some space, or make "
+            "the folder writable, and call again"
         ) from error
 
 
