@@ -35,7 +35,8 @@ def weights(tmp_path):
 
 
 def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".bsam-lock")
+    return {path: path.read_bytes() for path in files}
 
 
 def train(*arguments):
