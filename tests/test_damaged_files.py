@@ -128,8 +128,6 @@ COMMANDS = {
     "run data": ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", "out", "--data-dir", "{}"],
     "flatness": ["flatness", "{}", "--out", "out", *CHEAP],
     "flatness file": ["flatness", "{}", "--loader", "math:sqrt", "--out", "out"],
-    "weights": ["weights", "convert", "{}", "out.safetensors"],
-    "weights out": ["weights", "convert", "source", "{}"],
     "flatness out": ["flatness", "run", "--out", "{}", *CHEAP],
 }
 
@@ -168,15 +166,12 @@ def closed(home, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("below", ["", "/further"])
-def test_a_folder_without_permission_is_refused(command, below, closed, capsys):
-    place = f"{closed}{below}"
+def test_a_folder_without_permission_is_refused(command, closed, capsys):
     if command == "train below":
         (Path("runs") / closed).mkdir(parents=True)
-    said = sentence(capsys, *(argument.format(place) for argument in COMMANDS[command]))
+    said = sentence(capsys, *(argument.format(f"{closed}/further") for argument in COMMANDS[command]))
     assert closed in said
-    if (command, below) not in (("flatness file", ""), ("weights out", "")):  # a folder in place of a file
-        assert "Permission denied" in said
+    assert "Permission denied" in said
 
 
 def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):

@@ -61,7 +61,6 @@ def add(commands: Any) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> None:
-    from ..training.files import check_writable, usable
     from ..training.run_dir import RunDir
 
     if arguments.grid is not None:
@@ -69,11 +68,8 @@ def _predict(arguments: argparse.Namespace) -> None:
         if arguments.grid.suffix.lower() not in PICTURES:
             raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
     for flag, file in (("--grid", arguments.grid), ("--out", _table(arguments))):
-        if file is not None:
-            if not file.parent.is_dir():
-                raise BsamValueError(f"there is no folder {file.parent} for {flag}: create it first")
-            with usable(file.parent, flag):
-                check_writable(file.parent)
+        if file is not None and not file.parent.is_dir():
+            raise BsamValueError(f"there is no folder {file.parent} for {flag}: create it first")
     run_dir = RunDir(arguments.folder)
     run_dir.finished_run()
     if run_dir.note("pose"):

@@ -17,7 +17,6 @@ from ..quantization.int_files import check_place
 from ..tasks.class_networks import build_float_network
 from ..tasks.classification import Classification
 from ..training.environment import pick_device
-from ..training.files import check_writable, usable
 from ..training.run_dir import RunDir
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # beside those of training
@@ -88,8 +87,6 @@ def export_run(
     if images is not None:
         check_count("images", images)
     check_place(out)
-    with usable(out.parent, "the file"):
-        check_writable(out.parent)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
     if run.weight_bits is None:

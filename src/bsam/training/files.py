@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -58,13 +57,6 @@ def usable(folder: Path, purpose: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BsamRuntimeError(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
-
-
-def check_writable(folder: Path) -> None:
-    """Raise the ``OSError`` of a folder in which no file can be made, or which cannot be made itself."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def refuse_other_files(folder: Path, own: Iterable[str] = ()) -> None:
