@@ -21,8 +21,7 @@ from bsam.recipes import recipe_of
 from bsam.recipes.experiments import Recipe
 from bsam.report.results import FIGURES, write_results
 from bsam.training.config import BASE, Run, arguments_of
-from bsam.training.run_dir import run_dir_name
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState, run_dir_name
 
 
 def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Iterator[RunState]:

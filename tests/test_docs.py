@@ -64,7 +64,7 @@ def reader(tmp_path, monkeypatch):
 def check_get_started(names):
     assert names["optimizer"].t == 4
     assert names["result"].score > 0.6
-    assert {"config.json", "identity.json", "metrics.jsonl", "environment.json", "checkpoint.pt", "checksums.json"} <= {
+    assert {"config.json", "identity.json", "metrics.jsonl", "environment.json", "checkpoint.pt"} <= {
         file.name for file in Path("runs/second").iterdir()
     }
 

@@ -9,9 +9,9 @@ import runpy
 import tempfile
 from pathlib import Path
 
+from bsam.inference.prediction import predict
 from bsam.report.predictions import draw_grid
 from bsam.training import Run, fit
-from bsam.training.prediction import predict
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples/fine_tune.py"

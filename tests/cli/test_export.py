@@ -78,7 +78,7 @@ def test_a_safetensors_file_that_computes_something_else_is_seen(run, tmp_path, 
         network.linear.weight.neg_()
         return network
 
-    monkeypatch.setattr("bsam.training.export.load_quantized", changed)
+    monkeypatch.setattr("bsam.inference.export.load_quantized", changed)
     assert export(run, "--out", tmp_path / "net.safetensors", "--images", 50) == 0
     _, _, _, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
     assert float(equal) < 50
@@ -93,8 +93,8 @@ def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch,
         def forward(self, x):
             return torch.eye(10)[torch.zeros(len(x), dtype=torch.long)]
 
-    monkeypatch.setattr("bsam.training.export.export_onnx", lambda model, path, x: path.write_text("file"))
-    monkeypatch.setattr("bsam.training.export.OnnxNetwork", Zero)
+    monkeypatch.setattr("bsam.inference.export.export_onnx", lambda model, path, x: path.write_text("file"))
+    monkeypatch.setattr("bsam.inference.export.OnnxNetwork", Zero)
     assert export(run, "--out", tmp_path / "net.onnx") == 0
     _, network, file, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
     assert float(file) == 10
@@ -106,7 +106,7 @@ def test_folders_of_the_data_reach_the_task(run, tmp_path, monkeypatch, refused)
     def task(run, device, data_dir, *, cache_dir):
         raise cli.BsamError(f"{device.type} {data_dir} {cache_dir}")
 
-    monkeypatch.setattr("bsam.training.export.Classification", task)
+    monkeypatch.setattr("bsam.inference.export.Classification", task)
     flags = ("--out", tmp_path / "net.onnx", "--data-dir", "here", "--cache-dir", "there")
     assert "cpu here there" in refused("export", run, *flags, "--device", "cpu")
 
@@ -135,8 +135,8 @@ def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):
         def __init__(self, path):
             raise cli.BsamError("cannot be read")
 
-    monkeypatch.setattr("bsam.training.export.export_onnx", lambda model, path, x: path.write_text("new"))
-    monkeypatch.setattr("bsam.training.export.OnnxNetwork", Other)
+    monkeypatch.setattr("bsam.inference.export.export_onnx", lambda model, path, x: path.write_text("new"))
+    monkeypatch.setattr("bsam.inference.export.OnnxNetwork", Other)
     assert "cannot be read" in refused("export", run, "--out", "net.onnx")
     there = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else there(name))

@@ -35,7 +35,8 @@ def weights(tmp_path):
 
 
 def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".bsam-lock")
+    return {path: path.read_bytes() for path in files}
 
 
 def train(*arguments):
@@ -225,11 +226,11 @@ def test_predict(images, weights, tmp_path, capsys):
     assert cli.main(one) == 0
     assert len(re.findall(r"[\d.]+%", capsys.readouterr().out)) == 3
     (tmp_path / "notes.txt").write_text("no image")
-    for content in ("{", '{"side": 32}', "[]", (out / "inputs.json").read_text().replace("32", '"32"')):
+    for content in ("{", "[]"):
         shutil.copytree(out, tmp_path / "damaged", dirs_exist_ok=True)
         (tmp_path / "damaged/inputs.json").write_text(content)
         assert cli.main(["predict", "--device", "cpu", str(tmp_path / "damaged"), shown[1]]) == 2
-        assert re.search(r"inputs\.json .*remove model\.safetensors beside it", capsys.readouterr().err)
+        assert re.search(r"inputs\.json cannot be read .*remove it and model\.safetensors", capsys.readouterr().err)
     for arguments, words in {
         (*one, tmp_path / "notes.txt"): "notes.txt cannot be decoded: it is no image",
         (*one, tmp_path / "nowhere.png"): "nowhere.png cannot be read: No such file",

@@ -20,7 +20,7 @@ from bsam.report.plan import plan_info
 from bsam.running import executors, job
 from bsam.running.runner import run_all
 from bsam.training import loop
-from bsam.training.lock import RunLocked
+from bsam.training.files import RunLocked
 from bsam.training.run_dir import run_dir_name
 
 CHEAP = {
@@ -169,7 +169,7 @@ def test_files_of_something_else_are_not_overwritten(tmp_path, refused):
     (out / "results.json").write_text('{"recipe": "label-noise"}')
     assert "results.json holds results of something else" in refused(*command)
     (out / "results.json").write_text("[")
-    assert "results.json is damaged" in refused(*command)
+    assert "results.json cannot be read" in refused(*command)
     assert (out / "table.md").read_text() == "mine"
     (out / "results.json").unlink()
     (out / "table.md").unlink()

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from bsam import BsamError, cli
 from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
+from bsam.recipes.variants import variants
 from bsam.training.config import Run
 
 QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}
@@ -22,6 +23,23 @@ def run_from(*flags):
     add_run_flags(parser)
     parser.add_argument("--data-dir", type=Path)
     return run_of(parser.parse_args(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("BSAM",), Run("bsam")),
+        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
+        (("SGD",), Run("base")),
+        (("bsam-2",), Run("bsam", {"passes": 2})),
+        (
+            ("BSAM-released", "--set", "rho_max=0.1"),
+            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
+        ),
+    ],
+)
+def test_names_of_methods(flags, expected):
+    assert run_from("--method", *flags) == expected
 
 
 def other(field, hint):

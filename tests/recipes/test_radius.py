@@ -13,7 +13,7 @@ from bsam.recipes.scales import scale_of
 from bsam.recipes.variants import variant_of
 from bsam.report.radius import radius_findings, radius_lines_info
 from bsam.training import loop
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 
 RECIPE = RECIPES["radius"]
 NAMES = ("sam", "sam-follow", "bsam", "bsam-2")

@@ -1,6 +1,5 @@
 """What the tests of reports share: finished runs without training, and figures as matplotlib holds them."""
 
-import hashlib
 import json
 import resource
 from pathlib import Path
@@ -17,8 +16,7 @@ from bsam.recipes import RECIPES
 from bsam.recipes.states import state_of
 from bsam.recipes.variants import variant_of, variants
 from bsam.report import demo_report, figures, panels, probes, spectra
-from bsam.training.run_dir import run_dir_name
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState, run_dir_name
 from pose_runs import write_predictions
 
 OLD = b"as it was"
@@ -73,9 +71,6 @@ def write_run(run, out):
         "config.json": run.settings(),
         "environment.json": [machine],
         **({"baseline.json": BASELINE} if run.task == "pose" else {}),
-        "checksums.json": {
-            "model.safetensors": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)},
-        },
         **(
             {"curvature.json": {"top_eigenvalue": 10 + base, "relief": surface if run.relief else None}}
             if run.curvature

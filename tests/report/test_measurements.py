@@ -22,7 +22,7 @@ from bsam.recipes.subjects import find_models
 from bsam.report import measurements, panels
 from bsam.report.landscapes import write_interactive
 from bsam.report.measurements import FIGURES, ResultsFile, flatness_report
-from bsam.training.lock import LOCK
+from bsam.training.files import LOCK
 
 pytestmark = pytest.mark.usefixtures("coarse")
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
@@ -81,7 +81,7 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     console = Console(file=io.StringIO(), width=80)
     written = report(files, tmp_path / "out", console)
     assert [path.name for path in written] == ["flatness.json", *FIGURES]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"flatness.json", *FIGURES}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, "flatness.json", *FIGURES}
     found = json.loads((tmp_path / "out" / "flatness.json").read_text(), parse_constant=pytest.fail)
     assert {"bsam", "torch", "machine", "cores", "date"} <= set(found["environment"])
     assert found["settings"] == {
@@ -146,7 +146,7 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
         report(files, out)
     kept = json.loads((out / "flatness.json").read_text())
     assert [entry["file"] for entry in kept["models"]] == [str(files[0])]
-    assert [path.name for path in out.iterdir()] == ["flatness.json"]
+    assert {path.name for path in out.iterdir()} == {LOCK, "flatness.json"}
     files[1].write_text(broken)
     measured, genuine = [], measurements.measure
     monkeypatch.setattr(
@@ -185,7 +185,6 @@ def test_a_second_process_on_the_folder_is_refused_and_loses_nothing(files, tmp_
     report(files[1:2], out)
     models = json.loads((out / "flatness.json").read_text())["models"]
     assert [entry["file"] for entry in models] == list(map(str, files[:2]))
-    assert not (out / LOCK).exists()
 
 
 def loaded(scale=1.0, samples=12, build=network):
@@ -371,7 +370,7 @@ def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypa
     )
     written = report_runs([runs / "probed", runs / "plain"], tmp_path / "out")
     assert [path.name for path in written] == ["flatness.json", *FIGURES, "probe_probed.png"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in written}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, *(path.name for path in written)}
     assert written[-1].read_bytes().startswith(b"\x89PNG")
     readings = [json.loads(line) for line in (runs / "probed" / "probe.jsonl").read_text().splitlines()]
     assert len(readings) > 1
@@ -401,5 +400,5 @@ def test_a_damaged_probe_is_named_before_anything_is_measured(runs, tmp_path, mo
     shutil.copytree(runs / "probed", broken)
     monkeypatch.setattr(measurements, "measure", lambda *arguments: pytest.fail("measured"))
     (broken / "probe.jsonl").write_text("{")
-    with pytest.raises(bsam.BsamError, match=r"probe\.jsonl is damaged"):
+    with pytest.raises(bsam.BsamError, match=r"probe\.jsonl cannot be read .*remove it and model\.safetensors"):
         report_runs([broken], tmp_path / "out")

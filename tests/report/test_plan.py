@@ -10,7 +10,7 @@ from bsam.core.extras import require_package
 from bsam.recipes import RECIPES
 from bsam.report.plan import name_of, plan_info, plan_table, show_runs, totals
 from bsam.running.runner import Progress
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 
 CURVES = RECIPES["training-curves"]
 

@@ -8,9 +8,9 @@ from PIL import Image
 import bsam
 from bsam.data.images.decoding import Resize
 from bsam.data.pose.joints import Skeleton
+from bsam.inference.pose_prediction import FoundJoints
+from bsam.inference.prediction import Prediction
 from bsam.report import predictions
-from bsam.training.pose_prediction import FoundJoints
-from bsam.training.prediction import Prediction
 
 SKELETON = Skeleton(("head top", "right hand", "left hand"), ((1, 2),), ((0, 1), (0, 2)))
 
@@ -163,7 +163,7 @@ def test_lines_are_not_moved_to_whole_pixels(found, tmp_path):
     assert ink @ np.arange(90) / ink.sum() == pytest.approx(20.3, abs=0.1)
 
 
-def test_pictures_have_names_of_their_own(tmp_path, monkeypatch):
+def test_pictures_have_names_of_their_own(tmp_path):
     images = [Path(name) for name in ("x/a.jpg", "y/a.png", "a-2.jpg", "z/a", "b.tar.gz")]
     names = ["a.png", "a-2.png", "a-2-2.png", "a-3.png", "b.tar.png"]
     assert predictions.picture_paths(images, tmp_path / "new") == [tmp_path / "new" / name for name in names]
@@ -173,6 +173,3 @@ def test_pictures_have_names_of_their_own(tmp_path, monkeypatch):
         predictions.picture_paths(images, tmp_path)
     with pytest.raises(bsam.BsamError, match=r"a-3\.png is not a folder"):
         predictions.picture_paths(images, tmp_path / "a-3.png")
-    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
-    with pytest.raises(bsam.BsamError, match=r"x/y cannot be used as a folder for pictures: Permission denied"):
-        predictions.picture_paths(images, tmp_path / "x/y")

@@ -1,19 +1,16 @@
 """Skeletons: which lines and dots are drawn, in which colours; and the figure of a recipe, from run directories."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-import bsam
 from bsam.data.pose.joints import LSP, MPII, Skeleton
 from bsam.recipes import RECIPES
 from bsam.report import skeletons
 from bsam.report.results import FIGURES
 from bsam.training.config import Run
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 from pose_runs import SETTINGS, SIDE, write_predictions
 
 RIGHT, LEFT, MIDDLE, DARK = "#e69f00", "#56b4e9", "#ffffff", "#202020"
@@ -177,27 +174,3 @@ def test_the_figure_is_written_completely_or_not_at_all(state, on_a_full_disk, t
     skeletons.draw_skeletons(RECIPE, states, tmp_path / "skeletons.png")
     assert (tmp_path / "skeletons.png").read_bytes().startswith(b"\x89PNG")
     on_a_full_disk(lambda path: skeletons.draw_skeletons(RECIPE, states, path), "skeletons.png")
-
-
-@pytest.mark.parametrize("damage", ["cut", "bits", "missing", "shape", "persons", "other", "no pose.json"])
-def test_damaged_predictions_are_named(damage, state, tmp_path):
-    one = state("run")
-    file = one.path / "predictions.npz"
-    content, arrays = file.read_bytes(), dict(np.load(file))
-    if damage == "cut":
-        file.write_bytes(content[: len(content) // 2])
-    elif damage == "bits":  # in the compressed pixels, which zlib refuses
-        file.write_bytes(content[:80] + bytes(20) + content[100:])
-    elif damage == "no pose.json":
-        (one.path / "pose.json").unlink()
-    else:
-        arrays |= {
-            "missing": {"pixels": arrays["pixels"][:0], "found": arrays["found"][:0], "truth": arrays["truth"][:0]},
-            "shape": {"found": arrays["found"][:, :13]},
-            "persons": {"found": arrays["found"][:2]},
-            "other": {"more": np.zeros(3)},
-        }[damage]
-        np.savez(file, **arrays)
-    with pytest.raises(bsam.BsamError, match=r"predictions\.npz is damaged.*remove model\.safetensors beside it, then"):
-        skeletons.draw_skeletons(RECIPE, [one, replace(one, finished=False)], tmp_path / "skeletons.png")
-    assert not (tmp_path / "skeletons.png").exists()

@@ -13,7 +13,7 @@ from bsam.report.results import text_below
 from bsam.report.summaries import CellSummary, SeedStatistics, table_info
 from bsam.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info
 from bsam.training.config import Run
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 
 RUN = Run("sgd", epochs=200)
 

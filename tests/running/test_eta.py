@@ -3,7 +3,7 @@ from pathlib import Path
 
 from bsam.running.eta import EtaEstimator
 from bsam.training.config import Run
-from bsam.training.run_state import RunState
+from bsam.training.run_dir import RunState
 
 
 def measured(run, *seconds):

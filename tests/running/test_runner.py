@@ -14,7 +14,7 @@ from bsam.running import job, runner
 from bsam.running.job import Outcome
 from bsam.running.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
-from bsam.training.lock import RunLocked, locked
+from bsam.training.files import RunLocked, locked
 from bsam.training.loop import fit
 from bsam.training.run_dir import run_dir_name
 from fake_fit import FakeFit

@@ -6,7 +6,7 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from bsam.tasks.class_predictions import MISTAKES, class_predictions, confusion_matrix
 from bsam.tasks.classification import Classification
-from bsam.tasks.settings import TaskSettings
+from bsam.tasks.classification_settings import ClassificationSettings
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def test_without_mistakes_there_are_no_pixels():
 
 
 def test_a_task_counts_its_evaluation_set_and_keeps_the_images_as_they_are_stored():
-    task = Classification(TaskSettings(limit_test=50), CPU)
+    task = Classification(ClassificationSettings(limit_test=50), CPU)
     network = task.network().eval()
     kept = task.predictions(network)
     assert kept["class_names"].tolist() == [*"0123456789"]

@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     from ..host.progress import ProgressLine
-    from ..training.export import export_run
+    from ..inference.export import export_run
 
     with ProgressLine() as line:
         found = export_run(

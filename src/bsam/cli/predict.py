@@ -61,7 +61,6 @@ def add(commands: Any) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> None:
-    from ..training.files import check_writable, usable
     from ..training.run_dir import RunDir
 
     if arguments.grid is not None:
@@ -69,11 +68,8 @@ def _predict(arguments: argparse.Namespace) -> None:
         if arguments.grid.suffix.lower() not in PICTURES:
             raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
     for flag, file in (("--grid", arguments.grid), ("--out", _table(arguments))):
-        if file is not None:
-            if not file.parent.is_dir():
-                raise BsamValueError(f"there is no folder {file.parent} for {flag}: create it first")
-            with usable(file.parent, flag):
-                check_writable(file.parent)
+        if file is not None and not file.parent.is_dir():
+            raise BsamValueError(f"there is no folder {file.parent} for {flag}: create it first")
     run_dir = RunDir(arguments.folder)
     run_dir.finished_run()
     if run_dir.note("pose"):
@@ -100,8 +96,8 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
 
 
 def _classes(arguments: argparse.Namespace) -> None:
+    from ..inference.prediction import predict
     from ..report.predictions import draw_grid, prediction_lines, write_predictions
-    from ..training.prediction import predict
 
     top = TOP if arguments.top is None else arguments.top
     predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
@@ -113,10 +109,10 @@ def _classes(arguments: argparse.Namespace) -> None:
 
 
 def _joints(arguments: argparse.Namespace) -> None:
+    from ..inference.pose_prediction import find_joints
+    from ..inference.prediction import image_paths
     from ..report.predictions import draw_joints, draw_joints_grid, joint_lines, picture_paths, write_joints
     from ..training.files import usable
-    from ..training.pose_prediction import find_joints
-    from ..training.prediction import image_paths
 
     table = _table(arguments)
     draws_pictures = arguments.out is not None and table is None

@@ -16,7 +16,7 @@ from ..models import MODELS
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..recipes.variants import variants
-from ..tasks.inputs import find_weights
+from ..tasks.image_inputs import find_weights
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.names import find_name
 from ..training.run_dir import CONFIG, RunDir

@@ -12,7 +12,7 @@ from ..core.errors import BsamError, BsamValueError
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure
-from ..tasks.inputs import check_weights
+from ..tasks.image_inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
 from ..training.files import LOCK
@@ -59,12 +59,10 @@ def _train(arguments: argparse.Namespace) -> None:
     with terminable(), distributed_context(arguments.device) as context:
         say = _say if context.is_main else _say_nothing
         _check_epochs(run, RunDir(folder))
-        state = RunDir(folder).state(run, verify=True)
+        state = RunDir(folder).state(run)
         if state.finished:
             say(f"The run in {folder} is finished.")
         else:
-            if state.damaged is not None:
-                say(f"{state.damaged}. Continuing the run.")
             if not state.epochs:
                 check_weights(run, arguments.data_dir)
                 initial_network(run)
@@ -93,7 +91,7 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
     try:
         other = run_dir.finished_run()
     except BsamError:
-        return  # none, or one that continues, or is damaged
+        return  # none, or one that continues
     if other.epochs < run.epochs and replace(other, epochs=run.epochs) == run and run.weight_bits is None:
         kept = ""
         if run.weights is not None:  # whose defaults those of --init are not

@@ -2,8 +2,8 @@
 
 from .convert import convert as convert
 from .fake_quantize import fake_quantize as fake_quantize
-from .files import load_quantized as load_quantized
-from .files import save_quantized as save_quantized
+from .int_files import load_quantized as load_quantized
+from .int_files import save_quantized as save_quantized
 from .modules import QuantConv2d as QuantConv2d
 from .modules import QuantLinear as QuantLinear
 from .onnx_files import OnnxNetwork as OnnxNetwork

@@ -15,7 +15,7 @@ from ..core.errors import BsamValueError
 from ..core.extras import require_package
 from .convert import convert
 from .fake_quantize import code_range
-from .files import write_file
+from .int_files import write_file
 from .int_modules import IntLayer
 from .modules import replace
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..core.errors import BsamValueError
 from ..training.config import Run
-from ..training.run_dir import run_dir_name
-from ..training.run_state import RunState
+from ..training.run_dir import RunState, run_dir_name
 from .experiments import Recipe
 from .scales import Scale
 from .states import score_of, states_of

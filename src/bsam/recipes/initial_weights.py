@@ -10,7 +10,7 @@ from ..core.errors import BsamValueError
 from ..models import model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
-from ..tasks.inputs import find_weights
+from ..tasks.image_inputs import find_weights
 from ..training.config import Run
 from .paper import STANDS_FOR
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.run_dir import RunDir, run_dir_name
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState, run_dir_name
 
 
 def state_of(run: Run, out: Path) -> RunState:

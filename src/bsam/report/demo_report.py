@@ -13,7 +13,7 @@ from ..recipes.digits_demo import TUNED_SGD, WEIGHT_DECAYS
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variants
 from ..training.config import Run
-from ..training.run_state import RunState
+from ..training.run_dir import RunState
 from .figures import LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw_curves, score_metric
 from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy

@@ -15,7 +15,7 @@ from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks import TASKS
 from ..training.config import Run
-from ..training.run_state import RunState
+from ..training.run_dir import RunState
 from .panels import DASHES, figure, integer_ticks, legend, line_style, save, seeds_text, tidy, typeset
 from .summaries import SeedStatistics, seed_statistics
 

@@ -18,8 +18,7 @@ from ..flatness.landscape import Landscape
 from ..flatness.products import Array
 from ..recipes.experiments import Recipe
 from ..training.files import write
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState
 from .panels import MAX_COLUMNS, grouped, panel_title, panels, save, typeset
 
 LEVELS = 12

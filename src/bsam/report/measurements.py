@@ -22,8 +22,7 @@ from ..recipes.measure import FlatnessSettings, Measured, loss_and_samples, meas
 from ..recipes.subjects import Loaded, MeasuredModels
 from ..training.config import check_settings
 from ..training.environment import environment_info, pick_device
-from ..training.files import read_json, refuse_other_files, usable, write_json
-from ..training.lock import locked
+from ..training.files import locked, read_json, refuse_other_files, usable, write_json
 from .landscapes import LandscapeInfo, landscape_info, plot_contours, plot_surfaces, write_interactive
 from .probes import plot_probe, read_probe
 from .spectra import DensityInfo, SpectrumInfo, density_info, plot_density, plot_spectrum, spectrum_info
@@ -74,7 +73,7 @@ class ResultsFile:
         self._models = [_with_nan(entry) for entry in models]
         for number, entry in enumerate(self._models, 1):
             if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("file", "sha256")):
-                raise BsamRuntimeError(f"{self.path} is damaged: entry {number} has no file name or no SHA-256; {HINT}")
+                raise BsamRuntimeError(f"{self.path}: entry {number} has no file name or no SHA-256; {HINT}")
 
     def find(self, file: str, sha256: str) -> dict[str, Any] | None:
         """Return the entry of a file with this content, if there is one."""

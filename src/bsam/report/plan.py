@@ -14,8 +14,7 @@ from ..recipes.variants import variant_of
 from ..running.eta import EtaEstimator
 from ..running.runner import Callbacks, Progress
 from ..training.config import Run
-from ..training.run_dir import LOG
-from ..training.run_state import RunState
+from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table

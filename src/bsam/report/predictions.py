@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ..core.errors import BsamValueError
 from ..data.images.decoding import Box, Crop
 from ..data.pose.persons import MARGIN
-from ..training.files import check_writable, usable, write, write_json
-from ..training.pose_prediction import FoundJoints
-from ..training.prediction import Prediction
+from ..inference.pose_prediction import FoundJoints
+from ..inference.prediction import Prediction
+from ..training.files import usable, write, write_json
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, printable, save
 from .skeletons import draw_skeleton, show_picture, side_legend
 
@@ -142,7 +142,7 @@ def _seen(pose: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
 def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
     """Return a file in the folder for each image: its name with ``.png``, and a number where names are equal.
 
-    A file that exists is an error: it may be one of the images. So is a folder that cannot be written.
+    A file that exists is an error: it may be one of the images.
     """
     paths: list[Path] = []
     for image in images:
@@ -157,7 +157,6 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
         for path in paths:
             if path.exists():
                 raise BsamValueError(f"{path} is there already: remove it, or choose another folder")
-        check_writable(folder)
     return paths
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BsamRuntimeError
 from ..flatness.probe import Reading
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data
 from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, tidy
 
@@ -95,12 +93,6 @@ def probe_series_info(recipe: Recipe, states: Sequence[RunState]) -> list[ProbeS
 
 def _series(recipe: Recipe, section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
     seeds, run = [read_probe(state.path) for state in states], states[0].run
-    steps = max((seed["step"] for seed in seeds), key=len)
-    for state, seed in zip(states, seeds, strict=True):
-        if seed["step"] != steps:
-            hint = "remove model.safetensors beside it, and `bsam run` without --report writes both again"
-            file = state.path / "probe.jsonl"
-            raise BsamRuntimeError(f"{file} is damaged: it does not hold all steps that other seeds have; {hint}")
     columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
     where = recipe.titled(network_and_data(run))
     return ProbeSeries(variant_of(run).title, where, section, row, columns, len(seeds))

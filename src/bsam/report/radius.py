@@ -13,8 +13,7 @@ from ..recipes.radius import total_radius
 from ..recipes.states import score_of
 from ..recipes.variants import variant_of, variants
 from ..training.config import BASE
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data, score_metric
 from .panels import figure, legend, line_style, save, seeds_text, tidy
 from .summaries import CellSummary, SeedStatistics, seed_statistics

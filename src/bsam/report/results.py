@@ -13,10 +13,8 @@ from ..models import model_entry
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.files import read_json, refuse_other_files, usable, write, write_json
-from ..training.lock import locked
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from ..training.files import locked, read_json, refuse_other_files, usable, write, write_json
+from ..training.run_dir import RunDir, RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves
@@ -162,9 +160,6 @@ def write_results(
     Returns:
         the files that were written.
     """
-    damaged = next((state.damaged for state in (*states, *tuning) if state.damaged is not None), None)
-    if damaged is not None:  # it may be finished: a table without it would be wrong
-        raise BsamRuntimeError(damaged)
     summaries, runs, run = table_info(recipe, states), runs_info(states), states[0].run
     content = {
         "recipe": recipe.name,

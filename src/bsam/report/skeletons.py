@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import BsamRuntimeError
 from ..data import dataset_entry
 from ..data.images.decoding import Box
 from ..data.pose.joints import Skeleton
@@ -19,8 +18,7 @@ from ..recipes.experiments import Recipe
 from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks.pose_inputs import PoseInputs
-from ..training.run_dir import NETWORK, PREDICTIONS, REPAIR, RunDir
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState
 from .panels import figure, save
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # told apart by the colour-blind, too, and bright on dark pictures
@@ -134,15 +132,7 @@ def skeletons_info(states: Sequence[RunState]) -> dict[str, list[ShownPersons]]:
 
 
 def _shown_persons(state: RunState, arrays: dict[str, NDArray[Any]]) -> ShownPersons:
-    note = RunDir(state.path).note("pose")
-    inputs = PoseInputs.from_json(note) if note else None
-    n, side, joints = len(arrays.get("pixels", ())), inputs and inputs.side, inputs and len(inputs.skeleton.joints)
-    shapes = {"pixels": (n, side, side, 3), "found": (n, joints, 2), "truth": (n, joints, 3)}
-    if inputs is None or not n or {name: array.shape for name, array in arrays.items()} != shapes:
-        raise BsamRuntimeError(
-            f"{state.path / PREDICTIONS} is damaged: it does not hold persons and their joints as pose.json describes "
-            f"them; remove {NETWORK} beside it, then {REPAIR}"
-        )
+    inputs = PoseInputs.from_json(RunDir(state.path).note("pose"))
     title, score = variant_of(state.run).title, score_of(state)
     return ShownPersons(title, score, arrays["pixels"], arrays["found"], arrays["truth"], inputs.skeleton)
 

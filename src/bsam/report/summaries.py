@@ -11,8 +11,7 @@ from ..recipes.experiments import Recipe, TableCell
 from ..recipes.paper import Published
 from ..tasks.task import Measure
 from ..training.config import Run
-from ..training.run_dir import RunDir
-from ..training.run_state import RunState
+from ..training.run_dir import RunDir, RunState
 
 
 @dataclass(frozen=True)

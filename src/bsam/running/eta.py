@@ -8,7 +8,7 @@ from typing import Any
 
 from ..recipes.variants import passes_of
 from ..training.config import Run
-from ..training.run_state import RunState
+from ..training.run_dir import RunState
 
 
 class EtaEstimator:

@@ -18,8 +18,7 @@ import torch
 from ..core.errors import BsamError
 from ..recipes.states import state_of
 from ..training.config import Run
-from ..training.files import usable
-from ..training.lock import RunLocked
+from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
 from ..training.run_dir import LOG, run_dir_name
 

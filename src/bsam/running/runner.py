@@ -14,8 +14,7 @@ from typing import Any
 from ..core.errors import BsamRuntimeError
 from ..recipes.states import state_of, states_of
 from ..training.config import Run
-from ..training.run_dir import LOG, run_dir_name
-from ..training.run_state import RunState
+from ..training.run_dir import LOG, RunState, run_dir_name
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
 from .job import Outcome, RunJob, message_of

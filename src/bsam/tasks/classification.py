@@ -22,12 +22,14 @@ from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..data.streaming import stream
-from ..models import build, model_entry
-from ..quantization import calibrate, quantize
+from ..models import model_entry
+from ..quantization import calibrate
+from .class_networks import build_float_network, build_network, quantized
 from .class_predictions import class_predictions
-from .inputs import Inputs, inputs_of, load_data
-from .pretrained import PretrainedTask, freeze_backbone
-from .settings import TaskSettings, refuse_settings
+from .classification_settings import ClassificationSettings
+from .image_inputs import Inputs, inputs_of, load_data
+from .pretrained import PretrainedTask
+from .settings import refuse_settings
 from .task import Measure, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
@@ -48,7 +50,8 @@ class Classification(PretrainedTask):
 
     Example:
         >>> task = Classification(
-        ...     TaskSettings(label_noise=0.25, eval_split="validation"), torch.device("cpu")
+        ...     ClassificationSettings(label_noise=0.25, eval_split="validation"),
+        ...     torch.device("cpu"),
         ... )
         >>> task.samples, task.classes, len(task.notes()["flipped"])
         (640, 10, 160)
@@ -56,10 +59,11 @@ class Classification(PretrainedTask):
 
     measure = Measure("accuracy", "accuracy in %", 100)
     logits: ClassVar[bool] = True
+    run: ClassificationSettings
 
     def __init__(
         self,
-        run: TaskSettings,
+        run: ClassificationSettings,
         device: torch.device,
         data_dir: Path | None = None,
         data: Dataset | None = None,
@@ -248,46 +252,6 @@ class Classification(PretrainedTask):
         if self.inputs.class_names:
             found["inputs"] = self.inputs.to_json()
         return {**found, **super().notes()}
-
-
-def build_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
-    """Return a run's network with random weights, in eval mode; raise if it does not take the inputs."""
-    network = build_float_network(run, inputs, classes)
-    return network if run.weight_bits is None else quantized(network, run)
-
-
-def build_float_network(run: TaskSettings, inputs: Inputs, classes: int) -> nn.Module:
-    """Return :func:`build_network` before quantization."""
-    shape = inputs.channels, inputs.size, inputs.size
-    network = build(run.model, classes, inputs.channels, run.seed).eval()
-    try:
-        with torch.no_grad():
-            network(torch.zeros(1, *shape))
-    except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
-        size = "x".join(map(str, shape))
-        raise BsamValueError(f"{run.model} does not take images of {size}, as {run.data} has") from error
-    if run.freeze_backbone:
-        freeze_backbone(network)
-    return network
-
-
-def quantized(network: nn.Module, run: TaskSettings) -> nn.Module:
-    """Return the quantized copy of a network that a run trains.
-
-    Example:
-        >>> run = TaskSettings(weight_bits=4)
-        >>> [type(layer).__name__ for layer in quantized(build("digits_net"), run)][::3]
-        ['QuantConv2d', 'QuantConv2d', 'Flatten']
-    """
-    assert run.weight_bits is not None
-    return quantize(
-        network,
-        run.weight_bits,
-        run.activation_bits or run.weight_bits,
-        scheme=run.quantizer,
-        first_last_bits=run.first_last_bits,
-        fold_batch_norm=run.fold_batch_norm,
-    )
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:

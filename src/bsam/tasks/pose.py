@@ -21,11 +21,10 @@ from ..host.progress import ProgressLine
 from ..models import model_entry
 from ..models.preprocessing import input_config
 from . import pose_metrics
-from .inputs import IMAGENET
+from .image_inputs import IMAGENET
 from .pose_inputs import PoseInputs
-from .pose_settings import check_input_side, check_pose_settings
+from .pose_settings import PoseSettings, check_input_side, check_pose_settings
 from .pretrained import PretrainedTask
-from .settings import TaskSettings
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
@@ -45,20 +44,19 @@ class Pose(PretrainedTask):
         cache_dir: the folder for the crops of image files; None keeps them in a folder beside the files.
 
     Example:
-        >>> settings = TaskSettings(
-        ...     model="simcc_resnet8", data="stick_figures", label_smoothing=0.0, limit_test=20
-        ... )
+        >>> settings = PoseSettings(model="simcc_resnet8", data="stick_figures", limit_test=20)
         >>> task = Pose(settings, torch.device("cpu"))
         >>> task.samples, sorted(task.evaluate(task.network()))[:2]
         (800, ['test_loss', 'test_pck'])
     """
 
     measure = Measure("pck", "PCK in %", 100)
+    run: PoseSettings
     groups: ClassVar[tuple[Measure, ...]] = tuple(Measure(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
 
     def __init__(
         self,
-        run: TaskSettings,
+        run: PoseSettings,
         device: torch.device,
         data_dir: Path | None = None,
         data: PoseData | None = None,
@@ -226,7 +224,7 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
     return score, head_sizes
 
 
-def _load(run: TaskSettings, side: int, data_dir: Path | None, cache_dir: Path | None) -> tuple[PoseData, list[str]]:
+def _load(run: PoseSettings, side: int, data_dir: Path | None, cache_dir: Path | None) -> tuple[PoseData, list[str]]:
     entry = dataset_entry(run.data)
     if entry.draw is not None:
         return entry.draw(side), []

@@ -1,6 +1,9 @@
-"""Which settings of a run a task that finds joints can work with."""
+"""The settings of a task that finds joints, and which others it can work with."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -8,10 +11,35 @@ from ..core.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
 from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..models import MODELS, build, model_entry
-from .settings import TaskSettings, refuse_settings
+from .settings import TaskSettings, check_flag, check_positive, refuse_settings, setting
+
+POSE = {  # those of SimCC's authors for MPII, but for the schedule and fewer epochs: they train for 210
+    "base": "adam",
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "batch": 64,
+    "epochs": 140,
+    "label_smoothing": 0.0,
+}
+MAX_BINS = 16  # for each pixel: the layers that they come from grow with it
 
 
-def check_pose_settings(run: TaskSettings) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PoseSettings(TaskSettings):
+    """What is learned in pose estimation."""
+
+    simcc_k: float = setting(
+        2.0,
+        f"of SimCC: bins of a coordinate for each pixel, at most {MAX_BINS}",
+        partial(check_positive, high=MAX_BINS),
+    )
+    simcc_sigma: float = setting(6.0, "of SimCC: standard deviation of a coordinate's label, in bins", check_positive)
+    flip_test: bool = setting(
+        False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
+    )
+
+
+def check_pose_settings(run: PoseSettings) -> None:
     """Refuse data and networks without joints, and settings without meaning for pose."""
     if (task := dataset_entry(run.data).task) != "pose":
         names = ", ".join(entry.name for entry in DATASETS.values() if entry.task == "pose")
@@ -26,7 +54,7 @@ def check_pose_settings(run: TaskSettings) -> None:
     refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
 
 
-def check_input_side(run: TaskSettings, side: int) -> None:
+def check_input_side(run: PoseSettings, side: int) -> None:
     """Refuse a side of the inputs, or a number of bins for each pixel, that the network cannot be built for."""
     try:
         with torch.device("meta"):

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
-from .inputs import find_weights
+from .image_inputs import find_weights
 from .settings import TaskSettings
 from .task import Task
 

@@ -1,4 +1,4 @@
-"""The settings of a run that its task reads; and how a setting is declared."""
+"""The settings that all tasks read; and how a setting is declared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from ..core.checks import check_count, check_number, is_number
+from ..core.checks import check_count, is_number
 from ..core.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose.augment import POSE_AUGMENTATIONS
@@ -18,9 +18,6 @@ from ..data.pose.augment import POSE_AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "holdout", "test"]
-Quantizer = Literal["lsq", "minmax"]
-QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
-MAX_BINS = 16  # for each pixel: the layers that they come from grow with it
 MAX_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
 
 
@@ -67,23 +64,19 @@ def to_json_value(value: Any) -> Any:
     return [to_json_value(one) for one in value] if type(value) in (list, tuple) else value
 
 
-def _check_bits(name: str, value: object) -> None:
-    check_count(name, value, 2, 8)
-
-
 def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
-    """Refuse settings that have no meaning for a task, unless they have these values."""
+    """Refuse settings of other tasks, if a run has them, unless they have these values."""
     for name, value in allowed.items():
-        if getattr(settings, name) != value:
+        if (given := getattr(settings, name, value)) != value:
             raise BsamValueError(
-                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got "
-                f"{getattr(settings, name)})"
+                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got {given})"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What is learned: network, data, labels and evaluation. :class:`bsam.training.config.Run` adds how.
+    """What is learned, in any task: network, data and evaluation. A task adds settings of its own in a subclass, and
+    :class:`bsam.training.config.Run` adds how it is learned.
 
     Each field's metadata holds its help text; the values are checked, and copied as plain Python values.
     """
@@ -125,12 +118,6 @@ class TaskSettings:
         "augmentation of the data set",
         check_name,
     )
-    label_smoothing: float = setting(
-        0.1, "the probability that the other classes share", partial(check_number, low=0, high=1)
-    )
-    label_noise: float = setting(
-        0.0, "the fraction of the training labels that is flipped", partial(check_number, low=0, high=1)
-    )
     limit_train: int | None = setting(
         None,
         "train on this many samples, balanced over the classes, or of pose evenly spaced; without it on all",
@@ -147,33 +134,6 @@ class TaskSettings:
         "trained on; their labels are flipped like the others. Choose settings on validation or holdout",
         one_of(Split),
     )
-    simcc_k: float = setting(
-        2.0,
-        f"of SimCC: bins of a coordinate for each pixel, at most {MAX_BINS}",
-        partial(check_positive, high=MAX_BINS),
-    )
-    simcc_sigma: float = setting(6.0, "of SimCC: standard deviation of a coordinate's label, in bins", check_positive)
-    flip_test: bool = setting(
-        False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
-    )
-    weight_bits: int | None = setting(
-        None, "quantization-aware training with weights of so many bits, 2 to 8; without it none", _check_bits
-    )
-    activation_bits: int | None = setting(
-        None, "of quantization: bits of the inputs of layers, 2 to 8; without it as many as of the weights", _check_bits
-    )
-    first_last_bits: int = setting(
-        8, "of quantization: bits of weights and inputs of the first and the last layer", _check_bits
-    )
-    quantizer: Quantizer = setting(
-        "lsq", "of quantization: scales are learned, or follow the smallest and the largest values", one_of(Quantizer)
-    )
-    fold_batch_norm: bool = setting(
-        False, "of quantization: batch norm becomes a part of the convolution before it first", check_flag
-    )
-    perturb_scales: bool = setting(
-        False, "of quantization: whether a sharpness-aware step perturbs learned scales too", check_flag
-    )
     seed: int = setting(
         0,
         "seed of the initial weights, the order of the samples, their augmentation and the flipped labels",
@@ -188,13 +148,3 @@ class TaskSettings:
                 item.metadata["check"](item.name, value)
         if self.init is not None and self.weights is not None:
             raise BsamValueError("init and weights both say what training begins with: leave one of them out")
-        self._check_quantization()
-
-    def _check_quantization(self) -> None:
-        changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(TaskSettings, name)]
-        if self.weight_bits is None and changed:
-            raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
-        if self.weight_bits is not None and self.freeze_backbone:
-            raise BsamValueError("freeze_backbone does not go with quantization, which trains all layers: leave it out")
-        if self.perturb_scales and self.quantizer != "lsq":
-            raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")

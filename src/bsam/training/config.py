@@ -15,23 +15,18 @@ from ..core.checks import check_count, check_number, check_radius
 from ..core.errors import BsamValueError
 from ..methods import METHODS
 from ..tasks import TASKS
+from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
+from ..tasks.classification_settings import QUANTIZED as QUANTIZED
+from ..tasks.classification_settings import ClassificationSettings
+from ..tasks.pose_settings import POSE as POSE
+from ..tasks.pose_settings import PoseSettings
 from ..tasks.settings import MAX_SEED as MAX_SEED
-from ..tasks.settings import TaskSettings, check_flag, check_name, one_of, setting
+from ..tasks.settings import check_flag, check_name, one_of, setting
 from .names import find_name
 
 Base = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16"]
-FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
-POSE = {  # those of SimCC's authors for MPII, but for the schedule and fewer epochs: they train for 210
-    "base": "adam",
-    "lr": 1e-3,
-    "weight_decay": 0.0,
-    "batch": 64,
-    "epochs": 140,
-    "label_smoothing": 0.0,
-}
-QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not say its own
 BASE = "base"  # the method that is the base optimizer alone
 BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
@@ -54,8 +49,9 @@ def _check_relief(name: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Run(TaskSettings):
-    """The settings of one training run. The defaults are the paper's for CIFAR-10.
+class Run(ClassificationSettings, PoseSettings):
+    """The settings of one training run: those declared here, and those of the tasks. The defaults are the paper's for
+    CIFAR-10.
 
     Runs with equal settings give equal numbers on one machine. The method ``"base"`` is the base optimizer alone;
     ``"sgd"`` is another name for it where the base is SGD. ``bsam train --help`` explains each setting.

@@ -111,24 +111,6 @@ def why_compile_fails(device: torch.device) -> str | None:
     try:
         torch.compile(layer)(ones(), ones(requires_grad=True)).backward()
     except (RuntimeError, OSError) as error:  # torch._dynamo's errors are RuntimeErrors, its cache raises OSErrors
-        return _reason(error)
+        inner = getattr(error, "inner_exception", error)
+        return str(inner).strip().partition("\n")[0] or type(inner).__name__
     return None
-
-
-@contextlib.contextmanager
-def compiling(name: str) -> Iterator[None]:
-    """Raise what the compiler cannot do with the network ``name`` as a BsamRuntimeError."""
-    from torch._dynamo.exc import TorchDynamoException  # here: the import takes seconds, and most runs do without
-
-    try:
-        yield
-    except TorchDynamoException as error:
-        raise BsamRuntimeError(
-            f"compile is set, and torch.compile cannot compile {name} ({_reason(error)}): leave compile out"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of the error, or of the one inside."""
-    inner = getattr(error, "inner_exception", error)
-    return str(inner).strip().partition("\n")[0] or type(inner).__name__

@@ -37,5 +37,4 @@ def initial_network(run: Run, place: Path | None = None) -> Path | None:
         )
     if other.weight_bits is not None:
         raise BsamValueError(f"the run in {place} trained a quantized network: begin with a run of a float one")
-    RunDir(place).weights()  # raises if the file is damaged
     return place / NETWORK

@@ -81,7 +81,7 @@ def fit(
     with (
         distributed_context(device) as context,
         side_stream(context.device),
-        RunWriter(folder, run, context, tell) as out,
+        RunWriter(folder, run, context) as out,
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
         is_new = not out.has_checkpoint()

@@ -25,7 +25,7 @@ from ..quantization import freeze_scales
 from ..tasks.task import Task
 from .config import BASE, Run
 from .distributed import DistributedContext
-from .environment import compiling, emulated_bf16, is_bf16_emulated, why_compile_fails
+from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
 from .optimizers import autocast, build_train_step, check_method
 from .steps import CapturedSteps, EagerSteps
 
@@ -106,8 +106,7 @@ class Trainer:
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), 0.0
-        compiler = compiling(run.model) if self.compiled else contextlib.nullcontext()
-        with self._seeded(number), compiler, emulated_bf16(self._emulated):
+        with self._seeded(number), emulated_bf16(self._emulated):
             for i, batch in enumerate(self.task.batches(self.context.share(indices))):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)

@@ -19,9 +19,9 @@ from ..data.pose.joints import Skeleton
 from ..data.pose.persons import person_crops
 from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
-from .environment import pick_device
+from ..training.environment import pick_device
+from ..training.run_dir import RunDir
 from .prediction import decoded_batches, image_paths
-from .run_dir import RunDir
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from torch import nn
 from bsam.core.errors import BsamValueError
 from bsam.models import build
 from bsam.quantization import calibrate, convert, load_quantized, quantize, save_quantized
-from bsam.quantization.files import pack, unpack
+from bsam.quantization.int_files import pack, unpack
 
 
 @pytest.mark.parametrize("shape", [(1,), (16,), (3, 5), (2, 3, 3, 3)])

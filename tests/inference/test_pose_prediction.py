@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 import bsam
 from bsam.data.pose.joints import LSP
 from bsam.data.pose.stick_figures import stick_figures
+from bsam.inference import find_joints, pose_prediction, predict
 from bsam.models import build
 from bsam.tasks.pose import Pose
 from bsam.tasks.simcc_loss import decode
-from bsam.training import find_joints, pose_prediction, predict
 from bsam.training.config import Run
 from bsam.training.loop import fit
 from bsam.training.run_dir import RunDir

@@ -13,11 +13,11 @@ from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..core.extras import require_package
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
-from ..quantization.files import check_place
-from ..tasks.classification import Classification, build_float_network
-from .environment import pick_device
-from .files import check_writable, usable
-from .run_dir import RunDir
+from ..quantization.int_files import check_place
+from ..tasks.class_networks import build_float_network
+from ..tasks.classification import Classification
+from ..training.environment import pick_device
+from ..training.run_dir import RunDir
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # beside those of training
 
@@ -87,8 +87,6 @@ def export_run(
     if images is not None:
         check_count("images", images)
     check_place(out)
-    with usable(out.parent, "the file"):
-        check_writable(out.parent)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
     if run.weight_bits is None:

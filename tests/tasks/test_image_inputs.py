@@ -12,8 +12,8 @@ from PIL import Image
 import bsam
 from bsam.data.examples import Dataset, Examples
 from bsam.tasks.classification import Classification
-from bsam.tasks.inputs import Inputs, find_weights, inputs_of, load_data
-from bsam.tasks.settings import TaskSettings
+from bsam.tasks.classification_settings import ClassificationSettings
+from bsam.tasks.image_inputs import Inputs, find_weights, inputs_of, load_data
 from helpers import draw_images
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ NETWORKS = {"timm:test_resnet": (hat, (0.5,) * 3, (0.5,) * 3), "timm:test_effici
 def test_arrays_are_augmented_then_resized_with_the_scale_of_the_pretraining(model):
     kernel, mean, std = NETWORKS[model]
     data = arrays()
-    task = Classification(TaskSettings(model=model, data="cifar10", image_size=40, seed=2), CPU, data=data)
+    task = Classification(ClassificationSettings(model=model, data="cifar10", image_size=40, seed=2), CPU, data=data)
     assert torch.equal(task._draws.table, task._augment.draws(6, seed=2, epoch=0, side=16).table)
     index = torch.tensor([4, 1, 5, 0])
     found, labels, _ = task.batch(index)
@@ -90,7 +90,9 @@ def test_arrays_are_augmented_then_resized_with_the_scale_of_the_pretraining(mod
 
 def test_a_batch_is_the_same_in_a_row_of_batches():
     for digest in (None, "known"):  # images of files go through stream
-        task = Classification(TaskSettings(model="resnet8", data="cifar10"), CPU, data=replace(arrays(), digest=digest))
+        task = Classification(
+            ClassificationSettings(model="resnet8", data="cifar10"), CPU, data=replace(arrays(), digest=digest)
+        )
         indices = torch.tensor([[3, 0], [5, 3], [1, 2]])
         for found, index in zip(task.batches(indices), indices, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(found, task.batch(index), strict=True))
@@ -110,7 +112,7 @@ SCALES = {
 @pytest.mark.parametrize(("of", "expected"), SCALES.items(), ids=map(str, SCALES))
 def test_sizes_and_scales(of, expected):
     model, size, channels = of
-    found = inputs_of(TaskSettings(model=model, image_size=size), arrays(channels))
+    found = inputs_of(ClassificationSettings(model=model, image_size=size), arrays(channels))
     assert (found.size, found.mean, found.std) == expected
     assert (found.side, found.channels) == (16, channels)
     assert Inputs.from_json(json.loads(json.dumps(found.to_json()))) == found
@@ -128,7 +130,7 @@ FILES = {
 def test_files_are_decoded_to_the_size_of_the_network(of, expected, tmp_path):
     side, shorter, name, mean, std = expected
     draw_images(tmp_path / "data/birds", {"train": 2, "test": 1})
-    run = TaskSettings(model=of[0], image_size=of[1], data="folder:birds")
+    run = ClassificationSettings(model=of[0], image_size=of[1], data="folder:birds")
     data, left_out = load_data(run, tmp_path / "data", tmp_path / "cache")
     assert (data.mean, data.std, data.class_names, left_out) == (mean, std, ("cat", "dog", "owl"), [])
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
@@ -160,6 +162,6 @@ def test_weights_are_looked_for_in_the_data_folder_too(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("model", ["digits_net", "timm:vit_tiny_patch16_224"])
 def test_a_network_that_does_not_take_the_images_is_refused(model):
-    run = TaskSettings(model=model, data="cifar10", image_size=48)
+    run = ClassificationSettings(model=model, data="cifar10", image_size=48)
     with pytest.raises(bsam.BsamError, match=f"{model} does not take images of 3x48x48, as cifar10 has"):
         Classification(run, CPU, data=arrays()).network()

@@ -12,11 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import bsam
+from bsam.inference import prediction
+from bsam.inference.prediction import image_paths, predict
 from bsam.models import build
-from bsam.training import prediction
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.prediction import image_paths, predict
 from helpers import draw_images
 
 CLASSES = ("cat", "dog", "owl")

@@ -17,10 +17,11 @@ from ..core.checks import check_count
 from ..core.errors import BsamValueError
 from ..data.images.decoding import DecodeError, Decoding, decode
 from ..data.images.folders import OF_WINDOWS
-from ..tasks.classification import LARGE_IMAGE_BATCH, build_network
-from ..tasks.inputs import Inputs
-from .environment import pick_device
-from .run_dir import RunDir
+from ..tasks.class_networks import build_network
+from ..tasks.classification import LARGE_IMAGE_BATCH
+from ..tasks.image_inputs import Inputs
+from ..training.environment import pick_device
+from ..training.run_dir import RunDir
 
 T = TypeVar("T")
 

@@ -1,0 +1,63 @@
+"""The settings of classification: labels and quantization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from ..core.checks import check_count, check_number
+from ..core.errors import BsamValueError
+from .settings import TaskSettings, check_flag, one_of, setting
+
+Quantizer = Literal["lsq", "minmax"]
+QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
+FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
+QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not say its own
+
+
+def _check_bits(name: str, value: object) -> None:
+    check_count(name, value, 2, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationSettings(TaskSettings):
+    """What is learned in classification."""
+
+    label_smoothing: float = setting(
+        0.1, "the probability that the other classes share", partial(check_number, low=0, high=1)
+    )
+    label_noise: float = setting(
+        0.0, "the fraction of the training labels that is flipped", partial(check_number, low=0, high=1)
+    )
+    weight_bits: int | None = setting(
+        None, "quantization-aware training with weights of so many bits, 2 to 8; without it none", _check_bits
+    )
+    activation_bits: int | None = setting(
+        None, "of quantization: bits of the inputs of layers, 2 to 8; without it as many as of the weights", _check_bits
+    )
+    first_last_bits: int = setting(
+        8, "of quantization: bits of weights and inputs of the first and the last layer", _check_bits
+    )
+    quantizer: Quantizer = setting(
+        "lsq", "of quantization: scales are learned, or follow the smallest and the largest values", one_of(Quantizer)
+    )
+    fold_batch_norm: bool = setting(
+        False, "of quantization: batch norm becomes a part of the convolution before it first", check_flag
+    )
+    perturb_scales: bool = setting(
+        False, "of quantization: whether a sharpness-aware step perturbs learned scales too", check_flag
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_quantization()
+
+    def _check_quantization(self) -> None:
+        changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(ClassificationSettings, name)]
+        if self.weight_bits is None and changed:
+            raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
+        if self.weight_bits is not None and self.freeze_backbone:
+            raise BsamValueError("freeze_backbone does not go with quantization, which trains all layers: leave it out")
+        if self.perturb_scales and self.quantizer != "lsq":
+            raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")
