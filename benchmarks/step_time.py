@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import machine
-from bsam.core.extras import install_line
+from bsam.common.extras import install_line
 from bsam.training.train_step import TrainStep
 from cases import DEFAULT as DEFAULT_CASES
 from cases import Case, cases

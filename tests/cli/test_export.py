@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from bsam import cli
-from bsam.core import extras
+from bsam.common import extras
 from bsam.models import build
 from bsam.quantization import convert, load_quantized, quantize, run_onnx
 from bsam.tasks import TASKS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.models import MODELS, build
 from bsam.models.parts import head, head_name, layer_ids
 from bsam.models.preprocessing import InputConfig, input_config

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.models import build
 from bsam.models.parts import head
 from bsam.models.simcc import SimCC

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.models import build, model_entry, timm_import
 from bsam.models.timm_import import import_timm
 from bsam.training import Run

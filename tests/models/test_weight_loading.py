@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.models import build
 from bsam.models.timm_import import import_timm
 from bsam.models.weight_files import model_of_file

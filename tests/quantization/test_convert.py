@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.models import build
 from bsam.quantization import calibrate, convert, quantize
 from bsam.quantization.int_modules import IntConv2d, IntLayer, IntLinear

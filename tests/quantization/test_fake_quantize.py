@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.quantization.fake_quantize import EPS, code_range, fake_quantize, quantize_codes
 
 BITS = [2, 4, 8]

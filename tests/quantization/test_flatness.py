@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bsam import Vector
-from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
 from bsam.quantization import calibrate, convert, freeze_scales, quantize
 from bsam.quantization.modules import SCHEMES

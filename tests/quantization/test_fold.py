@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.models import build
 from bsam.quantization import quantize
 from bsam.quantization.fold import fold_batch_norm

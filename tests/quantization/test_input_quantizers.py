@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsam.core.errors import BsamRuntimeError
+from bsam.common.errors import BsamRuntimeError
 from bsam.quantization import calibrate, quantize
 from bsam.quantization.fake_quantize import EPS
 from bsam.quantization.input_quantizers import LearnedInputQuantizer, MinMaxInputQuantizer

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.models import build
 from bsam.quantization import calibrate, convert, load_quantized, quantize, save_quantized
 from bsam.quantization.int_files import pack, unpack

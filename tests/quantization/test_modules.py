@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.quantization.modules import SCHEMES, QuantConv2d, QuantLinear
 
 GEOMETRIES = [

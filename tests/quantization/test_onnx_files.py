@@ -12,8 +12,8 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 from torch.nn import functional as F
 
-from bsam.core import extras
-from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.common import extras
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.models import MODELS, build, timm_networks
 from bsam.quantization import OnnxNetwork, QuantConv2d, QuantLinear, calibrate, convert, export_onnx, quantize, run_onnx
 from bsam.quantization.int_modules import IntLayer

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.models import build
 from bsam.quantization import calibrate, convert, parameter_groups, quantize
 from bsam.quantization.modules import QuantConv2d, QuantLayer, QuantLinear

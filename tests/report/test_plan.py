@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 import bsam
-from bsam.core.extras import require_package
+from bsam.common.extras import require_package
 from bsam.recipes import RECIPES
 from bsam.report.plan import name_of, plan_info, plan_table, show_runs, totals
 from bsam.running.runner import Progress

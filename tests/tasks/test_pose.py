@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 from torch import nn
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.data.pose.joints import LSP, MPII
 from bsam.data.pose.layouts import read_lspet
 from bsam.data.pose.persons import Persons, PoseData, load_persons

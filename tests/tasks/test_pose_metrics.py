@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.tasks.pose_metrics import LSP, MPII, group_scores, mean_pose, pck, torso_sizes
 
 NAN = math.nan

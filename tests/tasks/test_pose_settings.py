@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks import TASKS
 from bsam.tasks.pose import Pose

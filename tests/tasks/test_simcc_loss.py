@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.tasks.simcc_loss import decode, flip_merge, scored_joints, simcc_labels, simcc_losses
 
 NAN = math.nan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bsam.core.errors import BsamError
+from bsam.common.errors import BsamError
 from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.quantization import QuantConv2d, QuantLinear, calibrate, parameter_groups, quantize
 from bsam.recipes.subjects import load_run

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from ..core.errors import BsamError
-from ..core.extras import require_packages
+from ..common.errors import BsamError
+from ..common.extras import require_packages
 from . import demo, export, flatness, listing, predict, run, train
 from .signals import Terminated
 

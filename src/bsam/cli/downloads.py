@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import dataset_entry, download
 
 

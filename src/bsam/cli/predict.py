@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import BsamValueError
-from ..core.extras import require_package
+from ..common.errors import BsamValueError
+from ..common.extras import require_package
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TABLES = (".csv", ".json")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import check_data
 from ..recipes import RECIPES, recipe_of
 from ..recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings

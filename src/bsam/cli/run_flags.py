@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import DATASETS, FOLDER, dataset_entry
 from ..models import MODELS
 from ..models.weight_files import model_of_file

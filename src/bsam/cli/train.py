@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import BsamError, BsamValueError
+from ..common.errors import BsamError, BsamValueError
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 
 class Joint(Optimizer):

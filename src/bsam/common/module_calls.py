@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..core.errors import BsamValueError
+from .errors import BsamValueError
 
 
 @contextlib.contextmanager

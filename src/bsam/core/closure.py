@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 Closure: TypeAlias = Callable[..., Any]
 

@@ -7,8 +7,8 @@ import sys
 import torch
 from torch import Tensor
 
+from ..common.errors import BsamRuntimeError
 from ..common.layout import BucketedTensors, Layout
-from .errors import BsamRuntimeError
 from .vector import Term, Vector
 from .weights import Weights
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.errors import BsamRuntimeError
 from ..common.graphs import COMPUTED_OUTSIDE, reaches
-from .errors import BsamRuntimeError
 
 
 class GraphCheck:

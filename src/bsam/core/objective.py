@@ -11,10 +11,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..common.errors import BsamRuntimeError
 from ..common.rng import RngReplay
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
-from .errors import BsamRuntimeError
 from .gradients import GradientMemory
 from .graph_check import GraphCheck
 from .modules import Modules

@@ -38,15 +38,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..common.checks import check_base, check_call, check_modules, check_names, missing_attribute
+from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.layout import local
 from ..common.method_info import MethodInfo
 from ..common.module_calls import calls_seen, refuse_batch_norm
 from ..common.rng import RngReplay
 from ..loop_check.check import check_loop
 from .buffers import Buffers
-from .checks import check_base, check_call, check_modules, check_names, missing_attribute
 from .closure import Closure
-from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .gradients import GradientMemory
 from .method_state import MethodState
 from .modules import Modules

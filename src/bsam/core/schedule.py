@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.checks import check_radius, is_number
+from ..common.errors import BsamValueError
 from ..common.foreach import Scalar
-from .checks import check_radius, is_number
-from .errors import BsamValueError
 
 # Keys of the parameter groups, under names that no base optimizer has (schedule-free ones have an lr_max of their own).
 LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None

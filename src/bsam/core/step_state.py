@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from .ranks import Ranks
 from .vector import Vector
 

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..common.errors import BsamRuntimeError
 from ..common.foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
 from ..common.layout import BucketedTensors, Layout
-from .errors import BsamRuntimeError
 
 TINY = 1e-12  # added to a norm that divides
 

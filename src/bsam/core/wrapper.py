@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..common.checks import check_names, check_radius
+from ..common.errors import BsamValueError
 from ..common.foreach import Scalar
 from ..common.state_dicts import base_state, without
-from .checks import check_names, check_radius
-from .errors import BsamValueError
 from .method_state import MethodState
 from .schedule import completed_schedule, scheduled
 from .vector import Coefficient, PerGroup

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from platform import node
 
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..common.errors import BsamRuntimeError, BsamValueError
 from . import cifar, digits, fashion_mnist
 from .cifar import CIFAR10, CIFAR100, has_cifar
 from .examples import Dataset
@@ -162,7 +162,7 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
         >>> load("cifar10")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: CIFAR-10 is read from files: say in which folder they are (--data-dir), or
+        bsam.common.errors.BsamRuntimeError: CIFAR-10 is read from files: say in which folder they are (--data-dir), or
         where to --download them to
     """
     return dataset_entry(name).load(None if folder is None else Path(folder))
@@ -203,7 +203,7 @@ def dataset_entry(name: str) -> DatasetEntry:
         >>> dataset_entry("birds")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: data must be one of digits, ..., or folder:PATH; got 'birds'
+        bsam.common.errors.BsamValueError: data must be one of digits, ..., or folder:PATH; got 'birds'
     """
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER))  # relative to the data folder, if there is one

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from .examples import Dataset
 
 _STREAM = 0xA46  # makes these random numbers independent of others that are drawn from (seed, epoch)
@@ -186,7 +186,7 @@ def augmentation(name: str, data: Dataset) -> Augment:
         >>> augmentation("flip-crop", None)
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: augmentation must be one of none, crop-flip, crop-flip-cutout; got 'flip-crop'
+        bsam.common.errors.BsamValueError: augmentation must be one of none, crop-flip, ...; got 'flip-crop'
     """
     if name not in AUGMENTATIONS:
         raise BsamValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}; got {name!r}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from .examples import Dataset, Examples
 from .raw_files import read_exactly, read_file
 from .sources import Source
@@ -155,7 +155,7 @@ def cifar10(folder: str | Path) -> Dataset:
         >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: data_batch_1.bin, ... missing in
+        bsam.common.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: data_batch_1.bin, ... missing in
         /nowhere/cifar-10-batches-bin; unpack ...
     """
     return read_cifar(CIFAR10, folder)

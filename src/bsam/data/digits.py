@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..core.extras import require_package
+from ..common.extras import require_package
 from .examples import Dataset, Examples
 
 TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; many to measure accuracies on

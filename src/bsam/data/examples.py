@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 
 
 @dataclass(frozen=True)

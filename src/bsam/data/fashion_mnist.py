@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from .examples import Dataset, Examples
 from .raw_files import read_exactly
 from .sources import Source
@@ -39,7 +39,7 @@ def fashion_mnist(folder: str | Path) -> Dataset:
         >>> fashion_mnist("/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: no Fashion-MNIST in /nowhere: train-images-idx3-ubyte or
+        bsam.common.errors.BsamRuntimeError: no Fashion-MNIST in /nowhere: train-images-idx3-ubyte or
         train-images-idx3-ubyte.gz is missing; ...
     """
     return read_fashion_mnist(folder, TRAIN, TEST)

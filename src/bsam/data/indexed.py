@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ..core.errors import BsamTypeError
+from ..common.errors import BsamTypeError
 
 
 class Indexed(Dataset[Any]):

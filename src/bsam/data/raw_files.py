@@ -6,7 +6,7 @@ import gzip
 import zlib
 from pathlib import Path
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 
 
 def read_file(path: Path) -> bytes:
@@ -16,7 +16,7 @@ def read_file(path: Path) -> bytes:
         >>> read_file(Path("nowhere/train.bin"))
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: nowhere/train.bin cannot be read: No such file or directory; get it again
+        bsam.common.errors.BsamRuntimeError: nowhere/train.bin cannot be read: No such file or directory; get it again
     """
     try:
         content = path.read_bytes()

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 
 TIMEOUT = 60.0  # seconds without a byte
 

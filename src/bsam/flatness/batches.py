@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 
 Batches: TypeAlias = Iterable[tuple[Any, Any]]
 

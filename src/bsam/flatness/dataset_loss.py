@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from ..core.checks import check_count
-from ..core.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from ..core.weights import Weights
 from .batches import Batches as Batches

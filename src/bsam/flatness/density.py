@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, check_number
+from ..common.errors import BsamValueError
 from .hessian import HessianOperator
 from .lanczos import Krylov
 from .products import Array, Progress, after_products, no_progress, seeded

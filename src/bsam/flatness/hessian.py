@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..core.checks import check_count
-from ..core.errors import BsamTypeError, BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from .batches import Batches, CastBatches
 from .dataset_loss import BatchWeight, DatasetLoss, LossFunction, WeightedBatch

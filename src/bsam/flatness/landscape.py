@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, check_number
+from ..common.errors import BsamValueError
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator

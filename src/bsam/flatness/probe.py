@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.checks import check_count, check_radius
+from ..common.checks import check_count, check_radius
 from ..core.objective import Evaluation, Objective
 from ..core.optimizer import SharpnessAware
 from ..core.vector import TINY, Coefficient, PerGroup, Vector, ratio

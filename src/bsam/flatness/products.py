@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count
-from ..core.errors import BsamRuntimeError
+from ..common.checks import check_count
+from ..common.errors import BsamRuntimeError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Progress: TypeAlias = Callable[[int, int], object]  # called with the number done, and the number expected in all

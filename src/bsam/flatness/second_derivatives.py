@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _ONCE = once_differentiable(print).__code__  # of every backward that is marked so

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from ..core.checks import check_count, check_radius
+from ..common.checks import check_count, check_radius
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .products import random_like, seeded

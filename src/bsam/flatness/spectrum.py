@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, check_number
+from ..common.errors import BsamValueError
 from ..core.vector import Vector
 from .hessian import HessianOperator
 from .lanczos import Krylov

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from .hessian import HessianOperator
 from .intervals import plus_minus, t_quantile
 from .products import Progress, after_products, check_finite, no_progress, seeded

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 
 PRELOAD = ["torch"]  # imported once, by the process from which workers are forked
 

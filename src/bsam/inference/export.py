@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
-from ..core.extras import require_package
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
+from ..common.extras import require_package
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
 from ..tasks.class_networks import build_float_network

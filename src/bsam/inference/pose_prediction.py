@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.pose.affine import apply, inverse
 from ..data.pose.augment import PoseDraws

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from ..data.images.decoding import DecodeError, Decoding, decode
 from ..data.images.folders import OF_WINDOWS
 from ..tasks.class_networks import build_network

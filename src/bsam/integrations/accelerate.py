@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..common.errors import BsamRuntimeError, BsamTypeError
 from ..core.closure import Closure
-from ..core.errors import BsamRuntimeError, BsamTypeError
 from ..core.optimizer import SharpnessAware
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 
 
 def new_containers(batch: Any) -> Any:

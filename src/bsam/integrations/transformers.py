@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..common.errors import BsamRuntimeError, BsamValueError
+from ..common.extras import require_package
 from ..common.method_info import Need
-from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.extras import require_package
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from .accelerate import check_accelerator, unwrapped

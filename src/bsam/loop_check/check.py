@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..common.ddp import find_ddp, several_ranks
+from ..common.errors import BsamError, BsamTypeError
 from ..common.layout import local, sharding
 from ..common.method_info import Need
 from ..common.module_calls import calls_seen
 from ..common.tensors import copy_keeping_versions, equal, is_writable
-from ..core.errors import BsamError, BsamTypeError
 from .whole_graph import WholeGraphCheck
 
 # What kernels that are not deterministic may change, in bfloat16 too; another batch changes more.

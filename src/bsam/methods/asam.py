@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.checks import check_number
+from ..common.checks import check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import radius_settings

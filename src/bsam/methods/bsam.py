@@ -8,8 +8,8 @@ from typing import ClassVar, Unpack
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.checks import check_number, check_radius
-from ..core.errors import BsamValueError
+from ..common.checks import check_number, check_radius
+from ..common.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..common.checks import check_count, check_number
+from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import MethodInfo, Need
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamTypeError, BsamValueError
 
 
 class Distillation(MethodInfo, nn.Module):

@@ -8,8 +8,8 @@ from typing import Unpack
 from torch import nn
 from torch.optim import Optimizer
 
+from ..common.checks import check_count, check_number
 from ..common.method_info import Need
-from ..core.checks import check_count, check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector

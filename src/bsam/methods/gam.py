@@ -8,8 +8,8 @@ from typing import Unpack
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.checks import check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_number
+from ..common.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import TINY, Vector

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..common.checks import check_number
+from ..common.errors import BsamTypeError
 from ..common.method_info import Need
-from ..core.checks import check_number
-from ..core.errors import BsamTypeError
 from .distillation import Distillation
 
 

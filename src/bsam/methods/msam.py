@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..common.errors import BsamValueError
 from ..common.method_info import Need
-from ..core.errors import BsamValueError
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..common.checks import check_count, check_indices
+from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import Need
-from ..core.checks import check_count, check_indices
-from ..core.errors import BsamTypeError, BsamValueError
 from .distillation import Distillation
 
 NEVER = torch.iinfo(torch.int32).min

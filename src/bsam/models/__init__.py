@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from .digits_net import DigitsNet
 from .mobilenet import MobileNetV1
 from .pyramidnet import PyramidNet
@@ -91,7 +91,7 @@ def model_entry(name: str) -> ModelEntry:
         >>> model_entry("resnet9")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: model must be one of digits_net, resnet8, ... or timm:NAME; got 'resnet9'
+        bsam.common.errors.BsamValueError: model must be one of digits_net, resnet8, ... or timm:NAME; got 'resnet9'
     """
     if name in MODELS:
         return MODELS[name]

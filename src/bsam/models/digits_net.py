@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..core.checks import check_count
+from ..common.checks import check_count
 
 
 class DigitsNet(nn.Sequential):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from .layers import conv
 
 STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)  # of the blocks of MobileNetV1

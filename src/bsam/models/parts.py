@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from .simcc import SimCC
 from .timm_import import import_timm
 

@@ -8,8 +8,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, check_number
+from ..common.errors import BsamValueError
 from .resnet import ResNet
 from .timm_networks import resnet50
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.extras import require_package
+from ..common.extras import require_package
 
 _library: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
 

@@ -6,8 +6,8 @@ import difflib
 
 from torch import nn
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from .timm_import import import_timm
 
 PREFIX = "timm:"
@@ -32,7 +32,7 @@ def check_timm_name(name: str) -> str:
         >>> check_timm_name("resnet8")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: timm has no network 'resnet8'; the closest names are ...
+        bsam.common.errors.BsamValueError: timm has no network 'resnet8'; the closest names are ...
     """
     timm = import_timm()
     architecture, _, tag = name.partition(".")

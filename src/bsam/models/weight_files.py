@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import BsamValueError
-from ..core.extras import require_package
+from ..common.errors import BsamValueError
+from ..common.extras import require_package
 
 NESTED = ("state_dict", "model")  # where the tensors lie in a checkpoint of a training
 WRAPPER = "module."  # what DistributedDataParallel puts before every name

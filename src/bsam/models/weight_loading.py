@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..common.errors import BsamRuntimeError, BsamValueError
 from . import MODELS, model_entry
 from .parts import BACKBONE, head_name
 from .timm_import import import_timm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from .layers import conv, stages
 
 

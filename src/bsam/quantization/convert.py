@@ -8,7 +8,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..common.errors import BsamRuntimeError, BsamValueError
 from .int_modules import int_layer
 from .modules import QuantLayer, replace
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core.checks import check_count
+from ..common.checks import check_count
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale: that of values which are all zero
 

@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from .modules import replace
 
 NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)

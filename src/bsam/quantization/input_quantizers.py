@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from ..common.ddp import several_ranks
+from ..common.errors import BsamRuntimeError
 from ..common.layout import sharding
-from ..core.errors import BsamRuntimeError
 from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import BsamValueError
-from ..core.extras import require_package
+from ..common.errors import BsamValueError
+from ..common.extras import require_package
 from .arithmetic import Codes
 from .int_modules import IntLayer, int_layer
 from .modules import replace

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from .arithmetic import Codes, integer_output
 from .fake_quantize import quantize_codes
 from .input_quantizers import InputQuantizer, LearnedInputQuantizer, MinMaxInputQuantizer

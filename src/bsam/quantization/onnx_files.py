@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
-from ..core.extras import require_package
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
+from ..common.extras import require_package
 from .convert import convert
 from .fake_quantize import code_range
 from .int_files import write_file

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..core.checks import check_count
-from ..core.errors import BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamValueError
 from ..core.wrapper import PERTURB
 from . import fold
 from .input_quantizers import LearnedInputQuantizer

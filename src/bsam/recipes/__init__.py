@@ -5,7 +5,7 @@ Example:
     (56, 168)
 """
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from .digits_demo import demo_recipe
 from .experiments import (
     Recipe,
@@ -135,7 +135,7 @@ def recipe_of(name: str) -> Recipe:
         >>> recipe_of("labels")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: recipe must be one of classification, ..., demo; got 'labels'
+        bsam.common.errors.BsamValueError: recipe must be one of classification, ..., demo; got 'labels'
     """
     if name not in RECIPES:
         raise BsamValueError(f"recipe must be one of {', '.join(RECIPES)}; got {name!r}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..training.config import Run
 from ..training.run_dir import RunState, run_dir_name
 from .experiments import Recipe

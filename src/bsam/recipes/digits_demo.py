@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..training.config import BASE, Run, arguments_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.names import find_name

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..models import model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED

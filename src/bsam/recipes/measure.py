@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..core.checks import check_count, check_number, check_radius
-from ..core.errors import BsamRuntimeError
+from ..common.checks import check_count, check_number, check_radius
+from ..common.errors import BsamRuntimeError
 from ..flatness.dataset_loss import Batches, DatasetLoss, LossFunction, check_mode
 from ..flatness.density import Density, spectral_density
 from ..flatness.hessian import HessianOperator
@@ -53,7 +53,7 @@ class FlatnessSettings:
         >>> FlatnessSettings(points=20)
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: points must be odd, so that the model is at the centre of the grid; got 20
+        bsam.common.errors.BsamValueError: points must be odd, so that the model is at the centre of the grid; got 20
     """
 
     k: int = 50

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 
 # of the runs that the authors made themselves; None: they do not say
 EPOCHS = {"transfer": 30, "pose": None, "quantization": None}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..training.config import Run
 from .variants import MethodVariant, arguments
 
@@ -128,7 +128,7 @@ def scale_of(name: str | Scale) -> Scale:
         >>> scale_of("tiny")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: scale must be one of smoke, short, paper, demo; got 'tiny'
+        bsam.common.errors.BsamValueError: scale must be one of smoke, short, paper, demo; got 'tiny'
     """
     if isinstance(name, Scale):
         return name

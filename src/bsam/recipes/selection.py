@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..training.config import Run
 from ..training.names import find_name
 from ..training.run_dir import run_dir_name

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ..core.checks import check_count
-from ..core.errors import BsamTypeError, BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamTypeError, BsamValueError
 from ..flatness.dataset_loss import Batches, LossFunction
 from ..quantization import freeze_scales
 from ..tasks import TASKS
@@ -68,7 +68,7 @@ def find_models(
         >>> find_models([Path("nowhere.pt")], "math:sqrt")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: there is no run directory or file nowhere.pt: check its name
+        bsam.common.errors.BsamValueError: there is no run directory or file nowhere.pt: check its name
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
     missing = [path for path in paths if not path.exists()]
@@ -154,7 +154,7 @@ def find_loader(name: str) -> Callable[[Path], Any]:
         >>> find_loader("math:load")
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: the loader's module 'math' has no function 'load'
+        bsam.common.errors.BsamValueError: the loader's module 'math' has no function 'load'
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name or module_name.startswith("."):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
 from ..tasks import TASKS

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BsamValueError
-from ..core.extras import require_package
+from ..common.errors import BsamValueError
+from ..common.extras import require_package
 from ..flatness.landscape import Landscape
 from ..flatness.products import Array
 from ..recipes.experiments import Recipe

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count, zip_longest
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import DATASETS
 from ..methods import METHODS
 from ..models import MODELS

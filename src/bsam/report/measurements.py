@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..core.errors import BsamError, BsamRuntimeError
-from ..core.extras import install_line
+from ..common.errors import BsamError, BsamRuntimeError
+from ..common.extras import install_line
 from ..flatness.intervals import plus_minus
 from ..host.progress import ProgressLine
 from ..recipes.measure import FlatnessSettings, Measured, loss_and_samples, measure

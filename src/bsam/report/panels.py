@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..core.extras import require_package
+from ..common.extras import require_package
 from ..training.files import write
 
 MAX_COLUMNS = 4

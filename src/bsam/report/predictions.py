@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data.images.decoding import Box, Crop
 from ..data.pose.persons import MARGIN
 from ..inference.pose_prediction import FoundJoints

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.choices import Choice

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from ..core.checks import check_count
+from ..common.checks import check_count
 from ..host.processes import cores, worker_pool
 from ..training.environment import pick_device
 from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker

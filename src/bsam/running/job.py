@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeAlias
 
 import torch
 
-from ..core.errors import BsamError
+from ..common.errors import BsamError
 from ..recipes.states import state_of
 from ..training.config import Run
 from ..training.files import RunLocked, usable

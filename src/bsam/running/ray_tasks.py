@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..core.checks import is_number
-from ..core.errors import BsamRuntimeError, BsamValueError
-from ..core.extras import require_package
+from ..common.checks import is_number
+from ..common.errors import BsamRuntimeError, BsamValueError
+from ..common.extras import require_package
 from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker
 from .runner import RETRIES
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from ..recipes.states import state_of, states_of
 from ..training.config import Run
 from ..training.run_dir import LOG, RunState, run_dir_name

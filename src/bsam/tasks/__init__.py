@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from .classification import Classification
 from .pose import Pose
 from .task import Task as Task

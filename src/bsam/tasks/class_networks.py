@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..models import build
 from ..quantization import quantize
 from .classification_settings import ClassificationSettings

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import dataset_entry
 from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples

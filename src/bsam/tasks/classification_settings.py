@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from ..core.checks import check_count, check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, check_number
+from ..common.errors import BsamValueError
 from .settings import TaskSettings, check_flag, one_of, setting
 
 Quantizer = Literal["lsq", "minmax"]

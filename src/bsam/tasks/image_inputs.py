@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from ..data import dataset_entry, load
 from ..data.augment import normalise
 from ..data.examples import Dataset

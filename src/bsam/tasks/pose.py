@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import dataset_entry
 from ..data.pose.affine import apply
 from ..data.pose.augment import POSE_AUGMENTATIONS, PoseDraws

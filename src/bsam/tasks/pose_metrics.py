@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.checks import check_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_number
+from ..common.errors import BsamValueError
 from ..data.pose import joints as skeletons
 from ..data.pose.joints import Skeleton
 

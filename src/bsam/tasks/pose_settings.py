@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
 from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..models import MODELS, build, model_entry

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from ..core.checks import check_count, is_number
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, is_number
+from ..common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose.augment import POSE_AUGMENTATIONS
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 
 
 def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Tensor:

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.checks import check_count, check_number, check_radius
-from ..core.errors import BsamValueError
+from ..common.checks import check_count, check_number, check_radius
+from ..common.errors import BsamValueError
 from ..methods import METHODS
 from ..tasks import TASKS
 from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
@@ -64,7 +64,7 @@ class Run(ClassificationSettings, PoseSettings):
         >>> Run("sma")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
+        bsam.common.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
     """
 
     method: str = field(
@@ -222,7 +222,7 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         >>> check_settings(Path("runs/demo"), {"epochs": 2}, {"epochs": 3})
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: runs/demo holds results with other settings (epochs 2 there, 3 here): choose
+        bsam.common.errors.BsamValueError: runs/demo holds results with other settings (epochs 2 there, 3 here): choose
         another folder, or remove that one
     """
     differing = [

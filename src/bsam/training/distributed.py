@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 from .environment import pick_device
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..common.errors import BsamRuntimeError, BsamValueError
 
 # Torch's warning continues with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
 BF16_WARNING = "mkldnn_matmul failed, switching to"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout  # a dependency of torch
 
-from ..core.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def reading(path: Path, hint: str) -> Iterator[None]:
         ...     json.loads('{"half": ')
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: run/curvature.json cannot be read (JSONDecodeError): remove it
+        bsam.common.errors.BsamRuntimeError: run/curvature.json cannot be read (JSONDecodeError): remove it
     """
     try:
         yield

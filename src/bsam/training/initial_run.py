@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..data import dataset_entry
 from .config import Run
 from .run_dir import NETWORK, RunDir

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..core.errors import BsamError, BsamRuntimeError
+from ..common.errors import BsamError, BsamRuntimeError
 from ..flatness.hessian import HessianOperator
 from ..flatness.landscape import landscape
 from ..flatness.spectrum import top_eigenvalues

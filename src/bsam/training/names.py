@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 
 
 def find_name(kind: str, name: object, known: Collection[str]) -> str:
@@ -22,7 +22,7 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
         >>> find_name("method", "sma", ("sgd", "sam"))
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
+        bsam.common.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
     """
     by_lower = {each.lower(): each for each in known}
     lower = str(name).lower()

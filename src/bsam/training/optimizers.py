@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from .. import quantization
-from ..core.checks import check_count
-from ..core.errors import BsamRuntimeError, BsamValueError
+from ..common.checks import check_count
+from ..common.errors import BsamRuntimeError, BsamValueError
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from ..models.parts import head_name, layer_ids

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.errors import BsamError, BsamRuntimeError, BsamValueError
+from ..common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from .config import BASE, Run, check_settings
 from .files import read_json, read_json_lines, reading

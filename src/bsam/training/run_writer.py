@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..core.errors import BsamRuntimeError
-from ..core.extras import require_package
+from ..common.errors import BsamRuntimeError
+from ..common.extras import require_package
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info

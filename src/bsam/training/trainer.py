@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.errors import BsamValueError
+from ..common.errors import BsamValueError
 from ..core.optimizer import SharpnessAware
 from ..flatness.probe import Probe
 from ..flatness.sharpness import Sharpness, sharpness

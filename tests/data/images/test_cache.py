@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.data.examples import Dataset
 from bsam.data.images import cache
 from bsam.data.images.decoding import Resize, decode, decode_pixels

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.data.images.decoding import Crop, Resize, check_box, decode, decode_bytes
 from bsam.data.pose.affine import apply, crop_map, inverse
 from pose_reference import bilinear

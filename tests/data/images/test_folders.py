@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.data.images.folders import LabelledFiles, read_folder
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from bsam.core.errors import BsamRuntimeError
+from bsam.common.errors import BsamRuntimeError
 from bsam.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
 
 

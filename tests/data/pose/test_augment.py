@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.data.pose.affine import apply
 from bsam.data.pose.augment import PoseAugment, PoseDraws
 from bsam.data.pose.persons import Persons

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from bsam.core.errors import BsamRuntimeError, BsamValueError
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.data.pose.joints import LSP, MPII
 from bsam.data.pose.layouts import read_lspet, read_mpii
 

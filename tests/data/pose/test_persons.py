@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.data.images import cache
 from bsam.data.images.decoding import Crop, decode, decode_pixels
 from bsam.data.pose.affine import apply

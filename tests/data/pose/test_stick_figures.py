@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bsam.core.errors import BsamValueError
+from bsam.common.errors import BsamValueError
 from bsam.data.pose.affine import apply
 from bsam.data.pose.augment import PoseAugment, PoseDraws
 from bsam.data.pose.joints import LSP

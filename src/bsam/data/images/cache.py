@@ -16,8 +16,8 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...core.errors import BsamRuntimeError, BsamValueError
-from ...core.extras import require_package
+from ...common.errors import BsamRuntimeError, BsamValueError
+from ...common.extras import require_package
 from ..examples import Dataset, Examples
 from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, ignored_warnings, read_image
 from .folders import ImageFiles

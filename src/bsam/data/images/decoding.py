@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.checks import check_count, check_number, is_number
-from ...core.errors import BsamRuntimeError, BsamValueError
-from ...core.extras import require_package
+from ...common.checks import check_count, check_number, is_number
+from ...common.errors import BsamRuntimeError, BsamValueError
+from ...common.extras import require_package
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -141,7 +141,7 @@ def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uin
         >>> decode("nowhere/cat.jpg", Resize(224))
         Traceback (most recent call last):
         ...
-        bsam.core.errors.BsamRuntimeError: nowhere/cat.jpg cannot be read: ...
+        bsam.common.errors.BsamRuntimeError: nowhere/cat.jpg cannot be read: ...
     """
     return decode_bytes(read_image(Path(path)), path, decoding)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.checks import check_count, check_number
-from ...core.errors import BsamValueError
+from ...common.checks import check_count, check_number
+from ...common.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that are hidden there

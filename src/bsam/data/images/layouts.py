@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import BsamRuntimeError
-from ...core.extras import require_package
+from ...common.errors import BsamRuntimeError
+from ...common.extras import require_package
 from .folders import ImageFiles, LabelledFiles, read_folder
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.checks import check_count, check_number
-from ...core.errors import BsamValueError
+from ...common.checks import check_count, check_number
+from ...common.errors import BsamValueError
 from ..augment import normalise
 from .affine import apply, centre_map, compose, inverse, warp
 

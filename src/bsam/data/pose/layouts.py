@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import BsamRuntimeError, BsamValueError
+from ...common.errors import BsamRuntimeError, BsamValueError
 from ..images.decoding import rounded
 from ..images.layouts import missing_files, read_mat, required
 from .joints import LSP, MPII, Skeleton

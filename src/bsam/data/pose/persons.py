@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.checks import check_count
-from ...core.errors import BsamValueError
+from ...common.checks import check_count
+from ...common.errors import BsamValueError
 from ..images.cache import Progress, decode_files, sha256
 from ..images.decoding import Crop
 from .affine import apply, crop_map, inverse

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.checks import check_count
+from ...common.checks import check_count
 from ..images.cache import sha256
 from .affine import apply, crop_map, inverse
 from .joints import LSP
