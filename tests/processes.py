@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bsam.host.processes import PRELOAD
+from bsam.running.processes import PRELOAD
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD.extend(["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bsam.cli import main
-from bsam.host.processes import worker_pool
+from bsam.running.processes import worker_pool
 
 pytestmark = pytest.mark.gpu
 

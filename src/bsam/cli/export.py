@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from ..host.progress import ProgressLine
+    from ..common.progress import ProgressLine
     from ..inference.export import export_run
 
     with ProgressLine() as line:

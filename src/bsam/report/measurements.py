@@ -16,8 +16,8 @@ from torch import nn
 
 from ..common.errors import BsamError, BsamRuntimeError
 from ..common.extras import install_line
+from ..common.progress import ProgressLine
 from ..flatness.intervals import plus_minus
-from ..host.progress import ProgressLine
 from ..recipes.measure import FlatnessSettings, Measured, loss_and_samples, measure
 from ..recipes.subjects import Loaded, MeasuredModels
 from ..training.config import check_settings

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ..common.progress import ProgressLine, duration
 from ..data import dataset_entry
-from ..host.progress import ProgressLine, duration
 from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of

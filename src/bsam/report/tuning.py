@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..host.progress import duration
+from ..common.progress import duration
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.variants import passes_of

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 
 from ..common.checks import check_count
-from ..host.processes import cores, worker_pool
 from ..training.environment import pick_device
 from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker
 from .mps import nvidia_mps
+from .processes import cores, worker_pool
 
 
 class Executor(Protocol):

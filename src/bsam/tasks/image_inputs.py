@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
+from ..common.progress import ProgressLine
 from ..data import dataset_entry, load
 from ..data.augment import normalise
 from ..data.examples import Dataset
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
-from ..host.progress import ProgressLine
 from ..models import model_entry
 from ..models.preprocessing import InputConfig, input_config
 from ..models.weight_loading import PRETRAINED, check_download, check_model

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..common.errors import BsamValueError
+from ..common.progress import ProgressLine
 from ..data import dataset_entry
 from ..data.pose.affine import apply
 from ..data.pose.augment import POSE_AUGMENTATIONS, PoseDraws
 from ..data.pose.persons import Persons, PoseData, load_persons
 from ..data.streaming import stream
-from ..host.progress import ProgressLine
 from ..models import model_entry
 from ..models.preprocessing import input_config
 from . import pose_metrics

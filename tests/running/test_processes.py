@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bsam
-from bsam.host.processes import worker_pool
+from bsam.running.processes import worker_pool
 from processes import Process
 
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from bsam.host.progress import ProgressLine
+from bsam.common.progress import ProgressLine
 
 
 @pytest.fixture

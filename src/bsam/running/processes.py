@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from ..common.errors import BsamRuntimeError
-
 PRELOAD = ["torch"]  # imported once, by the process from which workers are forked
 
 
@@ -49,15 +47,6 @@ def worker_pool(
         for process in list((pool._processes or {}).values()):  # as kill_workers of Python 3.14 does
             process.kill()
         pool.shutdown(cancel_futures=True)
-
-
-def check_main_guard() -> None:
-    """Raise in a worker that still imports the user's script, before it waits for what its parent holds."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
-        raise BsamRuntimeError(
-            "several processes are started, and each of them first imports the script: put its code below `if __name__ "
-            '== "__main__":`'
-        )
 
 
 def _prepare(threads: int, environment: Mapping[str, str]) -> None:

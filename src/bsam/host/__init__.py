@@ -1,1 +1,0 @@
-"""The machine under a program: worker processes and a line of progress."""
