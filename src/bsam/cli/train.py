@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         "train",
         help="train one network, by any method, in a folder from which an interrupted run continues",
         description="Train one network. The folder gets config.json (the settings), metrics.jsonl (a line per epoch), "
-        "environment.json, checkpoints, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
+        "environment.json, checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
         "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
         "mistakes.png. "
         "Interrupted, by Ctrl-C, SIGTERM or worse, the same command continues after the last finished epoch, and ends "
