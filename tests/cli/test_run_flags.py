@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from bsam import BsamError, cli
 from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
+from bsam.recipes.variants import variants
 from bsam.training.config import Run
 
 QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}
@@ -158,6 +159,23 @@ def test_data_of_persons_chooses_task_network_and_settings(tmp_path):
         ("--weights", weights["resnet50"]): {"model": "resnet50", "weights": weights["resnet50"], **FINE_TUNING},
     }.items():
         assert run_from("--method", "bsam", *flags) == Run("bsam", **expected), flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("BSAM",), Run("bsam")),
+        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
+        (("SGD",), Run("base")),
+        (("bsam-2",), Run("bsam", {"passes": 2})),
+        (
+            ("BSAM-released", "--set", "rho_max=0.1"),
+            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
+        ),
+    ],
+)
+def test_names_of_methods(flags, expected):
+    assert run_from("--method", *flags) == expected
 
 
 def test_arguments_of_the_method_are_json_or_text():

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import torch
 
 import bsam
 from bsam import cli
-from bsam.recipes.variants import variants
 from bsam.report.epochs import ConsoleLogger
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
@@ -215,26 +213,6 @@ def test_the_base_optimizer_alone(tmp_path, capsys, refused):
         assert capsys.readouterr().out.startswith(line)
     assert cli.main(["train", "--method", "base", "--base", "adam", *map(str, small[:-1]), str(tmp_path / "adam")]) == 0
     assert capsys.readouterr().out.startswith("Adam: DigitsNet")
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (("BSAM",), Run("bsam")),
-        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
-        (("SGD",), Run("base")),
-        (("bsam-2",), Run("bsam", {"passes": 2})),
-        (
-            ("BSAM-released", "--set", "rho_max=0.1"),
-            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
-        ),
-    ],
-)
-def test_names_of_methods(flags, expected, tmp_path):
-    small = {"epochs": 1, "limit_train": 128, "limit_test": 50}
-    given = [text for name, value in small.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    assert cli.main(["train", "--method", *flags, *given, "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert RunDir(tmp_path).run() == replace(expected, **small)
 
 
 def test_folders_that_hold_something_else(tmp_path, refused):
