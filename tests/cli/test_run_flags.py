@@ -178,6 +178,23 @@ def test_data_of_persons_chooses_task_network_and_settings(tmp_path):
         assert run_from("--method", "bsam", *flags) == Run("bsam", **expected), flags
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("BSAM",), Run("bsam")),
+        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
+        (("SGD",), Run("base")),
+        (("bsam-2",), Run("bsam", {"passes": 2})),
+        (
+            ("BSAM-released", "--set", "rho_max=0.1"),
+            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
+        ),
+    ],
+)
+def test_names_of_methods(flags, expected):
+    assert run_from("--method", *flags) == expected
+
+
 def test_arguments_of_the_method_are_json_or_text():
     run = run_from("--method", "bsam", "--set", "rho_max=0.1", "passes=2", "--set", "start_from_min=true")
     assert run.arguments == {"rho_max": 0.1, "passes": 2, "start_from_min": True}
