@@ -25,23 +25,6 @@ def run_from(*flags):
     return run_of(parser.parse_args(flags))
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (("BSAM",), Run("bsam")),
-        (("Sam", "--set", "rho=0.1"), Run("sam", {"rho": 0.1})),
-        (("SGD",), Run("base")),
-        (("bsam-2",), Run("bsam", {"passes": 2})),
-        (
-            ("BSAM-released", "--set", "rho_max=0.1"),
-            Run("bsam", {**variants()["bsam-released"].arguments, "rho_max": 0.1}),
-        ),
-    ],
-)
-def test_names_of_methods(flags, expected):
-    assert run_from("--method", *flags) == expected
-
-
 def other(field, hint):
     """A value of the field's type that is not its default."""
     special = {
