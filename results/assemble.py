@@ -59,8 +59,11 @@ def _key(run: Run) -> str:
     """Return the settings of a run with all arguments of its method; a floor that equals the radius is none."""
     arguments = dict(run.arguments)
     if run.method != BASE:
-        parameters = inspect.signature(METHODS[run.method].cls).parameters
-        arguments = {name: arguments.get(name, parameters[name].default) for name in arguments_of(run.method)}
+        parameters = inspect.signature(METHODS[run.method]).parameters
+        defaults = {name: parameters[name].default for name in arguments_of(run.method)}
+        arguments = {
+            name: value for name, value in {**defaults, **arguments}.items() if value is not inspect.Parameter.empty
+        }
         if arguments.get("rho_floor") == arguments.get("rho"):
             arguments["rho_floor"] = None
     return json.dumps({**run.settings(), "arguments": arguments, "curvature": None}, sort_keys=True)
