@@ -99,7 +99,7 @@ class Command(Process):
 def group_of_two(rank: int, folder: Path) -> Iterator[None]:
     """Make this process one of two ranks on gloo.
 
-    The ranks leave together: some were aborted with a corrupt heap while one left and the other was still at work.
+    The ranks leave together, so that none is at work while the group of the other one is gone.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
