@@ -21,7 +21,6 @@ class Weights:
     def __init__(self) -> None:
         self.params: list[Tensor] = []
         self.layout = Layout([])
-        self.sharded = False
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
         self._backup: BucketedTensors = []
