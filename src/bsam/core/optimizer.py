@@ -23,7 +23,7 @@
 #    from, if not from w, in ``StepState``: a step that is skipped, by ``GradScaler`` for example, changes neither.
 # 9. ``step`` lets the base optimizer step on ``p.grad``, stores what was to be remembered, and counts.
 #
-# Step 1 to 9 of BSAM are in methods/bsam.py, optimizer.py, objective.py, vector.py, weights.py and schedule.py; the
+# Steps 1 to 9 of BSAM are in methods/bsam.py, optimizer.py, objective.py, vector.py, weights.py and schedule.py; the
 # other files can be taken at their word.
 
 from __future__ import annotations
