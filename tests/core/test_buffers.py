@@ -235,6 +235,16 @@ def test_a_graph_of_the_user_that_goes_through_the_buffers_stays_valid():
     assert same(torch.autograd.grad(critic(samples).mean(), generator[0].weight), expected)
 
 
+def test_a_step_after_one_that_ran_out_of_memory(problem, monkeypatch):
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    monkeypatch.setattr(torch, "empty_like", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        optimizer._buffers.save([problem.model])
+    monkeypatch.undo()
+    optimizer.step(problem.loss)
+    assert int(problem.model[1].num_batches_tracked) == 1
+
+
 def test_buffers_that_cannot_be_written_are_left_alone():
     """An expanded buffer, and one that was made in inference mode."""
     task = Task(nn.Identity())

@@ -58,6 +58,28 @@ def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, releas
     assert inner.t == whole.t == outer.t == 4
 
 
+class Shifted(bsam.SAM):
+    """A method with an attribute of its class that an instance replaces, and whose direction refers to the weights."""
+
+    factor = 1.0
+
+    def __init__(self, base, model, *, factor, **options):
+        super().__init__(base, model, **options)
+        self.factor = factor
+
+    def direction(self, L):
+        return super().direction(L) * 0 + self.factor * self.vector(self.params)
+
+
+@pytest.mark.parametrize("wrap", [Looking, Copying, lambda optimizer: optimizer])
+def test_a_method_of_ones_own_that_refers_to_the_weights_and_to_its_attributes(plain, wrap):
+    optimizer = wrap(Shifted(sgd(plain.model.parameters()), plain.model, factor=0.5, rho=0.3, same_draws=False))
+    optimizer.backward(plain.loss)
+    assert same([p.grad for p in plain.model.parameters()], [0.5 * w for w in plain.weights()])
+    with pytest.raises(bsam.BsamError, match="Shifted has no argument rho_max"):
+        Shifted(sgd(plain.model.parameters()), plain.model, factor=0.5, rho_max=0.1)
+
+
 @pytest.mark.parametrize("wrap", [Looking, Copying])
 def test_a_wrapped_optimizer_saves_and_loads_as_its_method(problem, wrap):
     inner = bsam.BSAM(sgd(problem.model.parameters()), problem.model, rho_max=0.3)

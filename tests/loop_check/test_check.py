@@ -283,6 +283,11 @@ def test_a_closure_that_calls_a_copy(problem, optimizer):
     assert "does not require grad" in "".join(optimizer.check(lambda: other.loss().detach()))
 
 
+def test_a_frozen_network(problem, optimizer):
+    problem.model.requires_grad_(False)
+    assert found(optimizer, problem.loss, "frozen")
+
+
 def test_a_loss_that_is_not_finite(problem, optimizer):
     assert found(optimizer, lambda: problem.loss() * float("nan"), "not finite")
 

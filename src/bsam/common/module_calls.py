@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
-from .errors import BsamValueError
 
 
 @contextlib.contextmanager
@@ -30,13 +27,3 @@ def calls_seen(hook: Callable[[nn.Module], Any]) -> Iterator[None]:
             yield
         finally:
             handle.remove()
-
-
-def refuse_batch_norm(called: nn.Module) -> None:
-    """Raise if a module is batch norm that would be updated in every pass, because the optimizer does not know it."""
-    for module in called.modules() if hasattr(called, "_orig_mod") else (called,):  # of a compiled one no call is seen
-        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
-            raise BsamValueError(
-                "the closure runs batch norm, and model=None: its running statistics would move in every pass. Pass "
-                "the network, as in BSAM(base, model=network)"
-            )

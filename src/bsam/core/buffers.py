@@ -35,17 +35,18 @@ class Buffers:
     def save(self, modules: Iterable[nn.Module]) -> None:
         """Save the buffers of these modules. Call before the first pass of a step."""
         self._saved, self._passes = False, 0
-        earlier = [t for _, _, t in self._entries]
-        self._entries = [
+        entries = [
             (m._buffers, name, t)
             for root in modules
             for m in root.modules()
             if m._buffers and not getattr(type(m), "buffers_set_once", False)
             for name, t in m._buffers.items()
         ]
-        held = [t for _, _, t in self._entries]
+        held = [t for _, _, t in entries]
+        earlier = [t for _, _, t in self._entries]
         if len(held) != len(earlier) or any(a is not b for a, b in zip(held, earlier, strict=True)):
             self._groups = _allocate([t for t in held if t is not None and is_writable(t)])
+        self._entries = entries
         for buffers, before, _ in self._groups:
             copy(buffers, into=before)
         self._saved = True
@@ -65,7 +66,10 @@ class Buffers:
 
     @torch.no_grad()
     def close(self, failed: bool = False) -> None:
-        """Leave the buffers as the first pass left them, or as before the step if it failed."""
+        """Leave the buffers as the first pass left them, or as before the step if it failed.
+
+        Calling it again has no effect.
+        """
         if self._saved and failed:
             self._restore_before()
         elif self._passes > 1:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..common.ddp import find_ddp
+from ..common.errors import BsamValueError
 from ..common.layout import sharding
 
 
-class Modules:
+class OtherModules:
     """Freezes the parameters of modules that are not the optimizer's, for a step.
 
     The first module is the one that is trained. Parameters of the others that the optimizer does not have are frozen
@@ -49,3 +51,13 @@ class Modules:
             p.requires_grad_(True)
         for p, g in self._grads:
             p.grad = g
+
+
+def refuse_batch_norm(called: nn.Module) -> None:
+    """Raise if a module is batch norm that would be updated in every pass, because the optimizer does not know it."""
+    for module in called.modules() if hasattr(called, "_orig_mod") else (called,):  # of a compiled one no call is seen
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+            raise BsamValueError(
+                "the closure runs batch norm, and model=None: its running statistics would move in every pass. Pass "
+                "the network, as in BSAM(base, model=network)"
+            )

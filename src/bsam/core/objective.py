@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
+from ..common.graph_check import GraphCheck
 from ..common.rng import RngReplay
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
 from .gradients import GradientMemory
-from .graph_check import GraphCheck
-from .modules import Modules
+from .modules import OtherModules
 from .ranks import Ranks
 from .vector import Vector
 from .weights import Weights
@@ -57,14 +57,14 @@ class Objective:
         self,
         closure: Closure,
         weights: Weights,
-        modules: Modules,
+        modules: OtherModules,
         buffers: Buffers,
         ranks: Ranks,
         rng: RngReplay,
         gradients: GradientMemory,
         scaler: torch.amp.GradScaler | None = None,
         *,
-        graph_check: Any = None,
+        graph_check: GraphCheck | None = None,
     ) -> None:
         self.loss: Tensor | None = None  # of the first evaluation
         self.has_grad = [False] * len(weights.params)  # parameters that some pass gave a gradient
@@ -84,8 +84,6 @@ class Objective:
         self._sample_losses: Tensor | None = None  # of the latest evaluation, if the closure returns one per sample
 
     def __enter__(self) -> Self:
-        for p in self._weights.params:
-            p.grad = None
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -98,7 +96,10 @@ class Objective:
                 self.close(failed=True)
 
     def close(self, failed: bool) -> None:
-        """Restore the weights, the modules and the random generators; if a pass failed, all that the passes changed."""
+        """Restore the weights, the modules and the random generators; if a pass failed, buffers and gradients, too.
+
+        Calling it again has no effect.
+        """
         self._weights.restore()
         self._modules.restore()
         self._buffers.close(failed)
@@ -186,8 +187,10 @@ class Objective:
         else:
             self._weights.move(at)
         self._gradients.begin_pass()
-        if self.loss is None:
+        if self.loss is None:  # the first evaluation
             self._modules.freeze_others()
+            for p in self._weights.params:
+                p.grad = None
         self._buffers.begin_pass(self._modules.all)
         self._rng.begin_pass(self._weights.layout.devices)
         with self._ranks.pass_context(without_reducer, self._weights.params):

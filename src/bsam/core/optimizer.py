@@ -6,30 +6,34 @@
 # 2. ``backward`` reads the parameter groups again: ``Weights`` lists the parameters that require a gradient.
 # 3. It makes an ``Objective``, the loss L of this mini-batch around w, and calls ``direction(L)``: the method itself,
 #    such as methods/bsam.py. A method asks for gradients, ``L.grad(at=e)``, and combines them.
-# 4. Radii come from the parameter groups, by ``epsilon`` and ``radii``; schedule.py lets them follow the learning rate.
+# 4. ``epsilon`` makes a perturbation e from a gradient and a radius. Radii are values of the parameter groups
+#    (``radii`` in wrapper.py), and some follow the learning rate (schedule.py).
 # 5. For each gradient, objective.py moves the weights to w + e (``Weights.move``), calls the closure, runs backward on
-#    its loss, and takes ``p.grad`` over as a ``Vector`` (``GradientMemory``).
-#    So that all passes evaluate one function, each begins with
-#      - the buffers of the modules before the step, such as batch norm's statistics (``Buffers``),
-#      - the same state of the random generators (``RngReplay``),
-#      - gradients averaged over the ranks of DDP (``Ranks``; FSDP averages by itself),
-#      - other modules that the closure runs frozen (``Modules``).
+#    the loss unless the closure did, and takes ``p.grad`` over as a ``Vector`` (``GradientMemory``).
+#    So that all passes evaluate one function, each one
+#      - begins with the buffers before the step, such as batch norm's statistics (``Buffers``),
+#      - begins with the same state of the random generators, unless ``same_draws=False`` (``RngReplay``),
+#      - has gradients averaged over the ranks, mostly by DDP or FSDP themselves (``Ranks``),
+#      - leaves modules alone that the closure only runs (``OtherModules``).
+#    ``GraphCheck`` refuses a loss that was computed before the pass. In the first step without ``model``, batch norm is
+#    refused.
 # 6. A ``Vector`` is a linear combination of gradients: ``+ - *`` compute nothing, norms and products are computed on
 #    the device. The sum is evaluated once, in place, when ``backward`` adds the direction to ``p.grad``.
-# 7. At the end of the ``with`` block the objective restores the weights bit for bit from a copy (``Weights.restore``),
-#    the generators and the other modules, and leaves the buffers as the first pass left them. If anything raises, all
-#    of these and ``p.grad`` are as they were before.
-# 8. What ``direction`` wants to remember for the next step waits in ``MethodState``, and where the step shall start
-#    from, if not from w, in ``StepState``: a step that is skipped, by ``GradScaler`` for example, changes neither.
-# 9. ``step`` lets the base optimizer step on ``p.grad``, stores what was to be remembered, and counts.
+# 7. Observers, such as ``bsam.flatness.Probe``, look at the passes. Then the weights are restored bit for bit from a
+#    copy (``Weights.restore``), and buffers and generators are as the first pass left them. If a pass raises, weights,
+#    buffers and ``p.grad`` are as before the step.
+# 8. What ``direction`` remembers for the next step (``MethodState``), and from where the step shall start, if not from
+#    w (``StepState``), waits for the step: one that ``GradScaler`` skips remembers nothing.
+# 9. ``step`` moves the weights to that start, lets the base optimizer step on ``p.grad``, stores what is remembered,
+#    and counts.
 #
-# Steps 1 to 9 of BSAM are in methods/bsam.py, optimizer.py, objective.py, vector.py, weights.py and schedule.py; the
-# other files can be taken at their word.
+# For BSAM this is in optimizer.py, wrapper.py, objective.py, vector.py, weights.py and schedule.py.
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypedDict
@@ -42,14 +46,14 @@ from ..common.checks import check_base, check_call, check_modules, check_names, 
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.layout import local
 from ..common.method_info import MethodInfo
-from ..common.module_calls import calls_seen, refuse_batch_norm
+from ..common.module_calls import calls_seen
 from ..common.rng import RngReplay
 from ..loop_check.check import check_loop
 from .buffers import Buffers
 from .closure import Closure
 from .gradients import GradientMemory
 from .method_state import MethodState
-from .modules import Modules
+from .modules import OtherModules, refuse_batch_norm
 from .objective import Objective
 from .ranks import Ranks
 from .schedule import LR_SEEN, LR_START, note_lr
@@ -112,8 +116,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         signature = inspect.signature(cls.__init__)
         _, *parameters = signature.parameters.values()
         if parameters and parameters[-1].name == "options":
+            parent = next(c for c in cls.__mro__[1:] if issubclass(c, SharpnessAware))
+            inherited = getattr(parent, "__signature__", inspect.signature(SharpnessAware.__init__)).parameters.values()
             known = {p.name for p in parameters}
-            parameters[-1:] = [p for name, p in _OPTIONS.items() if name not in known]
+            parameters[-1:] = [p for p in inherited if p.kind == p.KEYWORD_ONLY and p.name not in known]
         cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -183,9 +189,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def start_from(self, offset: Vector) -> None:
         """Let the base optimizer start this step from ``w + offset``, or from the mean over several ``backward``."""
-        self._step_state.offset = Vector(
-            offset.tensors(), offset.layout
-        )  # a copy, as the direction overwrites gradients
+        self._step_state.offset = offset
 
     def remember(self, name: str, value: Vector | float) -> None:
         """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once the step is taken.
@@ -225,6 +229,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         Returns:
             The loss at ``w``, detached.
         """
+        if (itself := self.itself()) is not self:
+            return SharpnessAware.backward(itself, closure, scaler)
         self._begin(closure)
         with self._step_state.in_backward(), self._objective(closure, scaler) as L:
             observers = [observer for observer in self.observers if observer.due(self.t)]
@@ -236,7 +242,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 for observer in observers:
                     observer.observe(self, L)
             self._store(d, L)
-        self.ranks.warn_if_not_wrapped()
+            self.ranks.warn_if_not_wrapped()
         return L.loss  # type: ignore[return-value]
 
     def _begin(self, closure: Closure) -> None:
@@ -257,7 +263,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def _objective(self, closure: Closure, scaler: torch.amp.GradScaler | None) -> Objective:
         return Objective(
-            closure, self._weights, self._frozen(), self._buffers, self.ranks, self._rng, self._gradients, scaler
+            closure, self._weights, self._other_modules(), self._buffers, self.ranks, self._rng, self._gradients, scaler
         )
 
     def _store(self, d: Vector, L: Objective) -> None:
@@ -267,9 +273,21 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "the loss does not depend on any parameter of base: does the closure call the model that base was "
                 "built on?"
             )
+        self._weights.restore()  # vectors may refer to the parameters
+        offset = self._step_state.offset
+        if offset is not None:
+            offset = Vector(offset.tensors(), offset.layout)  # a copy, before d overwrites gradients
         self._fill(d, L.held, L.has_grad)
-        self._step_state.keep_offset(local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
+        if offset is not None:
+            self._step_state.keep(offset, local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
         self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
+
+    def itself(self) -> SharpnessAware:
+        """Return the optimizer itself, also where ``self`` is an object that a framework made of its attributes.
+
+        Attributes of the class hide the optimizer's own in such an object, and what is assigned to it is lost.
+        """
+        return self._itself() or self
 
     check = check_loop
 
@@ -285,10 +303,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
         self._weights.refresh(self.param_groups)
-        L = Objective(
-            closure, self._weights, self._frozen(), Buffers(), self.ranks, RngReplay(enabled=True), GradientMemory(),
-            graph_check=graph_check(self.params),
-        )  # fmt: skip
+        rng, gradients = RngReplay(enabled=True), GradientMemory()
+        modules, check = self._other_modules(), graph_check(self.params)
+        L = Objective(closure, self._weights, modules, Buffers(), self.ranks, rng, gradients, graph_check=check)
         self._step_state.phase = "in_backward"
         try:
             yield L
@@ -298,17 +315,17 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def save_buffers(self) -> None:
         """Save the buffers before the first pass of a step. Call if a framework runs that pass before the closure."""
-        self._buffers.save(self.modules)
+        self._buffers.save(self.called_modules)
 
     @property
-    def modules(self) -> tuple[nn.Module, ...]:
+    def called_modules(self) -> tuple[nn.Module, ...]:
         """The modules that the closure runs, the trained one first."""
         return () if self.model is None else (self.model, *self.others)
 
-    def _frozen(self) -> Modules:
+    def _other_modules(self) -> OtherModules:
         """Return what freezes the parameters of the other modules during a step, except those that base has."""
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
-        return Modules(self.modules, known)
+        return OtherModules(self.called_modules, known)
 
     def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
         """``p.grad = held + d``, in the memory of this step's gradients."""
@@ -342,7 +359,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self.base.step()
             self._weights.commit()
         finally:
-            self._weights.restore()  # to where it was committed
+            self._weights.restore()  # nothing to do after a commit
         self._method_state.commit(self.param_groups)
         for group in self.param_groups:
             if group.get(LR_SEEN) is not None:
@@ -387,14 +404,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_gradients", "ranks", "_rng", "_step_state", "observers"}
+        transient = {"_weights", "_buffers", "_gradients", "ranks", "_rng", "_step_state", "_itself", "observers"}
         transient.add("step")  # which schedulers patch
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also makes the hooks; Optimizer.__init__ would make groups, which are base's
         self._weights, self._buffers, self._gradients = Weights(), Buffers(), GradientMemory()
-        self._step_state = StepState()
+        self._step_state, self._itself = StepState(), weakref.ref(self)
         self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
         self._may_miss_modules = self.model is None  # until the first backward has shown that there is no batch norm
@@ -404,6 +421,3 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._step_state.clear()
         self._method_state.discard()
         self.ranks.needs_sync = False
-
-
-_OPTIONS = {name: inspect.signature(SharpnessAware.__init__).parameters[name] for name in StepOptions.__annotations__}

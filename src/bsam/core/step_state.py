@@ -19,11 +19,7 @@ NOT_READY = {
 
 @dataclass
 class StepState:
-    """What ``backward`` leaves for ``step``.
-
-    It is an object of its own because frameworks wrap an optimizer in an object that shares its attributes:
-    ``backward`` may run on the wrapper and ``step`` on the optimizer, and both must find the same state.
-    """
+    """What ``backward`` leaves for ``step``."""
 
     phase: str = "idle"  # idle, in_backward, ready, or failed: the last backward raised
     offset: Vector | None = None  # from w: where the current backward wants the step to start
@@ -33,19 +29,19 @@ class StepState:
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
         """Return the context of a backward: a step is possible once it ends without an error."""
-        end = "failed"
         try:
             self.phase, self.offset = "in_backward", None
             yield
-            end = "ready"
+            self.phase = "ready"
         finally:
-            self.phase = end
+            if self.phase != "ready":
+                self.phase = "failed"
 
-    def keep_offset(self, local: bool) -> None:
-        """Keep the offset of a successful backward, if it has one, until the step."""
-        if self.offset is not None:
-            self.offsets.append(self.offset)
-            self.local_offsets |= local
+    def keep(self, offset: Vector, local: bool) -> None:
+        """Keep the offset of a successful backward until the step; ``local``: computed by only this rank."""
+        self.offsets.append(offset)
+        self.local_offsets |= local
+        self.offset = None
 
     def check_ready(self) -> None:
         """Raise unless there is something to step with."""

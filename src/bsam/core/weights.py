@@ -34,7 +34,6 @@ class Weights:
         if signature != self._signature:
             self.layout = Layout(self.params, [i for i, _ in owned])
             self._backup, self._signature = self.allocate(), signature
-            self.sharded = self.mesh is not None
         self._tensors = self.layout.split(self.params)
         self._saved = 0
 
@@ -42,6 +41,11 @@ class Weights:
     def moved(self) -> bool:
         """Whether the parameters are away from ``w``."""
         return self._saved > 0
+
+    @property
+    def sharded(self) -> bool:
+        """Whether some parameters are sharded."""
+        return self.mesh is not None
 
     @property
     def mesh(self) -> Any:

@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from ..common.ddp import find_ddp, several_ranks
 from ..common.errors import BsamError, BsamTypeError
+from ..common.graph_check import GraphCheck
 from ..common.layout import local, sharding
 from ..common.method_info import Need
 from ..common.module_calls import calls_seen
 from ..common.tensors import copy_keeping_versions, equal, is_writable
-from .whole_graph import WholeGraphCheck
 
 # What kernels that are not deterministic may change, in bfloat16 too; another batch changes more.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
@@ -55,10 +55,11 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
         SAM.check: two evaluations of the closure ... change nothing but buffers
         1
     """
+    optimizer = optimizer.itself()
     if not callable(closure):
         raise BsamTypeError(f"check needs a closure that computes the loss, got {type(closure).__name__}")
-    groups, seen = optimizer.param_groups, Seen(optimizer.modules)
-    graph_check = partial(WholeGraphCheck, on_leaf=seen.note_parameter)
+    groups, seen = optimizer.param_groups, Seen(optimizer.called_modules)
+    graph_check = partial(GraphCheck, on_leaf=seen.note_parameter)
     with _generators_restored(groups), seen.restored(), optimizer.trial(closure, graph_check) as L:
         seen.save(optimizer.params)
         with calls_seen(seen.note):

@@ -112,7 +112,6 @@ class BSAM(SharpnessAware):
         settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         self.passes, self.start_from_min = passes, start_from_min
-        self.extrapolates = passes == 2  # `passes` is also an attribute of the class, where frameworks' wrappers look
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
             raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
@@ -123,7 +122,7 @@ class BSAM(SharpnessAware):
         v, Tg = adapted(self, g, self.eta) if self.adaptive else (g, g)
         e_max, e_min = self.epsilon(v, "rho_max", Tg.norm()), self.epsilon(v, "rho_min", Tg.norm())  # lines 4 and 6
         g_max = L.grad(at=e_max)  # line 5
-        g_min = self.extrapolated(g, g_max) if self.extrapolates else L.grad(at=-e_min)  # line 7
+        g_min = L.grad(at=-e_min) if self.passes == 3 else self.extrapolated(g, g_max)  # line 7
         if self.start_from_min:
             self.start_from(-e_min)
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8

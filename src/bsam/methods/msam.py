@@ -69,7 +69,7 @@ class MSAM(SharpnessAware):
         **options: Unpack[StepOptions],
     ) -> None:
         super().__init__(base, model, {"rho": rho}, **options)
-        modules = (m for root in self.modules for m in root.modules())
+        modules = (m for root in self.called_modules for m in root.modules())
         if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
             raise BsamValueError(
                 "an embedding of model has max_norm, which changes its weights in the forward pass, and the only pass "
