@@ -11,7 +11,7 @@ from torch import nn
 from bsam.core.optimizer import SharpnessAware
 from bsam.data.examples import Dataset, Examples
 from bsam.methods import METHODS
-from bsam.tasks import inputs
+from bsam.tasks import image_inputs
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
@@ -69,7 +69,7 @@ def _data(monkeypatch):
         return Examples(patterns[y] + 1.2 * torch.randn(n, 1, 8, 8, generator=generator), y)
 
     made = Dataset("digits", 10, examples(640), examples(200), examples(500), (0.0,), (1.0,))
-    monkeypatch.setattr(inputs, "_load_arrays", lambda name, folder=None: made)
+    monkeypatch.setattr(image_inputs, "_load_arrays", lambda name, folder=None: made)
 
 
 def device_of(name="cuda"):
