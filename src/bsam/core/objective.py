@@ -17,7 +17,7 @@ from ..common.rng import RngReplay
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
 from .gradients import GradientMemory
-from .modules import OtherModules
+from .other_modules import OtherModules
 from .ranks import Ranks
 from .vector import Vector
 from .weights import Weights

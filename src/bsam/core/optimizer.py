@@ -53,8 +53,8 @@ from .buffers import Buffers
 from .closure import Closure
 from .gradients import GradientMemory
 from .method_state import MethodState
-from .modules import OtherModules, refuse_batch_norm
 from .objective import Objective
+from .other_modules import OtherModules, refuse_batch_norm
 from .ranks import Ranks
 from .schedule import LR_SEEN, LR_START, note_lr
 from .step_state import StepState
