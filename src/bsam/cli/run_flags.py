@@ -128,20 +128,7 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
 
 
 def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return values by name. A value is JSON, or else the text itself.
-
-    Example:
-        >>> method_arguments(
-        ...     [
-        ...         "rho_max=0.1",
-        ...         "passes=2",
-        ...         "start_from_min=true",
-        ...         "beta=[1,1,1]",
-        ...         "mode=plain",
-        ...     ]
-        ... )
-        {'rho_max': 0.1, 'passes': 2, 'start_from_min': True, 'beta': [1, 1, 1], 'mode': 'plain'}
-    """
+    """Return values by name. A value is JSON, or else the text itself."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")

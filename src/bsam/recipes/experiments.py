@@ -115,14 +115,7 @@ def by_schedule(run: Run) -> TableCell:
 
 
 def schedule_of(run: Run) -> str:
-    """Describe the schedule of rho_min.
-
-    Example:
-        >>> schedule_of(Run("bsam", {"rho_min": 0.1, "rho_min_floor": 0.1}))
-        '0.1, fixed'
-        >>> schedule_of(Run("bsam", {"rho_min": 0.1, "rho_min_floor": 0.05}))
-        '0.1 to 0.05'
-    """
+    """Describe the schedule of rho_min."""
     top, floor = run.arguments["rho_min"], run.arguments["rho_min_floor"]
     return f"{top:g}, fixed" if top == floor else f"{top:g} to {floor:g}"
 
@@ -177,16 +170,7 @@ class Recipe:
             raise BsamValueError(f"the recipe {self.name} has measures: leave details out")
 
     def cells(self, run: Run) -> dict[TableCell, Measure]:
-        """Return the positions of a run's numbers in the table, and what is shown there.
-
-        Example:
-            >>> run = Run("sam", model="resnet18", data="cifar10")
-            >>> [
-            ...     (cell.column, measure.name)
-            ...     for cell, measure in Recipe("", "", classification).cells(run).items()
-            ... ]
-            [('CIFAR-10', 'accuracy')]
-        """
+        """Return the positions of a run's numbers in the table, and what is shown there."""
         cell = self.cell(run)
         if not self.measures:
             return {cell: TASKS[run.task].measure}
@@ -196,13 +180,6 @@ class Recipe:
         """Return all runs, seed by seed: the first seed of every run comes before the second of any.
 
         A landscape is measured for the first seed only.
-
-        Example:
-            >>> [
-            ...     (run.method, run.seed)
-            ...     for run in Recipe("curves", "", training_curves).runs("paper", seeds=2)
-            ... ][3:7:3]
-            [('bsam', 0), ('sam', 1)]
         """
         scale = self.scales[0] if scale is None else scale
         if scale not in self.scales:
@@ -214,12 +191,7 @@ class Recipe:
         return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
 
     def at(self, scale: str) -> Recipe:
-        """Return the recipe with the remark that its numbers have on a scale, in its title too.
-
-        Example:
-            >>> Recipe("curves", "Curves", training_curves).at("smoke").title
-            'Curves (smoke: shows that it runs)'
-        """
+        """Return the recipe with the remark that its numbers have on a scale, in its title too."""
         if scale != "smoke" or self.smoke != "smoke":
             return self
         return replace(self, title=f"{self.title} ({SMOKE})", remark=SMOKE)

@@ -48,12 +48,6 @@ class FlatnessSettings:
         max_bytes: memory for recorded Hessian products, as in :meth:`bsam.flatness.HessianOperator.linearized`.
         seed: of all random vectors. Models of one architecture get the same landscape directions, up to the lengths of
             their filters.
-
-    Example:
-        >>> FlatnessSettings(points=20)
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: points must be odd, so that the model is at the centre of the grid; got 20
     """
 
     k: int = 50
@@ -114,18 +108,6 @@ def measure(
         data: the batches ``(x, y)``; iterated over many times, so not a generator.
         instruments: their settings.
         progress: called with the name of a stage, the work done in it, and the work expected in all.
-
-    Example:
-        >>> import torch
-        >>> data = [(torch.eye(2), torch.zeros(2, 1))]
-        >>> model = nn.Linear(2, 1, bias=False)  # L = (w1**2 + w2**2) / 2
-        >>> found = measure(model, nn.functional.mse_loss, data, FlatnessSettings(points=3))
-        >>> (
-        ...     found.eigenvalues.values.round(4),
-        ...     round(found.trace.value, 4),
-        ...     found.landscape.loss.shape,
-        ... )
-        (array([1., 1.]), 2.0, (3, 3))
     """
     seconds: dict[str, float] = {}
     common: Any = {"micro_batch": instruments.micro_batch, "mode": instruments.mode}

@@ -186,13 +186,6 @@ def published(table: str, **keys: Any) -> Published | None:
     Args:
         table: ``classification``, ``rho_min_study``, ``label_noise``, ``transfer``, ``pose`` or ``quantization``.
         keys: the keys of the table, see :data:`TABLE_KEYS`.
-
-    Example:
-        >>> published("classification", model="resnet18", data="cifar10", method="bsam")
-        Published(mean=96.82, std=0.12, note='')
-        >>> published("label_noise", data="cifar100", method="sam", label_noise=0.8)
-        Published(mean=9.82, std=None, note='')
-        >>> published("classification", model="resnet18", data="digits", method="bsam")
     """
     if table not in TABLE_KEYS:
         raise BsamValueError(f"table must be one of {', '.join(TABLE_KEYS)}; got {table!r}")

@@ -120,16 +120,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 
 
 def scale_of(name: str | Scale) -> Scale:
-    """Return a scale by its name, or the scale itself.
-
-    Example:
-        >>> scale_of("short").settings["epochs"]
-        24
-        >>> scale_of("tiny")
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: scale must be one of smoke, short, paper, demo; got 'tiny'
-    """
+    """Return a scale by its name, or the scale itself."""
     if isinstance(name, Scale):
         return name
     if name not in SCALES:

@@ -128,12 +128,7 @@ TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
 
 
 def score_metric(run: Run) -> EpochMetric:
-    """Return the measure of a run's task.
-
-    Example:
-        >>> score_metric(Run("sgd")).label, score_metric(Run("sgd", task="pose")).label
-        ('test accuracy, %', 'test PCK, %')
-    """
+    """Return the measure of a run's task."""
     measure = TASKS[run.task].measure
     label = f"{run.eval_split} {measure.title}".replace(" in %", ", %")
     return EpochMetric(label, lambda metrics: measure.shown(metrics, run.eval_split))
@@ -170,12 +165,7 @@ def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[Ep
 
 
 def network_and_data(run: Run) -> str:
-    """Return network and data set as text.
-
-    Example:
-        >>> network_and_data(Run("sgd", model="resnet18", data="cifar10"))
-        'ResNet-18 on CIFAR-10'
-    """
+    """Return network and data set as text."""
     return f"{model_entry(run.model).title} on {dataset_entry(run.data).title}"
 
 

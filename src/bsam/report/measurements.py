@@ -166,7 +166,8 @@ def _draw(
         yield folder / file
     for title, entry in pairs:
         if "probe" in entry:
-            path = folder / f"probe_{re.sub(r'[^\w.-]+', '_', title)[-50:]}.png"  # the title may be a path
+            name = re.sub(r"[^\w.-]+", "_", title)[-50:]  # the title may be a path
+            path = folder / f"probe_{name}.png"
             plot_probe(entry["probe"], path)
             yield path
 

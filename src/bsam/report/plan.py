@@ -40,16 +40,6 @@ def name_of(run: Run, method: str | None = None) -> str:
     Args:
         run: the run.
         method: the title of its method; None takes that of the tables.
-
-    Example:
-        >>> name_of(
-        ...     Run(
-        ...         "bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2
-        ...     )
-        ... )
-        'ResNet-18, CIFAR-10, BSAM (Algorithm 1), rho_min 0.1, 20% noise, seed 0'
-        >>> name_of(Run("sgd", model="resnet18", data="cifar10", weight_bits=4))
-        'ResNet-18, CIFAR-10, SGD, 4 bits, seed 0'
     """
     is_tuning = run.eval_split != "test"
     shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
@@ -82,14 +72,7 @@ def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
 
 
 def totals(states: Sequence[RunState]) -> str:
-    """Return the plan in a sentence.
-
-    Example:
-        >>> from pathlib import Path
-        >>> started = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 2.0},))
-        >>> totals([started, RunState(Run("sgd", epochs=3), Path("b"))])
-        '2 runs: 0 ended, 1 started, 1 not started. Time left: about 10 s.'
-    """
+    """Return the plan in a sentence."""
     ended = sum(state.ended for state in states)
     started = sum(bool(state.epochs) and not state.ended for state in states)
     counts = f"{len(states)} runs: {ended} ended, {started} started, {len(states) - ended - started} not started."
@@ -97,12 +80,7 @@ def totals(states: Sequence[RunState]) -> str:
 
 
 def counts(found: Progress) -> str:
-    """Return in words how many runs are running, failed and waiting, and the time that is left.
-
-    Example:
-        >>> counts(Progress(12, 5, 2, 1, (400.0, 0)))
-        '2 running, 1 failed, 4 waiting, left: about 7 min'
-    """
+    """Return in words how many runs are running, failed and waiting, and the time that is left."""
     waiting = max(0, found.total - found.done - found.running - found.failed)
     return f"{found.running} running, {found.failed} failed, {waiting} waiting, left: {time_left(found.left)}"
 

@@ -32,14 +32,7 @@ class SeedStatistics:
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
-    """Return mean and standard deviation.
-
-    Example:
-        >>> seed_statistics([1.0, 3.0])
-        SeedStatistics(mean=2.0, std=1.4142135623730951, n=2)
-        >>> seed_statistics([1.0])
-        SeedStatistics(mean=1.0, std=None, n=1)
-    """
+    """Return mean and standard deviation."""
     return SeedStatistics(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 

@@ -21,41 +21,19 @@ PAPER_ROW = ", paper"  # ends the label of a row with published numbers
 
 
 def score_title(run: Run) -> str:
-    """Return what the numbers of a table are.
-
-    Example:
-        >>> score_title(Run("sgd"))
-        'test accuracy in %'
-    """
+    """Return what the numbers of a table are."""
     return f"{run.eval_split} {TASKS[run.task].measure.title}"
 
 
 def ours_text(summary: CellSummary) -> str:
-    """Return our number as text.
-
-    Example:
-        >>> from bsam.report.summaries import SeedStatistics
-        >>> cell = TableCell("", "", "")
-        >>> ours_text(CellSummary(cell, SeedStatistics(96.8, 0.1, 3), 1, 0, None))
-        '96.80 ± 0.10 (3), 1 diverged'
-        >>> ours_text(CellSummary(cell, None, 2, 0, None))
-        'diverged'
-    """
+    """Return our number as text."""
     if summary.ours is None:
         return "diverged" if summary.diverged else "-"
     return f"{summary.ours}" + (f", {summary.diverged} diverged" if summary.diverged else "")
 
 
 def paper_text(number: Published | None, notes: Sequence[str], decimals: int = DEFAULT_DECIMALS) -> str:
-    """Return the paper's number as text, with the mark of its note.
-
-    Example:
-        >>> (
-        ...     paper_text(Published(97.82, 0.07, "after 300 epochs"), ["after 300 epochs"]),
-        ...     paper_text(None, []),
-        ... )
-        ('97.82 ± 0.07ᵃ', '-')
-    """
+    """Return the paper's number as text, with the mark of its note."""
     if number is None:
         return "-"
     numbers = " ± ".join(f"{value:.{decimals}f}" for value in (number.mean, number.std) if value is not None)
