@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-import shutil
 import sys
 from dataclasses import asdict
 
@@ -170,24 +169,6 @@ def test_interrupted_it_keeps_finished_models_and_goes_on_with_the_next(files, t
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_second_process_on_the_folder_is_refused_and_loses_nothing(files, tmp_path, monkeypatch):
-    """Each wrote the file with what it knew, and the models of the other were gone."""
-    out, genuine = tmp_path / "out", measurements.measure
-
-    def disturbed(*arguments):
-        monkeypatch.setattr(measurements, "measure", genuine)
-        with pytest.raises(bsam.BsamError, match=f"{out}: another process is measuring there. Wait for it, or choose"):
-            report(files[1:2], out)
-        return genuine(*arguments)
-
-    monkeypatch.setattr(measurements, "measure", disturbed)
-    report(files[:1], out)
-    report(files[1:2], out)
-    models = json.loads((out / "flatness.json").read_text())["models"]
-    assert [entry["file"] for entry in models] == list(map(str, files[:2]))
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_file_is_measured_again_when_its_loss_changed(files, tmp_path, monkeypatch, capsys):
     def measured(scale):
         x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
@@ -338,12 +319,3 @@ def test_what_the_probe_of_a_run_saw_is_noted_and_drawn(runs, tmp_path, monkeypa
 
     report_runs([runs / "probed"], tmp_path / "out")  # known already: from the numbers that were kept
     assert drawn == [expected] * 2
-
-
-def test_a_damaged_probe_is_named_before_anything_is_measured(runs, tmp_path, monkeypatch):
-    broken = tmp_path / "broken"
-    shutil.copytree(runs / "probed", broken)
-    monkeypatch.setattr(measurements, "measure", lambda *arguments: pytest.fail("measured"))
-    (broken / "probe.jsonl").write_text("{")
-    with pytest.raises(bsam.BsamError, match=r"probe\.jsonl cannot be read .*remove it and model\.safetensors"):
-        report_runs([broken], tmp_path / "out")

@@ -12,10 +12,6 @@ def reading(step, sharpness=0.1, cosine=0.5):
     return Reading(step, 1.0, 2 * sharpness, sharpness, 3 * sharpness, 1.0, 1.5, 0.5, cosine, 0.1, 0.05, 0)
 
 
-def test_on_a_full_disk_the_old_figure_stays(on_a_full_disk):
-    on_a_full_disk(lambda path: plot_probe(probe_info([reading(0), reading(10)]), path), "probe.png")
-
-
 def test_a_probe_is_columns_and_curves(tmp_path, drawn):
     columns = probe_info([reading(0, 1.0, 0.9), reading(10, 0.1, 0.4), reading(20, -0.001, 0.7)])
     assert columns["step"] == [0, 10, 20]

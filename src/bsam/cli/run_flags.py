@@ -24,7 +24,6 @@ from ..training.run_dir import CONFIG, RunDir
 RANDOM = "random"  # as --weights: no pretrained ones
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded image files (default: .bsam-cache beside them)"
-_OLD_FLAGS = {"eval_split": ["--held-out"]}  # names of earlier versions, which still work
 
 
 def add_run_flags(command: argparse.ArgumentParser) -> None:
@@ -52,7 +51,7 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             default = "that of the data"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         command.add_argument(
-            *[f"--{field.name.replace('_', '-')}", *_OLD_FLAGS.get(field.name, [])],
+            f"--{field.name.replace('_', '-')}",
             required=field.default is MISSING,
             default=argparse.SUPPRESS,
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),

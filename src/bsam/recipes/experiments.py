@@ -165,10 +165,6 @@ class Recipe:
     method_title: Callable[[Run], str] = lambda run: variant_of(run).title
     remark: str = ""
 
-    def __post_init__(self) -> None:
-        if self.measures and self.details:
-            raise BsamValueError(f"the recipe {self.name} has measures: leave details out")
-
     def cells(self, run: Run) -> dict[TableCell, Measure]:
         """Return the positions of a run's numbers in the table, and what is shown there."""
         cell = self.cell(run)

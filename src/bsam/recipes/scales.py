@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ..common.errors import BsamValueError
@@ -73,50 +72,46 @@ SMALL = {
     "mobilenet_v1": "mobilenet_v1_small",
 }
 
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {
-        scale.name: scale
-        for scale in (
-            Scale(
-                "smoke",
-                "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
-                tuple(NETWORKS),
-                ("digits",),
-                settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
-                stand_ins=SMALL,
-                threads=1,  # with two, the second would mostly wait
-            ),
-            Scale(
-                "short",
-                "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour of a large GPU",
-                ("resnet18",),
-                CIFAR,
-                probe=20,
-                settings={**FAST, "epochs": 24},
-            ),
-            Scale(
-                "paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST
-            ),
-            Scale(
-                "demo",
-                "a small network on digits, 22 epochs: the demo's only scale",
-                ("digits_net",),
-                ("digits",),
-                settings={
-                    "lr": 0.04,
-                    "warmup": 3,
-                    "weight_decay": 5e-4,
-                    "epochs": 22,
-                    "batch": 64,
-                    "label_smoothing": 0.0,
-                    "label_noise": 0.4,
-                },
-                threads=1,
-                workers=2,
-            ),
-        )
-    }
-)
+SCALES: Mapping[str, Scale] = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            "smoke",
+            "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
+            tuple(NETWORKS),
+            ("digits",),
+            settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
+            stand_ins=SMALL,
+            threads=1,  # with two, the second would mostly wait
+        ),
+        Scale(
+            "short",
+            "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour of a large GPU",
+            ("resnet18",),
+            CIFAR,
+            probe=20,
+            settings={**FAST, "epochs": 24},
+        ),
+        Scale("paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+        Scale(
+            "demo",
+            "a small network on digits, 22 epochs: the demo's only scale",
+            ("digits_net",),
+            ("digits",),
+            settings={
+                "lr": 0.04,
+                "warmup": 3,
+                "weight_decay": 5e-4,
+                "epochs": 22,
+                "batch": 64,
+                "label_smoothing": 0.0,
+                "label_noise": 0.4,
+            },
+            threads=1,
+            workers=2,
+        ),
+    )
+}
 
 
 def scale_of(name: str | Scale) -> Scale:

@@ -62,3 +62,9 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
         {"arguments": {**run.arguments, **{name: factor * value for name, value in values.items() if value}}}
         for factor in TUNING_FACTORS
     ]
+
+
+def differing(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the settings, and arguments of the method, in which candidates differ."""
+    tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
+    return {name for each in tried for name in each if each[name] != tried[0][name]} - {"arguments"}

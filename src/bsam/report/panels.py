@@ -8,6 +8,7 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -110,7 +111,9 @@ def save(drawn: Any, path: str | Path) -> None:
 def encoded(drawn: Any, format: str | None) -> bytes:
     """Return the content of a file with the figure."""
     buffer = io.BytesIO()
-    drawn.savefig(buffer, format=format, dpi=DPI)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
+        drawn.savefig(buffer, format=format, dpi=DPI)
     return buffer.getvalue()
 
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..common.progress import ProgressLine, duration
-from ..data import dataset_entry
-from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..running.eta import EtaEstimator
 from ..running.runner import Callbacks, Progress
 from ..training.config import Run
 from ..training.run_dir import LOG, RunState
+from .epochs import titles_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +45,7 @@ def name_of(run: Run, method: str | None = None) -> str:
     own = [f"{name} {run.arguments[name]}" for name in shown]
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    titles = [model_entry(run.model).title, dataset_entry(run.data).title, method or variant_of(run).title]
+    titles = [*titles_of(run), method or variant_of(run).title]
     own += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
     return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
 

@@ -37,11 +37,7 @@ def paper_text(number: Published | None, notes: Sequence[str], decimals: int = D
     if number is None:
         return "-"
     numbers = " ± ".join(f"{value:.{decimals}f}" for value in (number.mean, number.std) if value is not None)
-    return numbers + (_mark(notes.index(number.note)) if number.note else "")
-
-
-def _mark(index: int) -> str:
-    return FOOTNOTE_MARKS[index] if index < len(FOOTNOTE_MARKS) else f"[{index + 1}]"
+    return numbers + (FOOTNOTE_MARKS[notes.index(number.note)] if number.note else "")
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,8 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run, missing:
         after = f", after {theirs} epochs" if theirs else "; the paper does not say after how many epochs"
         repeated = "" if recipe.measures else "; its number is repeated for our three variants"
         lines.append(f"paper: as published{after}. The paper reports one BSAM{repeated}.")
-    lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
+    notes = notes_info(shown_summaries(summaries))
+    lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, notes, strict=False)]
     rows = {each.cell.row for each in shown_summaries(summaries)}
     lines += [note for title, note in MATCHED_NOTES.items() if title in rows]
     lines += recipe.notes(run)
