@@ -24,14 +24,6 @@ LONG = ("train", "--method", "sam", "--epochs", "30", "--batch", "64", "--device
 LONG += ("--limit-train", "192")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _without_pictures():
-    """Of the classes, which take a second to draw; tests/report/test_classes.py has them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bsam.cli.train.class_report", lambda run, predictions: {})
-        yield
-
-
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

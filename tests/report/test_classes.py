@@ -88,6 +88,7 @@ def test_each_mistake_says_what_was_found_and_what_is_true():
     ]
 
 
+@pytest.mark.usefixtures("coarse")
 def test_files_without_mistakes_without_matplotlib_and_of_other_tasks(monkeypatch):
     assert set(class_report(RUN, KEPT)) == {"classes.md", "confusion.png", "mistakes.png"}
     assert set(class_report(RUN, {**KEPT, "pixels": KEPT["pixels"][:0]})) == {"classes.md", "confusion.png"}
@@ -99,7 +100,20 @@ def test_files_without_mistakes_without_matplotlib_and_of_other_tasks(monkeypatc
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
-    flags = ("--epochs", "1", "--batch", "64", "--limit-test", "100", "--device", "cpu", "--set", "rho=0.1")
+    flags = (
+        "--epochs",
+        "1",
+        "--batch",
+        "64",
+        "--limit-train",
+        "128",
+        "--limit-test",
+        "100",
+        "--device",
+        "cpu",
+        "--set",
+        "rho=0.1",
+    )
     assert cli.main(["train", "--method", "sam", *flags, "--out", str(folder)]) == 0
     return folder
 

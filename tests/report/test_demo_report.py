@@ -152,12 +152,14 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     assert min(ax.xaxis.label.get_window_extent().y0 for ax in surfaces) >= 0
 
 
+@pytest.mark.usefixtures("coarse")
 def test_without_a_finished_run_of_the_first_seed_there_are_no_surfaces(out, tmp_path, drawn):
     recipe, states = out("demo")
     draw_demo(recipe, [replace(state, finished=state.run.seed == 1) for state in states], tmp_path / "demo.png")
     assert len(drawn[0].axes) == 3
 
 
+@pytest.mark.usefixtures("coarse")
 def test_all_methods_fit_into_one_picture(finished_run, tmp_path, drawn):
     recipe = demo_recipe(variants())
     draw_demo(recipe, [finished_run(run, tmp_path) for run in recipe.runs(seeds=2)], tmp_path / "demo.png")

@@ -71,13 +71,13 @@ def label_noise(scale: Scale | str) -> list[Run]:
 def training_curves(scale: Scale | str) -> list[Run]:
     """Return the runs whose loss and accuracy are drawn over the epochs."""
     scale = scale_of(scale)
-    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in CURVES]
+    return [scale.run(variants()[name], "wide_resnet28_10", scale.data[-1]) for name in CURVES]
 
 
 def sharpness_curves(scale: Scale | str) -> list[Run]:
     """Return runs with a probe, which records MaxS, MinS and BilS over the steps."""
     scale = scale_of(scale)
-    return [scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
+    return [scale.run(variants()[name], MAIN, scale.data[-1], probe=scale.probe) for name in ("sam", *BSAMS)]
 
 
 def gradient_conflict(scale: Scale | str) -> list[Run]:
@@ -85,7 +85,7 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
     scale = scale_of(scale)
     schedules = [{"rho_min": CONFLICT_TOP, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
     return [
-        scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe, arguments=schedule)
+        scale.run(variants()[name], MAIN, scale.data[-1], probe=scale.probe, arguments=schedule)
         for schedule in schedules
         for name in BSAMS
     ]

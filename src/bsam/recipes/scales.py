@@ -25,7 +25,7 @@ class Scale:
         name: its name on the command line.
         about: a description in one sentence.
         networks: of the classification table.
-        data: names of data sets.
+        data: names of data sets; the last one is that of the figures.
         probe: steps between two readings, where a recipe uses a probe.
         settings: of every run.
         stand_ins: small networks in place of the paper's.
@@ -57,10 +57,6 @@ class Scale:
         return Run(
             variant.method, own, model=model, data=data, **{**NETWORKS.get(network, {}), **self.settings, **more}
         )
-
-    def largest(self) -> str:
-        """Return the data set of the figures: CIFAR-100 where there is one."""
-        return self.data[-1]
 
 
 FAST = {"precision": "bf16", "compile": True}  # the paper does not say its precision
