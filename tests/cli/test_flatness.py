@@ -187,19 +187,6 @@ def test_a_run_in_a_directory_that_a_recipe_named_is_titled_by_method_and_seed(r
     assert find_models([named, runs / "noisy.0"]).titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
 
 
-def test_flatness_takes_a_thousand_samples_or_all(runs, tmp_path, monkeypatch):
-    class Stop(Exception):
-        """Raised instead of measuring so many."""
-
-    def measure(model, loss_fn, data, *rest):
-        raise Stop(sum(len(y) for _, y in data))
-
-    monkeypatch.setattr(measurements, "measure", measure)
-    with pytest.raises(Stop, match=r"^640$"):
-        cli.main(["flatness", str(runs / "clean"), "--out", str(tmp_path / "out"), *CHEAP])
-    assert find_models([runs / "clean"]).settings["images"] == 1000
-
-
 def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "begun"):

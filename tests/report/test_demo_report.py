@@ -112,15 +112,6 @@ def test_without_sgd_or_a_spread_nothing_is_compared():
     assert sentences(unfinished, row("SAM", 90.0, 1.0))[0] == "Without SGD there is nothing to compare with."
 
 
-def test_the_limits_of_the_demo_are_always_said():
-    for rows in ((SGD, row("SAM", 90.0, 1.0)), ()):
-        text = " ".join(sentences(*rows)[-3:])
-        assert "640 training images of 8 x 8 pixels, 256 of them with a flipped label, and 757 test images" in text
-        assert "Nothing is chosen on the test set: what the column chosen shows is the best of 3 tries by" in text
-        assert "400 validation images, whose labels are clean" in text
-        assert "Results on CIFAR: see the folder results/" in text
-
-
 def colours(ax):
     return [line.get_color() for line in ax.lines if line.get_label()[:1] != "_"]
 
