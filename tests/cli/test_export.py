@@ -72,18 +72,6 @@ def test_a_safetensors_file_on_some_images(run, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_safetensors_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch, capsys):
-    def changed(path, model):
-        network = load_quantized(path, model)
-        network.linear.weight.neg_()
-        return network
-
-    monkeypatch.setattr("bsam.inference.export.load_quantized", changed)
-    assert export(run, "--out", tmp_path / "net.safetensors", "--images", 50) == 0
-    _, _, _, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
-    assert float(equal) < 50
-
-
 def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch, capsys):
     class Zero(torch.nn.Module):
         def __init__(self, path):
@@ -100,15 +88,6 @@ def test_a_file_that_computes_something_else_is_seen(run, tmp_path, monkeypatch,
     assert float(file) == 10
     assert float(equal) < 50
     assert float(network) > 11
-
-
-def test_folders_of_the_data_reach_the_task(run, tmp_path, monkeypatch, refused):
-    def task(run, device, data_dir, *, cache_dir):
-        raise cli.BsamError(f"{device.type} {data_dir} {cache_dir}")
-
-    monkeypatch.setattr("bsam.inference.export.Classification", task)
-    flags = ("--out", tmp_path / "net.onnx", "--data-dir", "here", "--cache-dir", "there")
-    assert "cpu here there" in refused("export", run, *flags, "--device", "cpu")
 
 
 def test_errors_leave_nothing_behind(run, tmp_path, monkeypatch, refused):

@@ -150,7 +150,6 @@ def test_settings_that_cannot_be_trained_with_are_refused_before_a_run_begins(im
         (): "images does not say which network to train: name one with --model, as timm:resnet50, or",
         ("--weights", "pretrained"): "images does not say which network to train",
         ("--weights", tmp_path / "resnet8.pt"): "resnet8.pt does not say which network to train",
-        ("--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
         (*RESNET, "--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
         (*RESNET, "--weights", tmp_path / "resnet8.pt"): "resnet8.pt does not fit timm:test_resnet, nothing was loaded",
         (*ours, "--weights", weights): "holds weights of timm:test_resnet, not of resnet8: use --model",

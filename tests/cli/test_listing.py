@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from bsam import cli
 from bsam.models import MODELS
 
@@ -21,11 +19,3 @@ def test_lists(capsys, refused):
     assert "fashion_mnist" in found["data"]
     assert "label-noise" in found["recipes"]
     assert "there is no list of 'papers': choose from methods, models, data, recipes" in refused("list", "papers")
-
-
-@pytest.mark.parametrize("width", [60, 80, 130])
-def test_lists_are_as_wide_as_the_terminal(width, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert cli.main(["list"]) == 0
-    longest = max(map(len, capsys.readouterr().out.splitlines()))
-    assert width - 10 < longest <= width

@@ -105,16 +105,6 @@ def test_a_box_and_the_flip_test(run, images, capsys):
     assert found[0] != found[1] != found[2]
 
 
-def test_pictures_are_written_before_anything_is_printed(run, images, monkeypatch, tmp_path):
-    monkeypatch.setattr("builtins.print", lambda *_, **__: pytest.fail("printed too early") if missing() else None)
-
-    def missing():
-        return [path for path in ("grid.png", "drawn/b.png") if not (tmp_path / path).is_file()]
-
-    assert predict(run, images[2], "--out", "drawn", "--grid", "grid.png") == 0
-    assert missing() == []
-
-
 def test_what_cannot_be_done_is_said_before_anything_is_written(run, images, refused, tmp_path):
     (tmp_path / "notes.txt").write_text("no image")
     shutil.copytree(run, "unfinished")

@@ -63,7 +63,6 @@ def test_every_setting_of_a_run_is_a_flag(field):
 
 def test_a_flag_may_be_taken_back_and_a_default_is_the_runs():
     assert run_from("--method", "sgd") == Run("sgd")
-    assert run_from("--method", "sgd", "--held-out", "validation") == Run("sgd", eval_split="validation")
     assert not run_from("--method", "sgd", "--compile", "--no-compile").compile
     assert run_from("--method", "sgd", "--capture").capture
 
@@ -195,11 +194,4 @@ def test_help_explains_every_flag(capsys):
         if field.name != "arguments":
             assert f"--{field.name.replace('_', '-')}" in shown
             assert "".join(field.metadata["help"].split()) in shown
-    words = (
-        "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose)",
-        "(default:128;64forpose)",
-        "resnet18forcifar10",
-    )
-    words += ("(default:sgd;adamforpose)", "simcc_resnet50forlspet", "(default:thatofthedata)", "(default:2.0)")
-    words += ("runs/MODEL-DATA-METHOD-ARGUMENTS", "`bsamlistmodels`", "thatof--init,orof--weights,ifitsfilesays")
-    assert all(word in shown for word in words)
+    assert "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose)" in shown

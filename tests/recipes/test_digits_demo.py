@@ -133,10 +133,3 @@ def test_a_candidate_that_diverged_is_not_chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "fit", fit)
     run_all(trials, tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path)[0].arguments == {"rho": 0.2}
-
-
-@pytest.mark.parametrize("wrong", [{"seed": -1}, {"seeds": 0}, {"seeds": 10**6}])
-def test_what_cannot_be_is_refused(wrong):
-    names = {"seed": "first_seed", "seeds": "seeds"}
-    with pytest.raises(bsam.BsamError, match=next(iter(wrong))):
-        demo_recipe().runs(**{names[name]: value for name, value in wrong.items()})

@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
-from bsam.recipes.measure import STAGES, FlatnessSettings, loss_and_samples, measure
+from bsam.recipes.measure import STAGES, FlatnessSettings, loss_of, measure
 
 ITS = FlatnessSettings(
     k=3,
@@ -44,7 +44,7 @@ def test_every_instrument_gets_every_setting_and_the_loss_alone_is_the_same(its,
     assert tuple(found.seconds) == STAGES
     assert min(found.seconds.values()) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, problem.model.state_dict().values(), strict=True))
-    assert loss_and_samples(problem.model, F.cross_entropy, data, its) == (found.landscape.loss[2, 2], found.samples)
+    assert loss_of(problem.model, F.cross_entropy, data, its) == found.landscape.loss[2, 2]
 
 
 def test_progress_names_the_stage_and_ends_at_the_end(problem, data):
@@ -62,34 +62,23 @@ def test_progress_names_the_stage_and_ends_at_the_end(problem, data):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(
-            ("k", 0),
-            ("which", "smallest"),
-            ("tol", -1.0),
-            ("trace_samples", 1),
-            ("density_steps", 0),
-            ("density_probes", 0),
-            ("span", 0.0),
-            ("points", 4),
-        ),
-        *(("rho", -0.1), ("mode", "test"), ("micro_batch", 0), ("max_bytes", -1), ("seed", -1)),
+        ("k", 0),
+        ("which", "smallest"),
+        ("tol", -1.0),
+        ("trace_samples", 1),
+        ("density_steps", 0),
+        ("density_probes", 0),
+        ("span", 0.0),
+        ("points", 4),
+        ("points", 10**30 + 1),
+        ("rho", -0.1),
+        ("mode", "test"),
+        ("micro_batch", 0),
+        ("max_bytes", -1),
+        ("seed", -1),
+        ("seed", 10**30),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_is_measured(name, value):
     with pytest.raises(bsam.BsamError, match=name):
         FlatnessSettings(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["seed", "points"])
-def test_a_setting_that_is_far_too_large_is_refused(name):
-    with pytest.raises(bsam.BsamError, match=f"{name} must be a whole number between"):
-        FlatnessSettings(**{name: 10**30 + 1})
-
-
-def test_every_setting_has_been_tried_wrong():
-    (mark,) = (
-        mark
-        for mark in test_a_wrong_setting_is_refused_before_anything_is_measured.pytestmark
-        if mark.name == "parametrize"
-    )
-    assert {name for name, _ in mark.args[1]} == {field.name for field in fields(FlatnessSettings)}

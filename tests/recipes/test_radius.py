@@ -80,9 +80,9 @@ def test_differences_are_paired_over_the_seeds_that_both_have():
 
 def test_the_lines_of_the_figure():
     scores = {("sgd", 0.0, 0): 66.0, ("sam", 0.2, 0): 90.0, ("sam", 0.05, 0): 80.0, ("sam", 0.05, 1): 84.0}
-    sgd, sam = radius_lines_info(list(states(scores)))
-    assert (sgd.title, sgd.totals, sam.totals) == ("SGD", (0.0,), (0.05, 0.2))
-    accuracy, memorised, eigenvalue = sam.metrics
+    lines = radius_lines_info(list(states(scores)))
+    assert {title: list(line) for title, line in lines.items()} == {"SGD": [0.0], "SAM": [0.05, 0.2]}
+    accuracy, memorised, eigenvalue = zip(*lines["SAM"].values(), strict=True)
     assert [(point.mean, point.n) for point in accuracy] == [(pytest.approx(82.0), 2), (pytest.approx(90.0), 1)]
     assert [point.mean for point in memorised] == pytest.approx([10.0, 10.0])
     assert eigenvalue == (None, None)  # there is no file

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
-from bsam.recipes.measure import FlatnessSettings, loss_and_samples
+from bsam.recipes.measure import FlatnessSettings, loss_of
 from bsam.recipes.subjects import find_loader, load
 
 
@@ -31,40 +31,29 @@ def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
     assert find_loader("my_package_1.inner:load")("x") == ("inner", "x")
 
 
-def test_what_is_wrong_with_a_loader_is_named(folder):
-    (folder / "my_loader_2.py").write_text("value = 3\n")
-    (folder / "my_loader_3.py").write_text("import not_there_at_all\n")
-    for name in ("no_colon", ":f", "m:", ".m:f", "..:f"):
-        with pytest.raises(bsam.BsamError, match=f"module:function, got '{name}'"):
-            find_loader(name)
-    with pytest.raises(bsam.BsamError, match=r"no module 'nowhere'.*nor in"):
-        find_loader("nowhere:load")
-    with pytest.raises(bsam.BsamError, match=r"no module 'bsam\.nowhere'"):
-        find_loader("bsam.nowhere:load")
-    with pytest.raises(bsam.BsamError, match="'my_loader_2' has no function 'load'"):
-        find_loader("my_loader_2:load")
-    with pytest.raises(bsam.BsamError, match="no function 'value'"):
-        find_loader("my_loader_2:value")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):  # the loader's own trouble, with its traceback
-        find_loader("my_loader_3:load")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, f"module:function, got '{name}'") for name in ("no_colon", ":f", "m:", ".m:f")),
+        ("nowhere:load", "'nowhere' cannot be imported, neither .* nor from .*: No module named 'nowhere'"),
+        ("imports:load", "No module named 'not_there_at_all'"),
+        ("mine:load", "'mine' has no function 'load'"),
+        ("mine:value", "no function 'value'"),
+    ],
+)
+def test_what_is_wrong_with_a_loader_is_named(name, words, folder):
+    (folder / "mine.py").write_text("value = 3\n")
+    (folder / "imports.py").write_text("import not_there_at_all\n")
+    with pytest.raises(bsam.BsamError, match=words):
+        find_loader(name)
 
 
 MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
 
 
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (None, "NoneType"),
-        ((MODEL, F.mse_loss), "2 values"),
-        ((MODEL.state_dict(), F.mse_loss, BATCHES), "model as OrderedDict"),
-        ((MODEL, "mse", BATCHES), "loss_fn as str"),
-        ((MODEL, F.mse_loss, 3), "data as int"),
-        ((MODEL, F.mse_loss, iter(BATCHES)), "data as list_iterator"),
-    ],
-)
-def test_what_is_wrong_with_what_a_loader_returns_is_named(returned, words):
-    with pytest.raises(bsam.BsamError, match=rf"(?s)some\.pt.*{words}|{words}.*some\.pt"):
+@pytest.mark.parametrize("returned", [None, (MODEL, F.mse_loss), (MODEL.state_dict(), F.mse_loss, BATCHES)])
+def test_what_is_wrong_with_what_a_loader_returns_is_named(returned):
+    with pytest.raises(bsam.BsamError, match=f"some.pt it returned {type(returned).__name__}"):
         load(lambda path: returned, Path("some.pt"), torch.device("cpu"))
 
 
@@ -103,4 +92,4 @@ def test_batches_of_a_loader_that_are_not_pairs_are_refused_where_they_are_measu
         lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu")
     )
     with pytest.raises(bsam.BsamError, match=r"must be a pair.*tuple of 3"):
-        loss_and_samples(model, loss_fn, data, FlatnessSettings())
+        loss_of(model, loss_fn, data, FlatnessSettings())

@@ -1,7 +1,6 @@
 """What the tests of reports share: finished runs without training, and figures as matplotlib holds them."""
 
 import json
-import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 from safetensors.torch import save
 
-import bsam
 from bsam.flatness.probe import Reading
 from bsam.recipes import RECIPES
 from bsam.recipes.states import state_of
@@ -19,7 +17,6 @@ from bsam.report import demo_report, figures, panels, probes, spectra
 from bsam.training.run_dir import RunState, run_dir_name
 from pose_runs import write_predictions
 
-OLD = b"as it was"
 SCORES = {
     "classification": ["accuracy"],
     "pose": ["pck_head", "pck_shoulder", "pck_elbow", "pck_wrist", "pck_hip", "pck_knee", "pck_ankle", "pck"],
@@ -135,26 +132,3 @@ def coarse(monkeypatch):
     """Figures of few pixels, and without a layout, for tests that do not look at them."""
     monkeypatch.setattr(panels, "DPI", 20)
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
-
-
-@pytest.fixture
-def on_a_full_disk(tmp_path):
-    """Draw where no file gets longer than a kilobyte: the message says so, the old file is as it was, and nothing lies
-    beside it.
-    """
-
-    def check(draw, name):
-        path = tmp_path / "full" / name
-        path.parent.mkdir()
-        path.write_bytes(OLD)
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-        words = rf"{name} could not be written \(File too large\); what was there before is kept"
-        try:
-            with pytest.raises(bsam.BsamError, match=words):
-                draw(path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert {file: file.read_bytes() for file in path.parent.iterdir()} == {path: OLD}
-
-    return check

@@ -112,15 +112,6 @@ def test_without_sgd_or_a_spread_nothing_is_compared():
     assert sentences(unfinished, row("SAM", 90.0, 1.0))[0] == "Without SGD there is nothing to compare with."
 
 
-def test_the_limits_of_the_demo_are_always_said():
-    for rows in ((SGD, row("SAM", 90.0, 1.0)), ()):
-        text = " ".join(sentences(*rows)[-3:])
-        assert "640 training images of 8 x 8 pixels, 256 of them with a flipped label, and 757 test images" in text
-        assert "Nothing is chosen on the test set: what the column chosen shows is the best of 3 tries by" in text
-        assert "400 validation images, whose labels are clean" in text
-        assert "Results on CIFAR: see the folder results/" in text
-
-
 def colours(ax):
     return [line.get_color() for line in ax.lines if line.get_label()[:1] != "_"]
 
@@ -152,12 +143,14 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     assert min(ax.xaxis.label.get_window_extent().y0 for ax in surfaces) >= 0
 
 
+@pytest.mark.usefixtures("coarse")
 def test_without_a_finished_run_of_the_first_seed_there_are_no_surfaces(out, tmp_path, drawn):
     recipe, states = out("demo")
     draw_demo(recipe, [replace(state, finished=state.run.seed == 1) for state in states], tmp_path / "demo.png")
     assert len(drawn[0].axes) == 3
 
 
+@pytest.mark.usefixtures("coarse")
 def test_all_methods_fit_into_one_picture(finished_run, tmp_path, drawn):
     recipe = demo_recipe(variants())
     draw_demo(recipe, [finished_run(run, tmp_path) for run in recipe.runs(seeds=2)], tmp_path / "demo.png")

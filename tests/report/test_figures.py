@@ -37,11 +37,10 @@ def test_the_legend_names_the_lines_of_every_panel_once(finished_run, tmp_path, 
     assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [6, 10]
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_no_line_hides_another_that_is_equal(log, tmp_path, drawn):
+def test_no_line_hides_another_that_is_equal(tmp_path, drawn):
     point, methods = SeedStatistics(90.0, None, 1), list(variants())[:7]
     lines = [AccuracyLine("data", name, name, (0.1, 0.2, 0.8), (point,) * 3, (None,) * 3) for name in methods]
-    plot_accuracy_lines(lines, "x", tmp_path / "lines.png", log)
+    plot_accuracy_lines(lines, "x", tmp_path / "lines.png", log=True)
     drawn[0].set_dpi(150)  # as in the file
     (ax,), canvas = drawn[0].axes, FigureCanvasAgg(drawn[0])
     canvas.draw()

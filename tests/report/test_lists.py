@@ -3,12 +3,11 @@ import re
 import pytest
 
 from bsam.methods import METHODS
-from bsam.report import lists
 from bsam.report.lists import LISTS, list_table, methods_info
 
 
 @pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("width", [100, 120, 160, 400])
+@pytest.mark.parametrize("width", [100, 120, 400])
 def test_a_list_fits_and_loses_no_word(name, width):
     lines = list_table(name, width).splitlines()
     assert max(map(len, lines)) <= min(width, 160)
@@ -26,7 +25,7 @@ def test_a_list_fits_and_loses_no_word(name, width):
 
 
 @pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("width", [42, 60, 80])
+@pytest.mark.parametrize("width", [42, 80])
 def test_in_a_narrow_terminal_a_list_fits_and_loses_no_word(name, width):
     text = list_table(name, width)
     assert max(map(len, text.splitlines())) <= width
@@ -47,8 +46,3 @@ def test_figures_that_are_drawn_need_no_files():
     assert rows["lspet"][3::3] == ("files", "--data-dir FOLDER")
     assert [rows[name][2] for name in ("digits", "lspet", "mpii")] == ["10", "14 joints", "16 joints"]
     assert rows["digits"][6] == "scikit-learn"
-
-
-def test_the_column_is_narrowed_that_costs_the_fewest_lines():
-    rows = [("aa aa aa aa", "bbbb bbbb bbbb"), *[("aa", "bbbb bbbb bbbb")] * 5]
-    assert lists._widths(rows, 22) == [8, 14]  # not the widest one, which would wrap in all rows

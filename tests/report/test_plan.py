@@ -1,12 +1,8 @@
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-import bsam
-from bsam.common.extras import require_package
 from bsam.recipes import RECIPES
 from bsam.report.plan import name_of, plan_info, plan_table, show_runs, totals
 from bsam.running.runner import Progress
@@ -15,25 +11,7 @@ from bsam.training.run_dir import RunState
 CURVES = RECIPES["training-curves"]
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("matplotlib", "plot"), ("plotly", "plot"), ("rich", "demo"), ("sklearn", "demo")]
-)
-def test_a_missing_package_is_refused_with_the_mend(monkeypatch, module, extra):
-    require_package(module, extra)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(bsam.BsamError, match=rf"{module}.*pip install -c constraints.txt '\.\[{extra}\]'"):
-        require_package(module, extra)
-
-
-def shown(*printed):
-    console = Console(width=200, no_color=True)
-    with console.capture() as capture:
-        for each in printed:
-            console.print(each)
-    return capture.get()
-
-
-def test_the_plan():
+def test_the_plan(shown):
     recipe = CURVES
     runs = [replace(run, epochs=3) for run in recipe.runs("smoke")]
     states = [

@@ -156,13 +156,6 @@ def test_the_place_of_a_joint_in_a_picture_is_exact(found, tmp_path):
         assert centre == pytest.approx(place, abs=0.05)
 
 
-def test_lines_are_not_moved_to_whole_pixels(found, tmp_path):
-    each = found("a.png", 90, 80, ((20.3, 10), (20.3, 60), (np.nan, 0)), (0, 0, 500, 500))
-    predictions.draw_joints(each, tmp_path / "drawn.png")
-    ink = np.abs(colours(tmp_path / "drawn.png") - (200, 201, 202)).max(axis=2)[30:40, :90].sum(axis=0)
-    assert ink @ np.arange(90) / ink.sum() == pytest.approx(20.3, abs=0.1)
-
-
 def test_pictures_have_names_of_their_own(tmp_path):
     images = [Path(name) for name in ("x/a.jpg", "y/a.png", "a-2.jpg", "z/a", "b.tar.gz")]
     names = ["a.png", "a-2.png", "a-2-2.png", "a-3.png", "b.tar.png"]

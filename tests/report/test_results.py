@@ -5,7 +5,7 @@ import pytest
 
 from bsam.recipes import RECIPES
 from bsam.recipes.states import state_of
-from bsam.report.results import FIGURES, origin_info, runs_info, write_results
+from bsam.report.results import origin_info, runs_info, write_results
 
 PNG = b"\x89PNG\r\n\x1a\n"
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -58,12 +58,6 @@ def test_figures_leave_out_what_is_not_finished(name, out, tmp_path):
     recipe, states = out(name)
     states[0] = replace(states[0], finished=False, diverged="the training loss is nan")
     assert len(write_results(tmp_path / name, recipe, recipe.scales[0], states)) == 2 + len(recipe.figures)
-
-
-@pytest.mark.parametrize("name", [name for name in FIGURES if name != "skeletons"])  # which has tests of its own
-def test_on_a_full_disk_the_old_figure_stays(name, out, on_a_full_disk):
-    recipe, states = out(next(recipe.name for recipe in RECIPES.values() if name in recipe.figures), seeds=1)
-    on_a_full_disk(lambda path: FIGURES[name](recipe, states, path), f"{name}.png")
 
 
 SPLIT = {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}

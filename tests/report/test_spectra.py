@@ -20,17 +20,6 @@ def density(top, sigma):
     return Density(grid, np.ones(50), nodes, weights, sigma, products=8)
 
 
-DRAWINGS = {
-    "spectrum.png": lambda path: plot_spectrum(spectrum_info({"a": eigenvalues(4.0)}), path),
-    "density.png": lambda path: plot_density(density_info({"a": density(2.0, 0.1)}), path),
-}
-
-
-@pytest.mark.parametrize("name", DRAWINGS)
-def test_on_a_full_disk_the_old_figure_stays(name, on_a_full_disk):
-    on_a_full_disk(DRAWINGS[name], name)
-
-
 def test_spectrum_numbers_are_those_of_the_paper():
     (info,) = spectrum_info(
         {"a": Eigenvalues(np.array([4.0, 2.0, 0.0]), np.array([1e-3, 0.0, 2e-3]), np.bool_(False), 12)}, "g"

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import pytest
 
-import bsam
 from bsam.recipes import RECIPES
 from bsam.report.results import cell_info
 from bsam.report.summaries import SeedStatistics, table_info
@@ -59,8 +58,3 @@ def test_a_group_that_a_test_set_does_not_have_is_empty(finished_run):
     cells = table_info(recipe, states)
     assert [each.ours is None for each in cells] == [column == "Head" for column in GROUPS] * 7
     assert {(each.diverged, each.missing) for each in cells} == {(0, 0)}
-
-
-def test_measures_leave_no_room_for_other_columns():
-    with pytest.raises(bsam.BsamError, match="the recipe pose has measures: leave details out"):
-        replace(RECIPES["pose"], details=("memorised",))

@@ -6,11 +6,10 @@ import pytest
 
 from bsam.recipes import RECIPES
 from bsam.recipes.digits_demo import demo_recipe
-from bsam.recipes.experiments import TableCell
 from bsam.recipes.paper import Published
 from bsam.recipes.variants import MATCHED, MATCHED_NOTES, variant_of, variants
 from bsam.report.results import text_below
-from bsam.report.summaries import CellSummary, SeedStatistics, table_info
+from bsam.report.summaries import SeedStatistics, table_info
 from bsam.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info
 from bsam.training.config import Run
 from bsam.training.run_dir import RunState
@@ -131,16 +130,6 @@ def test_details_are_means_over_the_seeds(methods, finished_run, shown):
     assert rows["BSAM (2 passes)"] == (*numbers, "rho_max 0.2, rho_min 0.2")
     assert (rows["SGD"][-1], rows["SGD, tuned weight decay"][-1]) == ("-", "weight decay 0.3")
     assert "…" not in shown(*rich_tables([section]), width=80)
-
-
-def test_footnotes_beyond_the_letters_are_numbered():
-    recipe, notes = RECIPES["classification"], [f"note {n}" for n in range(1, 11)]
-    papers = [Published(90.0, None, note) for note in (*notes, notes[8])]
-    cells = [CellSummary(TableCell("S", f"row {n}", "C"), None, 0, 1, paper) for n, paper in enumerate(papers)]
-    (section,) = sections_info(recipe, cells)
-    marks = ["ᵃ", "ᵇ", "ᶜ", "ᵈ", "ᵉ", "ᶠ", "ᵍ", "ʰ", "[9]", "[10]"]
-    assert [row[2] for row in section.rows] == [f"90.00{mark}" for mark in (*marks, "[9]")]
-    assert caption(recipe, cells, RUN)[2:12] == [f"{mark} {note}" for mark, note in zip(marks, notes, strict=True)]
 
 
 HEADER = ("method", "Head", "Shoulder", "Elbow", "Wrist", "Hip", "Knee", "Ankle", "Mean")

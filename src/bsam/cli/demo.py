@@ -37,20 +37,9 @@ def add(commands: Any) -> None:
     flag("--seeds", type=int, default=RECIPES["demo"].seeds, help="how many seeds", metavar="N")
     epochs = SCALES["demo"].settings["epochs"]
     flag("--epochs", type=int, default=epochs, help="epochs of every run", metavar="N")
-    unset = {
-        "scale": None,
-        "device": "cpu",
-        "data_dir": None,
-        "cache_dir": None,
-        "jobs": None,
-        "ray": None,
-        "gpus_per_run": None,
-        "download": False,
-        "dry_run": False,
-        "report": False,
-        "tune": False,
-    }
-    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **unset)
+    others = ("scale", "data_dir", "cache_dir", "jobs", "ray", "gpus_per_run", "download", "dry_run", "report", "tune")
+    unset = dict.fromkeys(others)  # the flags of `bsam run` that this command does not have
+    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, device="cpu", **unset)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -27,11 +27,7 @@ def download_to(name: str, folder: Path | None) -> None:
 
 
 def download_all(names: Iterable[str], folder: Path | None) -> None:
-    """Download several data sets into a folder, each once; those that come with a package need nothing.
-
-    Example:
-        >>> download_all(["digits", "digits"], None)
-    """
+    """Download several data sets into a folder, each once; those that come with a package need nothing."""
     for name in dict.fromkeys(names):
         if dataset_entry(name).sources:
             download_to(name, folder)

@@ -24,7 +24,6 @@ from ..training.run_dir import CONFIG, RunDir
 RANDOM = "random"  # as --weights: no pretrained ones
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded image files (default: .bsam-cache beside them)"
-_OLD_FLAGS = {"eval_split": ["--held-out"]}  # names of earlier versions, which still work
 
 
 def add_run_flags(command: argparse.ArgumentParser) -> None:
@@ -52,7 +51,7 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             default = "that of the data"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         command.add_argument(
-            *[f"--{field.name.replace('_', '-')}", *_OLD_FLAGS.get(field.name, [])],
+            f"--{field.name.replace('_', '-')}",
             required=field.default is MISSING,
             default=argparse.SUPPRESS,
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
@@ -128,20 +127,7 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
 
 
 def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return values by name. A value is JSON, or else the text itself.
-
-    Example:
-        >>> method_arguments(
-        ...     [
-        ...         "rho_max=0.1",
-        ...         "passes=2",
-        ...         "start_from_min=true",
-        ...         "beta=[1,1,1]",
-        ...         "mode=plain",
-        ...     ]
-        ... )
-        {'rho_max': 0.1, 'passes': 2, 'start_from_min': True, 'beta': [1, 1, 1], 'mode': 'plain'}
-    """
+    """Return values by name. A value is JSON, or else the text itself."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")

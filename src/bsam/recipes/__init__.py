@@ -127,16 +127,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe_of(name: str) -> Recipe:
-    """Return a recipe by its name.
-
-    Example:
-        >>> recipe_of("label-noise").title
-        'A part of the training labels flipped'
-        >>> recipe_of("labels")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: recipe must be one of classification, ..., demo; got 'labels'
-    """
+    """Return a recipe by its name."""
     if name not in RECIPES:
         raise BsamValueError(f"recipe must be one of {', '.join(RECIPES)}; got {name!r}")
     return RECIPES[name]

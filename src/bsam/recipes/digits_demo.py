@@ -46,15 +46,7 @@ NOTES = (
 
 
 def is_tuned_sgd(run: Run) -> bool:
-    """Return whether a run belongs to the row whose weight decay is chosen.
-
-    Example:
-        >>> (
-        ...     is_tuned_sgd(Run("sgd", weight_decay=0.1)),
-        ...     is_tuned_sgd(Run("sgd", weight_decay=5e-4)),
-        ... )
-        (True, False)
-    """
+    """Return whether a run belongs to the row whose weight decay is chosen."""
     return run.method == BASE and run.weight_decay != _SHARED["weight_decay"]
 
 
@@ -95,15 +87,7 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
 
 
 def by_method(run: Run) -> TableCell:
-    """A row for each method, and one for SGD whose weight decay is chosen.
-
-    Example:
-        >>> (
-        ...     by_method(Run("sam", label_noise=0.4)).section,
-        ...     by_method(Run("sgd", weight_decay=0.1)).row,
-        ... )
-        ('40% of the training labels flipped', 'SGD, tuned weight decay')
-    """
+    """A row for each method, and one for SGD whose weight decay is chosen."""
     row = TUNED_SGD if is_tuned_sgd(run) else variant_of(run).title
     return TableCell(f"{run.label_noise:.0%} of the training labels flipped", row, "test accuracy, %")
 

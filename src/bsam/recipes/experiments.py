@@ -71,13 +71,13 @@ def label_noise(scale: Scale | str) -> list[Run]:
 def training_curves(scale: Scale | str) -> list[Run]:
     """Return the runs whose loss and accuracy are drawn over the epochs."""
     scale = scale_of(scale)
-    return [scale.run(variants()[name], "wide_resnet28_10", scale.largest()) for name in CURVES]
+    return [scale.run(variants()[name], "wide_resnet28_10", scale.data[-1]) for name in CURVES]
 
 
 def sharpness_curves(scale: Scale | str) -> list[Run]:
     """Return runs with a probe, which records MaxS, MinS and BilS over the steps."""
     scale = scale_of(scale)
-    return [scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe) for name in ("sam", *BSAMS)]
+    return [scale.run(variants()[name], MAIN, scale.data[-1], probe=scale.probe) for name in ("sam", *BSAMS)]
 
 
 def gradient_conflict(scale: Scale | str) -> list[Run]:
@@ -85,7 +85,7 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
     scale = scale_of(scale)
     schedules = [{"rho_min": CONFLICT_TOP, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
     return [
-        scale.run(variants()[name], MAIN, scale.largest(), probe=scale.probe, arguments=schedule)
+        scale.run(variants()[name], MAIN, scale.data[-1], probe=scale.probe, arguments=schedule)
         for schedule in schedules
         for name in BSAMS
     ]
@@ -115,14 +115,7 @@ def by_schedule(run: Run) -> TableCell:
 
 
 def schedule_of(run: Run) -> str:
-    """Describe the schedule of rho_min.
-
-    Example:
-        >>> schedule_of(Run("bsam", {"rho_min": 0.1, "rho_min_floor": 0.1}))
-        '0.1, fixed'
-        >>> schedule_of(Run("bsam", {"rho_min": 0.1, "rho_min_floor": 0.05}))
-        '0.1 to 0.05'
-    """
+    """Describe the schedule of rho_min."""
     top, floor = run.arguments["rho_min"], run.arguments["rho_min_floor"]
     return f"{top:g}, fixed" if top == floor else f"{top:g} to {floor:g}"
 
@@ -172,21 +165,8 @@ class Recipe:
     method_title: Callable[[Run], str] = lambda run: variant_of(run).title
     remark: str = ""
 
-    def __post_init__(self) -> None:
-        if self.measures and self.details:
-            raise BsamValueError(f"the recipe {self.name} has measures: leave details out")
-
     def cells(self, run: Run) -> dict[TableCell, Measure]:
-        """Return the positions of a run's numbers in the table, and what is shown there.
-
-        Example:
-            >>> run = Run("sam", model="resnet18", data="cifar10")
-            >>> [
-            ...     (cell.column, measure.name)
-            ...     for cell, measure in Recipe("", "", classification).cells(run).items()
-            ... ]
-            [('CIFAR-10', 'accuracy')]
-        """
+        """Return the positions of a run's numbers in the table, and what is shown there."""
         cell = self.cell(run)
         if not self.measures:
             return {cell: TASKS[run.task].measure}
@@ -196,13 +176,6 @@ class Recipe:
         """Return all runs, seed by seed: the first seed of every run comes before the second of any.
 
         A landscape is measured for the first seed only.
-
-        Example:
-            >>> [
-            ...     (run.method, run.seed)
-            ...     for run in Recipe("curves", "", training_curves).runs("paper", seeds=2)
-            ... ][3:7:3]
-            [('bsam', 0), ('sam', 1)]
         """
         scale = self.scales[0] if scale is None else scale
         if scale not in self.scales:
@@ -214,12 +187,7 @@ class Recipe:
         return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
 
     def at(self, scale: str) -> Recipe:
-        """Return the recipe with the remark that its numbers have on a scale, in its title too.
-
-        Example:
-            >>> Recipe("curves", "Curves", training_curves).at("smoke").title
-            'Curves (smoke: shows that it runs)'
-        """
+        """Return the recipe with the remark that its numbers have on a scale, in its title too."""
         if scale != "smoke" or self.smoke != "smoke":
             return self
         return replace(self, title=f"{self.title} ({SMOKE})", remark=SMOKE)

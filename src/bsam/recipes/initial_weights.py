@@ -48,12 +48,7 @@ def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | Non
 
 
 def weights_for(model: str) -> list[str]:
-    """Return the networks whose weights a network of a recipe may begin with.
-
-    Example:
-        >>> weights_for("simcc_resnet50"), weights_for("timm:resnet50")
-        (['resnet50'], ['timm:resnet50', 'resnet50'])
-    """
+    """Return the networks whose weights a network of a recipe may begin with."""
     own = model_entry(model).backbone or model
     return [own, *(name for name, paper in STANDS_FOR.items() if paper == own)]
 

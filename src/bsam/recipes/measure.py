@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
@@ -48,12 +48,6 @@ class FlatnessSettings:
         max_bytes: memory for recorded Hessian products, as in :meth:`bsam.flatness.HessianOperator.linearized`.
         seed: of all random vectors. Models of one architecture get the same landscape directions, up to the lengths of
             their filters.
-
-    Example:
-        >>> FlatnessSettings(points=20)
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: points must be odd, so that the model is at the centre of the grid; got 20
     """
 
     k: int = 50
@@ -83,10 +77,6 @@ class FlatnessSettings:
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes, low=0)
         check_count("seed", self.seed, low=0, high=MAX_SEED)  # torch takes no larger ones
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -118,18 +108,6 @@ def measure(
         data: the batches ``(x, y)``; iterated over many times, so not a generator.
         instruments: their settings.
         progress: called with the name of a stage, the work done in it, and the work expected in all.
-
-    Example:
-        >>> import torch
-        >>> data = [(torch.eye(2), torch.zeros(2, 1))]
-        >>> model = nn.Linear(2, 1, bias=False)  # L = (w1**2 + w2**2) / 2
-        >>> found = measure(model, nn.functional.mse_loss, data, FlatnessSettings(points=3))
-        >>> (
-        ...     found.eigenvalues.values.round(4),
-        ...     round(found.trace.value, 4),
-        ...     found.landscape.loss.shape,
-        ... )
-        (array([1., 1.]), 2.0, (3, 3))
     """
     seconds: dict[str, float] = {}
     common: Any = {"micro_batch": instruments.micro_batch, "mode": instruments.mode}
@@ -169,25 +147,8 @@ def measure(
     return Measured(H.size, H.loss.num_samples, near, top, total, density, land, seconds)
 
 
-def loss_and_samples(
-    model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings
-) -> tuple[float, int]:
-    """Return the mean loss and the number of samples, from one pass over the data: as :func:`measure` finds them.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> _ = nn.init.constant_(model.weight, 2.0)
-        >>> loss_and_samples(
-        ...     model,
-        ...     nn.functional.mse_loss,
-        ...     [(torch.ones(3, 1), torch.zeros(3, 1))],
-        ...     FlatnessSettings(),
-        ... )
-        (4.0, 3)
-    """
+def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings) -> float:
+    """Return the mean loss, from one pass over the data: as :func:`measure` finds it."""
     L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
     with L.measuring():
-        loss, _ = L.value()
-    assert L.num_samples is not None  # they were counted
-    return loss, L.num_samples
+        return L.value()[0]

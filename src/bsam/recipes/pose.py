@@ -65,33 +65,18 @@ def pose(scale: Scale | str) -> list[Run]:
 
 
 def by_method(run: Run) -> TableCell:
-    """A section for each network and data set, a row for each method; the columns are measures.
-
-    Example:
-        >>> by_method(pose("short")[1])
-        TableCell(section='SimCC, ResNet-50 on LSP Extended, PCK@0.2 in %', row='SAM', column='')
-    """
+    """A section for each network and data set, a row for each method; the columns are measures."""
     network, data = model_entry(run.model).title, dataset_entry(run.data).title
     return TableCell(f"{network} on {data}, {score_of_data(run.data).title} in %", variant_of(run).title, "")
 
 
 def pose_notes(run: Run) -> Sequence[str]:
-    """Return the lines below a table of runs on this data.
-
-    Example:
-        >>> pose_notes(pose("paper")[0])[0]
-        'PCKh@0.5: the share of labelled joints that are found at most half a head size away.'
-    """
+    """Return the lines below a table of runs on this data."""
     mean_pose = "Mean pose: each joint at its mean position in the boxes of the training set, without a network."
     return [*NOTES[score_of_data(run.data).title], mean_pose]
 
 
 def score_of_data(data: str) -> PoseScore:
-    """Return how a data set of persons is scored.
-
-    Example:
-        >>> score_of_data("mpii").title, score_of_data("stick_figures").title
-        ('PCKh@0.5', 'PCK@0.2')
-    """
+    """Return how a data set of persons is scored."""
     joints = dataset_entry(data).classes
     return next(score for skeleton, score in SCORES.items() if len(skeleton.joints) == joints)

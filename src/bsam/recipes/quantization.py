@@ -31,15 +31,7 @@ def quantization(scale: Scale | str) -> list[Run]:
 
 
 def by_precision(run: Run) -> TableCell:
-    """A section for each data set, a row for the float network and one for each method, a column for each network.
-
-    Example:
-        >>> (
-        ...     [by_precision(run).row for run in quantization("short")[:2]],
-        ...     by_precision(quantization("short")[0]).section,
-        ... )
-        (['Full precision', 'SGD'], 'CIFAR-10, W4A4')
-    """
+    """A section for each data set, a row for the float network and one for each method, a column for each network."""
     row = FULL_PRECISION if run.weight_bits is None else variant_of(run).title
     return TableCell(f"{dataset_entry(run.data).title}, W{BITS}A{BITS}", row, model_entry(run.model).title)
 

@@ -53,15 +53,7 @@ def radii(name: str, total: float) -> dict[str, float]:
 
 
 def total_radius(run: Run) -> float:
-    """Return the total radius of a run of this study, at the largest learning rate; 0 without a method.
-
-    Example:
-        >>> (
-        ...     total_radius(Run("bsam", {"rho_max": 0.1, "rho_min": 0.1})),
-        ...     total_radius(Run("sgd")),
-        ... )
-        (0.2, 0.0)
-    """
+    """Return the total radius of a run of this study, at the largest learning rate; 0 without a method."""
     if run.method == BASE:
         return 0.0
     names = ("rho_max", "rho_min") if run.method == "bsam" else ("rho",)
@@ -69,12 +61,7 @@ def total_radius(run: Run) -> float:
 
 
 def by_radius(run: Run) -> TableCell:
-    """A section for each total radius, a row for each method.
-
-    Example:
-        >>> by_radius(radius_study("paper")[1])
-        TableCell(section='ResNet-18, CIFAR-10, 40% flipped labels, total radius 0.05', row='SAM', column='CIFAR-10')
-    """
+    """A section for each total radius, a row for each method."""
     network, data = model_entry(run.model).title, dataset_entry(run.data).title
     section = f"{network}, {data}, {run.label_noise:.0%} flipped labels, total radius {total_radius(run):g}"
     return TableCell(section, variant_of(run).title, data)

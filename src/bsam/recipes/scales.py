@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ..common.errors import BsamValueError
@@ -26,7 +25,7 @@ class Scale:
         name: its name on the command line.
         about: a description in one sentence.
         networks: of the classification table.
-        data: names of data sets.
+        data: names of data sets; the last one is that of the figures.
         probe: steps between two readings, where a recipe uses a probe.
         settings: of every run.
         stand_ins: small networks in place of the paper's.
@@ -59,10 +58,6 @@ class Scale:
             variant.method, own, model=model, data=data, **{**NETWORKS.get(network, {}), **self.settings, **more}
         )
 
-    def largest(self) -> str:
-        """Return the data set of the figures: CIFAR-100 where there is one."""
-        return self.data[-1]
-
 
 FAST = {"precision": "bf16", "compile": True}  # the paper does not say its precision
 CIFAR = ("cifar10", "cifar100")
@@ -73,63 +68,50 @@ SMALL = {
     "mobilenet_v1": "mobilenet_v1_small",
 }
 
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {
-        scale.name: scale
-        for scale in (
-            Scale(
-                "smoke",
-                "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
-                tuple(NETWORKS),
-                ("digits",),
-                settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
-                stand_ins=SMALL,
-                threads=1,  # with two, the second would mostly wait
-            ),
-            Scale(
-                "short",
-                "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour of a large GPU",
-                ("resnet18",),
-                CIFAR,
-                probe=20,
-                settings={**FAST, "epochs": 24},
-            ),
-            Scale(
-                "paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST
-            ),
-            Scale(
-                "demo",
-                "a small network on digits, 22 epochs: the demo's only scale",
-                ("digits_net",),
-                ("digits",),
-                settings={
-                    "lr": 0.04,
-                    "warmup": 3,
-                    "weight_decay": 5e-4,
-                    "epochs": 22,
-                    "batch": 64,
-                    "label_smoothing": 0.0,
-                    "label_noise": 0.4,
-                },
-                threads=1,
-                workers=2,
-            ),
-        )
-    }
-)
+SCALES: Mapping[str, Scale] = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            "smoke",
+            "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
+            tuple(NETWORKS),
+            ("digits",),
+            settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
+            stand_ins=SMALL,
+            threads=1,  # with two, the second would mostly wait
+        ),
+        Scale(
+            "short",
+            "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour of a large GPU",
+            ("resnet18",),
+            CIFAR,
+            probe=20,
+            settings={**FAST, "epochs": 24},
+        ),
+        Scale("paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+        Scale(
+            "demo",
+            "a small network on digits, 22 epochs: the demo's only scale",
+            ("digits_net",),
+            ("digits",),
+            settings={
+                "lr": 0.04,
+                "warmup": 3,
+                "weight_decay": 5e-4,
+                "epochs": 22,
+                "batch": 64,
+                "label_smoothing": 0.0,
+                "label_noise": 0.4,
+            },
+            threads=1,
+            workers=2,
+        ),
+    )
+}
 
 
 def scale_of(name: str | Scale) -> Scale:
-    """Return a scale by its name, or the scale itself.
-
-    Example:
-        >>> scale_of("short").settings["epochs"]
-        24
-        >>> scale_of("tiny")
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: scale must be one of smoke, short, paper, demo; got 'tiny'
-    """
+    """Return a scale by its name, or the scale itself."""
     if isinstance(name, Scale):
         return name
     if name not in SCALES:

@@ -21,13 +21,7 @@ def with_initial_runs(chosen: Sequence[Run], runs: Iterable[Run]) -> list[Run]:
 def select(
     runs: Iterable[Run], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
 ) -> list[Run]:
-    """Return the runs of these methods (as in the tables), networks and data sets; an empty selection takes all.
-
-    Example:
-        >>> from bsam.recipes import label_noise
-        >>> len(select(label_noise("paper"), ["sgd", "bsam-2"], data=["cifar10"]))
-        8
-    """
+    """Return the runs of these methods (as in the tables), networks and data sets; an empty selection takes all."""
     runs = list(runs)
     kinds: dict[str, tuple[Sequence[str], Callable[[Run], str]]] = {
         "method": (methods, lambda run: variant_of(run).name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -63,12 +63,6 @@ def find_models(
             1000.
         data_dir: for run directories: where the data is, if it is read from files.
         cache_dir: for run directories: where decoded image files are kept.
-
-    Example:
-        >>> find_models([Path("nowhere.pt")], "math:sqrt")
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: there is no run directory or file nowhere.pt: check its name
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
     missing = [path for path in paths if not path.exists()]
@@ -106,7 +100,8 @@ def _runs(
         raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
     images = check_count("images", IMAGES if images is None else images)
     for path in paths:
-        _check_run(path)
+        if (task := RunDir(path).finished_run().task) not in TASKS:
+            raise BsamValueError(f"{path} holds a run of the task {task!r}, which is none of {', '.join(TASKS)}")
     return MeasuredModels(
         paths,
         _titles(paths, [_run_title(path) for path in paths]),
@@ -128,12 +123,6 @@ def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
     return list(names) if len(set(names)) == len(paths) else list(map(str, paths))
 
 
-def _check_run(path: Path) -> None:
-    run = RunDir(path).finished_run()
-    if run.task not in TASKS:
-        raise BsamValueError(f"{path} holds a run of the task {run.task!r}, which is none of {', '.join(TASKS)}")
-
-
 def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and training samples, not augmented, with
     the labels used in training; at most ``images``, balanced over the classes, or of pose evenly spaced. Of a quantized
@@ -148,14 +137,7 @@ def load_run(folder: Path, images: int, device: torch.device, **places: Path) ->
 
 
 def find_loader(name: str) -> Callable[[Path], Any]:
-    """Return the function that ``module:function`` names; the module may lie in the current folder.
-
-    Example:
-        >>> find_loader("math:load")
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: the loader's module 'math' has no function 'load'
-    """
+    """Return the function that ``module:function`` names; the module may lie in the current folder."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name or module_name.startswith("."):
         raise BsamValueError(f"the loader must be named as module:function, got {name!r}")
@@ -163,12 +145,10 @@ def find_loader(name: str) -> Callable[[Path], Any]:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
-            raise  # the module is there, and imports something that is not
+    except ImportError as error:
         raise BsamValueError(
-            f"there is no module {missing.name!r} for the loader {name!r}, neither installed nor in {os.getcwd()}"
-        ) from missing
+            f"the loader's module {module_name!r} cannot be imported, neither installed nor from {os.getcwd()}: {error}"
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise BsamValueError(f"the loader's module {module_name!r} has no function {function_name!r}")
@@ -178,21 +158,12 @@ def find_loader(name: str) -> Callable[[Path], Any]:
 def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
     """Return what ``function(path)`` returns, on the device: a model, a loss function and data."""
     loaded = function(path)
-    if not isinstance(loaded, tuple) or len(loaded) != 3:
-        returned = f"{len(loaded)} values" if isinstance(loaded, tuple) else type(loaded).__name__
-        raise BsamTypeError(f"the loader must return (model, loss_fn, data); for {path} it returned {returned}")
+    if not isinstance(loaded, tuple) or len(loaded) != 3 or not isinstance(loaded[0], nn.Module):
+        raise BsamTypeError(
+            "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or DataLoader; "
+            f"for {path} it returned {type(loaded).__name__}"
+        )
     model, loss_fn, data = loaded
-    checks = {
-        "model": isinstance(model, nn.Module),
-        "loss_fn": callable(loss_fn),
-        "data": isinstance(data, Iterable) and not isinstance(data, Iterator),
-    }
-    for (name, is_right), value in zip(checks.items(), loaded, strict=True):
-        if not is_right:
-            raise BsamTypeError(
-                "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or DataLoader"
-                f" that can be iterated repeatedly; for {path} it returned {name} as {type(value).__name__}"
-            )
     return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
 
 

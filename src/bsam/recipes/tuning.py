@@ -52,16 +52,7 @@ class Tuning:
 
 
 def radius_candidates(run: Run) -> list[dict[str, Any]]:
-    """Return a run's arguments with all radii (of SAF and MESA the weight of their loss) times each factor.
-
-    Example:
-        >>> radius_candidates(Run("sam", {"rho": 0.1, "rho_floor": 0.05}))[-1]
-        {'arguments': {'rho': 0.4, 'rho_floor': 0.2}}
-        >>> radius_candidates(Run("bsam", {"passes": 2}))[0]
-        {'arguments': {'passes': 2, 'rho_max': 0.025, 'rho_min': 0.025}}
-        >>> radius_candidates(Run("sgd"))
-        []
-    """
+    """Return a run's arguments with all radii (of SAF and MESA the weight of their loss) times each factor."""
     if run.method == BASE:
         return []
     defaults = inspect.signature(METHODS[run.method]).parameters
@@ -71,3 +62,9 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
         {"arguments": {**run.arguments, **{name: factor * value for name, value in values.items() if value}}}
         for factor in TUNING_FACTORS
     ]
+
+
+def differing(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the settings, and arguments of the method, in which candidates differ."""
+    tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
+    return {name for each in tried for name in each if each[name] != tried[0][name]} - {"arguments"}

@@ -41,12 +41,7 @@ class MethodVariant:
 
 
 def variants() -> dict[str, MethodVariant]:
-    """Return all methods of the tables, by name.
-
-    Example:
-        >>> [variant.title for variant in variants().values()][-3:]
-        ['BSAM (Algorithm 1)', 'BSAM (2 passes)', 'BSAM (as released)']
-    """
+    """Return all methods of the tables, by name."""
     listed = [MethodVariant("sgd", "SGD", BASE)]
     for method, cls in METHODS.items():
         forms = VARIANTS.get(method, {method: (cls.title, {})})
@@ -79,19 +74,7 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
 
 
 def variant_of(run: Run) -> MethodVariant:
-    """Return the variant that a run belongs to; its radii may be any.
-
-    Example:
-        >>> [
-        ...     variant_of(Run("sam", {"rho": 0.3, "rho_floor": floor})).name
-        ...     for floor in (None, 0.3, 0.1)
-        ... ]
-        ['sam', 'sam-sum', 'sam-follow']
-        >>> variant_of(Run("bsam", {"rho_min": 0.01, "start_from_min": True})).title
-        'BSAM (as released)'
-        >>> variant_of(Run("base", base="adam")).title
-        'Adam'
-    """
+    """Return the variant that a run belongs to; its radii may be any."""
     if run.method == BASE:
         return MethodVariant(run.base, method_title(run), BASE)
     if run.method == "sam" and run.arguments.get("rho_floor") is not None:
@@ -106,14 +89,5 @@ def variant_of(run: Run) -> MethodVariant:
 
 
 def passes_of(run: Run) -> float:
-    """Return the forward and backward passes per step.
-
-    Example:
-        >>> (
-        ...     passes_of(Run("sgd")),
-        ...     passes_of(Run("bsam")),
-        ...     passes_of(Run("bsam", {"passes": 2})),
-        ... )
-        (1, 3, 2)
-    """
+    """Return the forward and backward passes per step."""
     return 1 if run.method == BASE else run.arguments.get("passes", METHODS[run.method].passes)

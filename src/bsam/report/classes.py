@@ -5,7 +5,6 @@ drawing.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -131,11 +130,9 @@ def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str,
     files = {"classes.md": classes_table(run, predictions).encode()}
     if find_spec("matplotlib") is None:
         return files
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
-        files["confusion.png"] = encoded(draw_confusion(run, predictions), "png")
-        if len(predictions["pixels"]):
-            files["mistakes.png"] = encoded(draw_mistakes(run, predictions), "png")
+    files["confusion.png"] = encoded(draw_confusion(run, predictions), "png")
+    if len(predictions["pixels"]):
+        files["mistakes.png"] = encoded(draw_mistakes(run, predictions), "png")
     return files
 
 

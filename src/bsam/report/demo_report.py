@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,30 +69,6 @@ def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None])
     tidy(ax)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of the table that has finished runs."""
-
-    title: str
-    accuracy: SeedStatistics
-    memorised: SeedStatistics | None
-    chosen: Mapping[str, Any] | None
-    top_eigenvalue: SeedStatistics | None
-    diverged: int
-
-    @property
-    def score(self) -> str:
-        return " ± ".join(f"{value:.1f}" for value in (self.accuracy.mean, self.accuracy.std) if value is not None)
-
-    @property
-    def share(self) -> str:
-        return "an unknown part" if self.memorised is None else f"{self.memorised.mean:.0f} %"
-
-    def above(self, other: _Row) -> tuple[float, float]:
-        """Return by how much the accuracy is above another one, and the larger of their standard deviations."""
-        return self.accuracy.mean - other.accuracy.mean, max(self.accuracy.std or 0.0, other.accuracy.std or 0.0)
-
-
 def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """Return what the numbers show and what they do not, as sentences.
 
@@ -103,27 +78,16 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         summaries: of the demo's table.
         run: one of its runs, with the shared settings.
     """
-    rows = {
-        each.cell.row: _Row(
-            each.cell.row,
-            each.ours,
-            each.details["memorised"],
-            each.chosen,
-            each.details["top_eigenvalue"],
-            each.diverged,
-        )
-        for each in summaries
-        if each.ours is not None
-    }
+    rows = {each.cell.row: each for each in summaries if each.ours is not None}
     sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
     lost = [f"{each.cell.row} diverged with every seed." for each in summaries if each.diverged and each.ours is None]
     if sgd is None:
         lines = ["Without SGD there is nothing to compare with."]
-    elif sgd.accuracy.std is None:
+    elif _accuracy(sgd).std is None:
         lines = ["One seed has no spread: nothing is concluded from the differences."]
     else:
         lines = [_against_sgd(row, sgd) for row in rows.values()]
-        several = [row for row in rows.values() if row.accuracy.std is not None]
+        several = [row for row in rows.values() if _accuracy(row).std is not None]
         lines += _between_methods(several)
         lines += _total_radii(list(rows.values()))
         lines += [] if tuned is None else [_tuned_sgd(tuned, several, run)]
@@ -140,36 +104,59 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     ]
 
 
-def _against_sgd(row: _Row, sgd: _Row) -> str:
-    gap, spread = row.above(sgd)
-    numbers = f"{row.score} against {sgd.score} %. It memorises {row.share} of the flipped labels, SGD {sgd.share}."
+def _accuracy(row: CellSummary) -> SeedStatistics:
+    assert row.ours is not None  # rows without finished runs are left out
+    return row.ours
+
+
+def _score(row: CellSummary) -> str:
+    return " ± ".join(f"{value:.1f}" for value in (_accuracy(row).mean, _accuracy(row).std) if value is not None)
+
+
+def _share(row: CellSummary) -> str:
+    share = row.details["memorised"]
+    return "an unknown part" if share is None else f"{share.mean:.0f} %"
+
+
+def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
+    """Return by how much the accuracy is above another one, and the larger of their standard deviations."""
+    ours, theirs = _accuracy(row), _accuracy(other)
+    return ours.mean - theirs.mean, max(ours.std or 0.0, theirs.std or 0.0)
+
+
+def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
+    gap, spread = _gap(row, sgd)
+    numbers = (
+        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the flipped labels, SGD {_share(sgd)}."
+    )
     if row.diverged:
         numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
-    if row.accuracy.std is None:
-        return f"Nothing is concluded for {row.title}, of which one seed is finished: {numbers}"
-    if gap > spread and row.memorised and sgd.memorised and row.memorised.mean >= sgd.memorised.mean:
-        return f"{row.title} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
+    if _accuracy(row).std is None:
+        return f"Nothing is concluded for {row.cell.row}, of which one seed is finished: {numbers}"
+    ours, theirs = row.details["memorised"], sgd.details["memorised"]
+    if gap > spread and ours and theirs and ours.mean >= theirs.mean:
+        return f"{row.cell.row} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
     if gap > spread:
-        return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
+        return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
-    return f"The effect is not there for {row.title}, which is {below}: {numbers}"
+    return f"The effect is not there for {row.cell.row}, which is {below}: {numbers}"
 
 
-def _between_methods(rows: Sequence[_Row]) -> list[str]:
+def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
     """Return how the best method compares with the next one, where there are two."""
     if len(rows) < 2:
         return []
-    best, second = sorted(rows, key=lambda row: -row.accuracy.mean)[:2]
-    gap, spread = best.above(second)
+    best, second = sorted(rows, key=lambda row: -_accuracy(row).mean)[:2]
+    gap, spread = _gap(best, second)
     size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
-    return [f"{best.title} is {gap:.1f} points above {second.title}, {size}."]
+    return [f"{best.cell.row} is {gap:.1f} points above {second.cell.row}, {size}."]
 
 
-def _total_radii(rows: Sequence[_Row]) -> list[str]:
+def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
     """Return the total radii that were chosen, where SAM and BSAM are both there."""
-    sam = [(row.title, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
+    sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
     sam = [each for each in sam if each[0].startswith("SAM")]
-    both = [(row.title, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
+    both = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
     bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
     if not sam or not bsam:
         return []
@@ -180,9 +167,13 @@ def _total_radii(rows: Sequence[_Row]) -> list[str]:
     ]
 
 
-def _eigenvalues(rows: Sequence[_Row]) -> list[str]:
+def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
     """Return whether the row with the best accuracy is also the flattest one by the largest eigenvalue."""
-    known = [(row.accuracy.mean, row.top_eigenvalue.mean, row.title) for row in rows if row.top_eigenvalue is not None]
+    known = [
+        (_accuracy(row).mean, top.mean, row.cell.row)
+        for row in rows
+        if (top := row.details["top_eigenvalue"]) is not None
+    ]
     if len(known) < 2:
         return []
     best, flattest = max(known), min(known, key=lambda each: each[1])
@@ -194,18 +185,18 @@ def _eigenvalues(rows: Sequence[_Row]) -> list[str]:
     ]
 
 
-def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:
+def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
     start = (
-        f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {tuned.score} % and "
-        f"memorises {tuned.share} of the flipped labels"
+        f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {_score(tuned)} % and "
+        f"memorises {_share(tuned)} of the flipped labels"
     )
     if not others:
         return f"{start}."
-    best = max(others, key=lambda row: row.accuracy.mean)
-    gap, spread = tuned.above(best)
+    best = max(others, key=lambda row: _accuracy(row).mean)
+    gap, spread = _gap(tuned, best)
     if abs(gap) <= spread:
         where = f"within a standard deviation ({spread:.1f} points) of"
     else:
         side = "above" if gap > 0 else "below"
         where = f"by more than the spread ({spread:.1f}), {abs(gap):.1f} points, {side}"
-    return f"{start}: {where} {best.title}, the best of the others ({best.score} %)."
+    return f"{start}: {where} {best.cell.row}, the best of the others ({_score(best)} %)."

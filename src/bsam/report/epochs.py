@@ -79,15 +79,7 @@ def plan(trainer: Trainer) -> str:
 
 
 def method_with_settings(run: Run) -> str:
-    """Return the title of the method with its arguments and its base optimizer.
-
-    Example:
-        >>> (
-        ...     method_with_settings(Run("bsam", {"rho_max": 0.1, "passes": 2})),
-        ...     method_with_settings(Run("sgd")),
-        ... )
-        ('BSAM (rho_max=0.1, passes=2) with SGD', 'SGD')
-    """
+    """Return the title of the method with its arguments and its base optimizer."""
     if run.method == BASE:
         return method_title(run)
     own = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
@@ -104,19 +96,7 @@ def machine(context: DistributedContext) -> str:
 
 
 def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
-    """Return the metrics of an epoch as one line.
-
-    Example:
-        >>> found = {
-        ...     "train_loss": 0.51,
-        ...     "lr": 0.02,
-        ...     "seconds": 1.26,
-        ...     "test_loss": 0.4,
-        ...     "test_accuracy": 0.875,
-        ... }
-        >>> epoch_line(Run("sam", epochs=10), {"epoch": 3, **found})
-        'epoch  3/10  train loss 0.5100  test loss 0.4000  test accuracy 0.8750  lr 2.00e-02  1.3 s'
-    """
+    """Return the metrics of an epoch as one line."""
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..data import dataset_entry
-from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
 from ..recipes.states import score_of
@@ -16,6 +14,7 @@ from ..recipes.variants import variant_of
 from ..tasks import TASKS
 from ..training.config import Run
 from ..training.run_dir import RunState
+from .epochs import titles_of
 from .panels import DASHES, figure, integer_ticks, legend, line_style, save, seeds_text, tidy, typeset
 from .summaries import SeedStatistics, seed_statistics
 
@@ -43,7 +42,7 @@ def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[Accu
         if state.finished:
             run = state.run
             x = 100 * run.label_noise if recipe.table == "label_noise" else run.arguments["rho_min"]
-            panel = recipe.titled(f"{dataset_entry(run.data).title}, {model_entry(run.model).title}")
+            panel = recipe.titled(", ".join(reversed(titles_of(run))))
             groups.setdefault((panel, variant_of(run).name), {}).setdefault(x, []).append(state)
     return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
@@ -92,15 +91,20 @@ def _draw_accuracy_line(ax: Any, line: AccuracyLine, methods: Sequence[str], log
     level = sorted(range(len(methods)), key=lambda n: (BY_GAPS.index(line_style(n)["linestyle"]), n)).index(number)
     place = number - (len(methods) - 1) / 2
     x = [value * 1.025**place if log else value + 0.012 * span * place for value in line.x]
-    means, deviations = [point.mean for point in line.ours], [point.std or 0.0 for point in line.ours]
     style = {
         **line_style(number),
         "linewidth": max(3.6 - 0.4 * level, 1.0),
         "elinewidth": 1.2,
         "zorder": 2 + level / 100,
     }
+    error_bars(ax, x, line.ours, label=line.title, **style)
+
+
+def error_bars(ax: Any, x: Sequence[float], points: Sequence[SeedStatistics], **style: Any) -> None:
+    """Draw means with whiskers of one standard deviation, where there are several seeds."""
+    deviations = [point.std or 0.0 for point in points]
     spread = deviations if any(deviations) else None
-    ax.errorbar(x, means, spread, label=line.title, marker="o", markersize=4, capsize=3, **style)
+    ax.errorbar(x, [point.mean for point in points], spread, marker="o", markersize=4, capsize=3, **style)
 
 
 def draw_accuracy_lines(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
@@ -110,14 +114,8 @@ def draw_accuracy_lines(recipe: Recipe, states: Sequence[RunState], path: Path) 
     plot_accuracy_lines(accuracy_lines_info(recipe, states), xlabel, path, log=not noise)
 
 
-@dataclass(frozen=True)
-class EpochMetric:
-    """A number of each epoch, for a figure.
-
-    Args:
-        label: of its axis.
-        value: called with the metrics of an epoch.
-    """
+class EpochMetric(NamedTuple):
+    """A number of each epoch, for a figure: the label of its axis, and how to get it from the metrics of an epoch."""
 
     label: str
     value: Callable[[Mapping[str, Any]], float]
@@ -128,12 +126,7 @@ TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
 
 
 def score_metric(run: Run) -> EpochMetric:
-    """Return the measure of a run's task.
-
-    Example:
-        >>> score_metric(Run("sgd")).label, score_metric(Run("sgd", task="pose")).label
-        ('test accuracy, %', 'test PCK, %')
-    """
+    """Return the measure of a run's task."""
     measure = TASKS[run.task].measure
     label = f"{run.eval_split} {measure.title}".replace(" in %", ", %")
     return EpochMetric(label, lambda metrics: measure.shown(metrics, run.eval_split))
@@ -170,13 +163,8 @@ def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[Ep
 
 
 def network_and_data(run: Run) -> str:
-    """Return network and data set as text.
-
-    Example:
-        >>> network_and_data(Run("sgd", model="resnet18", data="cifar10"))
-        'ResNet-18 on CIFAR-10'
-    """
-    return f"{model_entry(run.model).title} on {dataset_entry(run.data).title}"
+    """Return network and data set as text."""
+    return " on ".join(titles_of(run))
 
 
 def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: Path) -> None:
@@ -238,6 +226,6 @@ def _ends(value: SeedStatistics) -> tuple[float, float]:
 def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     """Draw training loss, test loss and the score, as test accuracy."""
     smoothed = any(state.run.label_smoothing for state in states)
-    train_loss = replace(TRAIN_LOSS, label="training loss, with label smoothing") if smoothed else TRAIN_LOSS
+    train_loss = TRAIN_LOSS._replace(label="training loss, with label smoothing") if smoothed else TRAIN_LOSS
     metrics = (train_loss, TEST_LOSS, score_metric(states[0].run))
     plot_curves(curves_info(recipe, states, metrics), metrics, path)

@@ -27,13 +27,7 @@ class Listing:
 
 
 def methods_info() -> list[tuple[str, ...]]:
-    """Return a row per method, SGD first; a dash where it needs nothing.
-
-    Example:
-        >>> methods_info()[1]
-        ('sam', 'SAM', 'SAM', '2', '2', '-', 'Flat minima at twice the cost: the method to start with.', 'Foret et al.,
-        ICLR 2021')
-    """
+    """Return a row per method, SGD first; a dash where it needs nothing."""
     sgd = ("sgd", "SGD", "-", "1", "0", "-", "The base optimizer alone; `base` where --base is another one.", "-")
     return [
         sgd,
@@ -45,12 +39,7 @@ def methods_info() -> list[tuple[str, ...]]:
 
 
 def models_info() -> list[tuple[str, ...]]:
-    """Return a row per network.
-
-    Example:
-        >>> models_info()[1]
-        ('resnet8', 'ResNet-8', '78,042', '3 x 32 x 32', 'He et al., CVPR 2016')
-    """
+    """Return a row per network."""
     return [
         (m.name, m.title, f"{m.parameters:,}", f"{m.channels} x {m.images} x {m.images}", m.reference or "-")
         for m in MODELS.values()
@@ -58,12 +47,7 @@ def models_info() -> list[tuple[str, ...]]:
 
 
 def data_info() -> list[tuple[str, ...]]:
-    """Return a row per data set.
-
-    Example:
-        >>> data_info()[1]
-        ('cifar10', 'CIFAR-10', '10', '3 x 32 x 32', 'crop-flip-cutout', 'resnet18', '--data-dir FOLDER')
-    """
+    """Return a row per data set."""
     return [
         (
             d.name,
@@ -79,12 +63,7 @@ def data_info() -> list[tuple[str, ...]]:
 
 
 def recipes_info() -> list[tuple[str, ...]]:
-    """Return a row per recipe, with its runs of one seed on the largest scale.
-
-    Example:
-        >>> recipes_info()[2][:2]
-        ('label-noise', 'A part of the training labels flipped')
-    """
+    """Return a row per recipe, with its runs of one seed on the largest scale."""
     return [(r.name, r.title, str(len(r.runs(r.scales[-1])))) for r in RECIPES.values()]
 
 

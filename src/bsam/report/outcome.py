@@ -29,19 +29,6 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
     Args:
         run: its settings.
         readings: of :meth:`bsam.training.run_dir.RunDir.probe`.
-
-    Example:
-        >>> reading = {
-        ...     "step": 0,
-        ...     "g_norm": 2.5,
-        ...     "g_max_norm": 7.0,
-        ...     "rho_max": 1.0,
-        ...     "extra_passes": 0,
-        ... }
-        >>> radius_warning(Run("sam"), [reading])
-        'The radius is too large: at step 0 the gradient is 2.8 times as long at distance 1 uphill as at the weights
-        (more than 2). Try a smaller radius.'
-        >>> radius_warning(Run("sam"), [{**reading, "g_max_norm": 2.7}])
     """
     first = readings[0]
     # two extra passes: the point uphill is the probe's, as with ASAM, whose rho is not a distance

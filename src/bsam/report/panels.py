@@ -8,6 +8,7 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -24,12 +25,7 @@ DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 3
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return colour and dashes of a line by its number; the first 35 differ.
-
-    Example:
-        >>> line_style(1)
-        {'color': '#0072b2', 'linestyle': '--'}
-    """
+    """Return colour and dashes of a line by its number; the first 35 differ."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
 
 
@@ -93,16 +89,7 @@ Info = TypeVar("Info", bound=Grouped)
 
 
 def grouped(infos: Sequence[Info]) -> list[list[Info]]:
-    """The models of each group, in the order in which the groups come.
-
-    Example:
-        >>> from types import SimpleNamespace as S
-        >>> [
-        ...     [info.n for info in group]
-        ...     for group in grouped([S(group="a", n=1), S(group="b", n=2), S(group="a", n=3)])
-        ... ]
-        [[1, 3], [2]]
-    """
+    """The models of each group, in the order in which the groups come."""
     return [[info for info in infos if info.group == name] for name in dict.fromkeys(info.group for info in infos)]
 
 
@@ -124,7 +111,9 @@ def save(drawn: Any, path: str | Path) -> None:
 def encoded(drawn: Any, format: str | None) -> bytes:
     """Return the content of a file with the figure."""
     buffer = io.BytesIO()
-    drawn.savefig(buffer, format=format, dpi=DPI)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
+        drawn.savefig(buffer, format=format, dpi=DPI)
     return buffer.getvalue()
 
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..common.progress import ProgressLine, duration
-from ..data import dataset_entry
-from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..running.eta import EtaEstimator
 from ..running.runner import Callbacks, Progress
 from ..training.config import Run
 from ..training.run_dir import LOG, RunState
+from .epochs import titles_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,23 +39,13 @@ def name_of(run: Run, method: str | None = None) -> str:
     Args:
         run: the run.
         method: the title of its method; None takes that of the tables.
-
-    Example:
-        >>> name_of(
-        ...     Run(
-        ...         "bsam", {"rho_min": 0.1}, model="resnet18", data="cifar10", label_noise=0.2
-        ...     )
-        ... )
-        'ResNet-18, CIFAR-10, BSAM (Algorithm 1), rho_min 0.1, 20% noise, seed 0'
-        >>> name_of(Run("sgd", model="resnet18", data="cifar10", weight_bits=4))
-        'ResNet-18, CIFAR-10, SGD, 4 bits, seed 0'
     """
     is_tuning = run.eval_split != "test"
     shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
     own = [f"{name} {run.arguments[name]}" for name in shown]
     own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    titles = [model_entry(run.model).title, dataset_entry(run.data).title, method or variant_of(run).title]
+    titles = [*titles_of(run), method or variant_of(run).title]
     own += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
     return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
 
@@ -82,14 +71,7 @@ def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
 
 
 def totals(states: Sequence[RunState]) -> str:
-    """Return the plan in a sentence.
-
-    Example:
-        >>> from pathlib import Path
-        >>> started = RunState(Run("sgd", epochs=3), Path("a"), ({"seconds": 2.0},))
-        >>> totals([started, RunState(Run("sgd", epochs=3), Path("b"))])
-        '2 runs: 0 ended, 1 started, 1 not started. Time left: about 10 s.'
-    """
+    """Return the plan in a sentence."""
     ended = sum(state.ended for state in states)
     started = sum(bool(state.epochs) and not state.ended for state in states)
     counts = f"{len(states)} runs: {ended} ended, {started} started, {len(states) - ended - started} not started."
@@ -97,12 +79,7 @@ def totals(states: Sequence[RunState]) -> str:
 
 
 def counts(found: Progress) -> str:
-    """Return in words how many runs are running, failed and waiting, and the time that is left.
-
-    Example:
-        >>> counts(Progress(12, 5, 2, 1, (400.0, 0)))
-        '2 running, 1 failed, 4 waiting, left: about 7 min'
-    """
+    """Return in words how many runs are running, failed and waiting, and the time that is left."""
     waiting = max(0, found.total - found.done - found.running - found.failed)
     return f"{found.running} running, {found.failed} failed, {waiting} waiting, left: {time_left(found.left)}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,9 +96,7 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
         ax.set_title(printable(panel_title(first)), fontsize=10, color=COLOURS[1], parse_math=False)
         below = "\n".join([*rest, panel_title(prediction.path.name)])
         ax.set_xlabel(printable(below), fontsize=8, parse_math=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
-        save(drawn, path)
+    save(drawn, path)
 
 
 def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
@@ -123,9 +120,7 @@ def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
         draw_skeleton(ax, pose.joints, pose.skeleton)
         ax.set_xlabel(printable(panel_title(pose.path.name)), fontsize=8, parse_math=False)
     side_legend(drawn, 10, loc="outside lower center", ncols=2, frameon=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")
-        save(drawn, path)
+    save(drawn, path)
 
 
 def _seen(pose: FoundJoints) -> tuple[NDArray[np.uint8], Box]:

@@ -3,69 +3,43 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..recipes.experiments import Recipe
 from ..recipes.radius import total_radius
 from ..recipes.states import score_of
 from ..recipes.variants import variant_of, variants
 from ..training.config import BASE
-from ..training.run_dir import RunDir, RunState
-from .figures import network_and_data, score_metric
+from ..training.run_dir import RunState
+from .figures import error_bars, network_and_data, score_metric
 from .panels import figure, legend, line_style, save, seeds_text, tidy
-from .summaries import CellSummary, SeedStatistics, seed_statistics
+from .summaries import DETAILS, CellSummary, SeedStatistics, Value, statistics_of
 
 FOLLOW, SAM = variants()["sam-follow"].name, variants()["sam"].name
 BSAM_NAMES = ("bsam", "bsam-2")
-Value = Callable[[RunState], float | None]
-
-
-@dataclass(frozen=True)
-class RadiusLine:
-    """A method's numbers against its total radius: for each of the metrics a statistic per radius, None where there
-    is no number. Of the base optimizer alone the radius is 0.
-    """
-
-    title: str
-    totals: tuple[float, ...]
-    metrics: tuple[tuple[SeedStatistics | None, ...], ...]
-
-
-def _memorised(state: RunState) -> float | None:
-    share = state.epochs[-1].get("memorised")
-    return None if share is None else 100 * share
-
-
 METRICS: Mapping[str, Value] = {
     "": score_of,  # its label is that of the task's measure
-    "flipped labels memorised, %": _memorised,
-    "largest eigenvalue of the Hessian": lambda state: RunDir(state.path).top_eigenvalue(),
+    "flipped labels memorised, %": DETAILS["memorised"].value,
+    "largest eigenvalue of the Hessian": DETAILS["top_eigenvalue"].value,
 }
+Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 of the base optimizer alone
 
 
-def radius_lines_info(states: Sequence[RunState]) -> list[RadiusLine]:
-    """Return a line per method, of finished runs, in the order of the tables."""
+def radius_lines_info(states: Sequence[RunState]) -> dict[str, Line]:
+    """Return a line per method, of finished runs, by title in the order of the tables."""
     order = [variant.title for variant in variants().values()]
     groups: dict[str, dict[float, list[RunState]]] = {}
     for state in states:
         if state.finished:
             groups.setdefault(variant_of(state.run).title, {}).setdefault(total_radius(state.run), []).append(state)
-    return [
-        RadiusLine(
-            title,
-            tuple(sorted(points)),
-            tuple(tuple(_statistics(points[x], value) for x in sorted(points)) for value in METRICS.values()),
-        )
-        for title, points in sorted(groups.items(), key=lambda group: order.index(group[0]))
-    ]
-
-
-def _statistics(states: Sequence[RunState], value: Value) -> SeedStatistics | None:
-    found = [number for state in states if (number := value(state)) is not None]
-    return seed_statistics(found) if found else None
+    return {
+        title: {
+            x: [statistics_of(groups[title][x], value) for value in METRICS.values()] for x in sorted(groups[title])
+        }
+        for title in sorted(groups, key=order.index)
+    }
 
 
 def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
@@ -76,10 +50,10 @@ def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     drawn = figure(13.0, 4.4)
     axes = drawn.subplots(1, len(METRICS))
     for i, (ax, label) in enumerate(zip(axes, METRICS, strict=True)):
-        for number, line in enumerate(lines):
-            _draw_line(ax, line, i, number)
-        _label_axis(ax, label or score_metric(run).label, sorted({x for line in lines for x in line.totals if x}))
-    counts = [point.n for line in lines for point in line.metrics[0] if point is not None]
+        for number, (title, line) in enumerate(lines.items()):
+            _draw_line(ax, {x: point for x, points in line.items() if (point := points[i]) is not None}, title, number)
+        _label_axis(ax, label or score_metric(run).label, sorted({x for line in lines.values() for x in line if x}))
+    counts = [points[0].n for line in lines.values() for points in line.values() if points[0] is not None]
     legend(drawn, columns=len(lines), handlelength=3)
     spread = ", whiskers of one standard deviation" if max(counts) > 1 else ""
     noise = f"{run.label_noise:.0%} of the training labels flipped"
@@ -87,24 +61,13 @@ def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     save(drawn, path)
 
 
-def _draw_line(ax: Any, line: RadiusLine, which: int, number: int) -> None:
+def _draw_line(ax: Any, points: Mapping[float, SeedStatistics], title: str, number: int) -> None:
     style = line_style(number)
-    known = [(x, point) for x, point in zip(line.totals, line.metrics[which], strict=True) if point is not None]
-    if known and line.totals == (0.0,):
-        ax.axhline(known[0][1].mean, label=line.title, linewidth=1.2, **style)
+    if list(points) == [0.0]:
+        ax.axhline(points[0.0].mean, label=title, linewidth=1.2, **style)
         return
-    x = [total * 1.03**number for total, _ in known]  # whiskers side by side
-    deviations = [point.std or 0.0 for _, point in known]
-    ax.errorbar(
-        x,
-        [point.mean for _, point in known],
-        deviations if any(deviations) else None,
-        label=line.title,
-        marker="o",
-        markersize=4,
-        capsize=3,
-        **style,
-    )
+    x = [total * 1.03**number for total in points]  # whiskers side by side
+    error_bars(ax, x, list(points.values()), label=title, **style)
 
 
 def _label_axis(ax: Any, label: str, ticks: Sequence[float]) -> None:

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..common.errors import BsamRuntimeError
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.files import locked, read_json, refuse_other_files, usable, write, write_json
+from ..training.files import locked, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
@@ -119,24 +118,6 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def check_folder(out: Path, recipe: Recipe) -> None:
-    """Raise if a folder holds files that are not results of this recipe, with the same tuning: they would be lost."""
-    with usable(out, "results"):
-        if not out.exists():
-            return
-        inside = list(out.iterdir())
-    file = out / "results.json"
-    if file not in inside:
-        refuse_other_files(out, (path.name for path in inside if path.is_dir()))
-        return
-    stored = read_json(file, dict, "choose another folder, or remove it")
-    if stored.get("recipe") != recipe.name:
-        raise BsamRuntimeError(f"{file} holds results of something else: choose another folder")
-    if stored.get("tuned", False) != recipe.tuned:
-        there, here = ("with", "without") if stored.get("tuned") else ("without", "with")
-        raise BsamRuntimeError(f"{file} holds results {there} --tune, and this run is {here}: choose another folder")
-
-
 def write_results(
     out: Path,
     recipe: Recipe,
@@ -176,7 +157,7 @@ def write_results(
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         sections = [*sections_info(recipe, summaries), *tuning_sections(recipe, chosen)]
         lines = [*text_below(recipe, summaries, states, chosen, selected), *origin_info(runs)]
-        write_json(paths[1], content)  # first: it says that the folder is ours
+        write_json(paths[1], content)
         write(paths[0], markdown(recipe.title, sections, lines).encode())
         if any(state.finished for state in states):
             for name in recipe.figures:

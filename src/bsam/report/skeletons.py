@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data import dataset_entry
 from ..data.images.decoding import Box
 from ..data.pose.joints import Skeleton
-from ..models import model_entry
 from ..recipes.experiments import Recipe
 from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks.pose_inputs import PoseInputs
 from ..training.run_dir import RunDir, RunState
+from .figures import network_and_data
 from .panels import figure, save
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # told apart by the colour-blind, too, and bright on dark pictures
@@ -97,44 +95,21 @@ def show_picture(ax: Any, pixels: NDArray[np.uint8], region: Box | None = None) 
     ax.autoscale(False)
 
 
-@dataclass(frozen=True, eq=False)
-class ShownPersons:
-    """What a run found in images of persons.
-
-    Args:
-        title: of the run's method.
-        score: of the run, in %.
-        pixels: (n, side, side, 3).
-        found: (n, J, 2), joints in these pixels.
-        truth: (n, J, 3): the labels, and 1 where a joint is labelled, else 0.
-        skeleton: names of the joints.
-    """
-
-    title: str
-    score: float
-    pixels: NDArray[np.uint8]
-    found: NDArray[np.floating[Any]]
-    truth: NDArray[np.floating[Any]]
-    skeleton: Skeleton
+Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, names of the joints, what the run kept
 
 
-def skeletons_info(states: Sequence[RunState]) -> dict[str, list[ShownPersons]]:
+def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
     """Return what the finished runs of the first seed found, by network and data set; runs that kept nothing are not
     there.
     """
-    groups: dict[str, list[ShownPersons]] = {}
+    groups: dict[str, list[Row]] = {}
     for state in states:
         run = state.run
         if state.finished and run.seed == states[0].run.seed and (arrays := RunDir(state.path).predictions()):
-            where = f"{model_entry(run.model).title} on {dataset_entry(run.data).title}, seed {run.seed}"
-            groups.setdefault(where, []).append(_shown_persons(state, arrays))
+            skeleton = PoseInputs.from_json(RunDir(state.path).note("pose")).skeleton
+            title = f"{variant_of(run).title}\nPCK {score_of(state):.1f} %"
+            groups.setdefault(f"{network_and_data(run)}, seed {run.seed}", []).append((title, skeleton, arrays))
     return groups
-
-
-def _shown_persons(state: RunState, arrays: dict[str, NDArray[Any]]) -> ShownPersons:
-    inputs = PoseInputs.from_json(RunDir(state.path).note("pose"))
-    title, score = variant_of(state.run).title, score_of(state)
-    return ShownPersons(title, score, arrays["pixels"], arrays["found"], arrays["truth"], inputs.skeleton)
 
 
 def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
@@ -143,7 +118,7 @@ def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> No
     if not groups:
         return
     heights = [CELL * (len(group) + 1) + 0.3 for group in groups.values()]
-    columns = min(PERSONS, max(len(each.pixels) for group in groups.values() for each in group))
+    columns = min(PERSONS, max(len(arrays["pixels"]) for group in groups.values() for _, _, arrays in group))
     drawn = figure(CELL * columns + 1.6, sum(heights) + 0.3)
     parts = drawn.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, (where, group) in zip(parts, groups.items(), strict=True):
@@ -154,17 +129,15 @@ def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> No
     save(drawn, path)
 
 
-def _draw_rows(axes: NDArray[Any], group: Sequence[ShownPersons]) -> None:
+def _draw_rows(axes: NDArray[Any], group: Sequence[Row]) -> None:
     """Draw the labels into the first row of axes, and what each run found into the others."""
-    first = group[0]
-    rows = [("label", first, first.truth)]
-    rows += [(f"{each.title}\nPCK {each.score:.1f} %", each, each.found) for each in group]
-    for own, (title, each, joints) in zip(axes, rows, strict=True):
-        for person, ax in enumerate(own):
-            if person >= len(each.pixels):
+    for row, (title, skeleton, arrays) in zip(axes, [("label", *group[0][1:]), *group], strict=True):
+        is_label = title == "label"
+        for person, ax in enumerate(row):
+            if person >= len(arrays["pixels"]):
                 ax.set_visible(False)
                 continue
-            show_picture(ax, each.pixels[person])
-            labelled = joints[person, :, 2] > 0 if joints is each.truth else None
-            draw_skeleton(ax, joints[person, :, :2], each.skeleton, labelled)
-        own[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
+            show_picture(ax, arrays["pixels"][person])
+            joints = arrays["truth" if is_label else "found"][person]
+            draw_skeleton(ax, joints[:, :2], skeleton, joints[:, 2] > 0 if is_label else None)
+        row[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)

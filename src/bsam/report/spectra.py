@@ -85,19 +85,6 @@ def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityI
     Args:
         found: by title.
         group: models of one group are drawn on one scale.
-
-    Example:
-        >>> grid, nodes, weights = (
-        ...     np.array([0.0, 4.0]),
-        ...     np.array([0.0, 4.0]),
-        ...     np.array([0.75, 0.25]),
-        ... )
-        >>> density = Density(
-        ...     grid, np.array([0.2, 0.1]), nodes, weights, sigma=0.1, products=2
-        ... )
-        >>> info = density_info({"SGD": density})[0]
-        >>> info.mean, info.second_moment
-        (1.0, 4.0)
     """
     infos = []
     for title, d in found.items():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..recipes.experiments import Recipe, TableCell
 from ..recipes.paper import Published
+from ..recipes.tuning import differing
 from ..tasks.task import Measure
 from ..training.config import Run
 from ..training.run_dir import RunDir, RunState
@@ -32,15 +33,17 @@ class SeedStatistics:
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
-    """Return mean and standard deviation.
-
-    Example:
-        >>> seed_statistics([1.0, 3.0])
-        SeedStatistics(mean=2.0, std=1.4142135623730951, n=2)
-        >>> seed_statistics([1.0])
-        SeedStatistics(mean=1.0, std=None, n=1)
-    """
+    """Return mean and standard deviation."""
     return SeedStatistics(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+Value: TypeAlias = Callable[[RunState], float | None]
+
+
+def statistics_of(states: Sequence[RunState], value: Value) -> SeedStatistics | None:
+    """Return mean and standard deviation of a number of these runs; None if none of them has it."""
+    values = [number for state in states if (number := value(state)) is not None]
+    return seed_statistics(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class ExtraColumn:
 
     header: str
     format: str
-    value: Callable[[RunState], float | None]
+    value: Value
 
     def text(self, found: SeedStatistics | None) -> str:
         """Return mean and standard deviation as text."""
@@ -117,10 +120,7 @@ def _baselines(measures: Mapping[TableCell, Measure], cells: Mapping[TableCell, 
 def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence[RunState]) -> CellSummary:
     finished = [state for state in states if state.finished]
     diverged = sum(state.diverged is not None and not state.finished for state in states)
-    details: dict[str, SeedStatistics | None] = {}
-    for name in recipe.details:
-        values = [value for state in finished if (value := DETAILS[name].value(state)) is not None]
-        details[name] = seed_statistics(values) if values else None
+    details = {name: statistics_of(finished, DETAILS[name].value) for name in recipe.details}
     scores = [
         measure.shown(state.epochs[-1], state.run.eval_split)
         for state in finished
@@ -135,7 +135,5 @@ def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence
 
 def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
     """Return what tuning chose for a run: the settings, and arguments of its method, in which the candidates differ."""
-    candidates = recipe.tuning.settings(run) if recipe.tuning is not None else []
-    tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
-    varied = {name for each in tried for name in each if each[name] != tried[0][name]} - {"arguments"}
-    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in varied} or None
+    names = differing(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
+    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None

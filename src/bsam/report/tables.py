@@ -21,49 +21,23 @@ PAPER_ROW = ", paper"  # ends the label of a row with published numbers
 
 
 def score_title(run: Run) -> str:
-    """Return what the numbers of a table are.
-
-    Example:
-        >>> score_title(Run("sgd"))
-        'test accuracy in %'
-    """
+    """Return what the numbers of a table are."""
     return f"{run.eval_split} {TASKS[run.task].measure.title}"
 
 
 def ours_text(summary: CellSummary) -> str:
-    """Return our number as text.
-
-    Example:
-        >>> from bsam.report.summaries import SeedStatistics
-        >>> cell = TableCell("", "", "")
-        >>> ours_text(CellSummary(cell, SeedStatistics(96.8, 0.1, 3), 1, 0, None))
-        '96.80 ± 0.10 (3), 1 diverged'
-        >>> ours_text(CellSummary(cell, None, 2, 0, None))
-        'diverged'
-    """
+    """Return our number as text."""
     if summary.ours is None:
         return "diverged" if summary.diverged else "-"
     return f"{summary.ours}" + (f", {summary.diverged} diverged" if summary.diverged else "")
 
 
 def paper_text(number: Published | None, notes: Sequence[str], decimals: int = DEFAULT_DECIMALS) -> str:
-    """Return the paper's number as text, with the mark of its note.
-
-    Example:
-        >>> (
-        ...     paper_text(Published(97.82, 0.07, "after 300 epochs"), ["after 300 epochs"]),
-        ...     paper_text(None, []),
-        ... )
-        ('97.82 ± 0.07ᵃ', '-')
-    """
+    """Return the paper's number as text, with the mark of its note."""
     if number is None:
         return "-"
     numbers = " ± ".join(f"{value:.{decimals}f}" for value in (number.mean, number.std) if value is not None)
-    return numbers + (_mark(notes.index(number.note)) if number.note else "")
-
-
-def _mark(index: int) -> str:
-    return FOOTNOTE_MARKS[index] if index < len(FOOTNOTE_MARKS) else f"[{index + 1}]"
+    return numbers + (FOOTNOTE_MARKS[notes.index(number.note)] if number.note else "")
 
 
 @dataclass(frozen=True)
@@ -180,7 +154,8 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run, missing:
         after = f", after {theirs} epochs" if theirs else "; the paper does not say after how many epochs"
         repeated = "" if recipe.measures else "; its number is repeated for our three variants"
         lines.append(f"paper: as published{after}. The paper reports one BSAM{repeated}.")
-    lines += [f"{_mark(index)} {note}" for index, note in enumerate(notes_info(shown_summaries(summaries)))]
+    notes = notes_info(shown_summaries(summaries))
+    lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, notes, strict=False)]
     rows = {each.cell.row for each in shown_summaries(summaries)}
     lines += [note for title, note in MATCHED_NOTES.items() if title in rows]
     lines += recipe.notes(run)

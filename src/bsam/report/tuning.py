@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..common.progress import duration
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
+from ..recipes.tuning import differing
 from ..recipes.variants import passes_of
 from ..tasks.task import HOLDOUT
 from .tables import TableSection, chosen_text
@@ -77,6 +78,5 @@ def _radii(choice: Choice, number: int | None) -> str:
     """Return the settings of a candidate in which the candidates differ, as text."""
     if number is None:
         return "-"
-    tried = [candidate["arguments"] for candidate in choice.candidates]
-    varied = {name: value for name, value in tried[number].items() if any(each[name] != value for each in tried)}
-    return chosen_text(varied)
+    names, arguments = differing(choice.candidates), choice.candidates[number]["arguments"]
+    return chosen_text({name: value for name, value in arguments.items() if name in names})
