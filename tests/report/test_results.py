@@ -1,11 +1,13 @@
+import contextlib
 import json
 from dataclasses import replace
 
 import pytest
 
+import bsam
 from bsam.recipes import RECIPES
 from bsam.recipes.states import state_of
-from bsam.report.results import origin_info, runs_info, write_results
+from bsam.report.results import check_folder, origin_info, runs_info, write_results
 
 PNG = b"\x89PNG\r\n\x1a\n"
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -95,3 +97,16 @@ def test_where_the_numbers_come_from():
     assert origin_info([{**other, "machines": []}]) == []
     begun = {**run, "settings": {**settings, "init": "another"}}  # with all layers of another run
     assert origin_info([begun, other]) == [pet, machines]
+
+
+@pytest.mark.parametrize(("content", "fits"), [
+    ({"recipe": "label-noise"}, True),
+    ({"recipe": "label-noise", "tuned": True}, False),
+    ({"recipe": "radius"}, False),
+    ({"mine": 1}, False),
+])  # fmt: skip
+def test_other_results_are_not_overwritten(content, fits, tmp_path):
+    check_folder(tmp_path / "new", RECIPES["label-noise"])
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with contextlib.nullcontext() if fits else pytest.raises(bsam.BsamError, match=r"results\.json"):
+        check_folder(tmp_path, RECIPES["label-noise"])

@@ -126,7 +126,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     from rich.console import Console
 
     from ..report.plan import plan_table, totals
-    from ..report.results import text_below, write_results
+    from ..report.results import check_folder, text_below, write_results
     from ..report.summaries import table_info
     from ..report.tables import rich_tables, sections_info
     from ..report.tuning import tuning_sections
@@ -139,6 +139,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
         del arguments.saved_items  # nothing is trained
     console = Console(markup=False)
     failed: Mapping[str, str] = {}
+    check_folder(out, recipe)
     states = states_of([*tuning_runs(recipe, chosen), *with_tuned_settings(recipe, chosen, out)], out)
     if arguments.dry_run:
         console.print(plan_table(recipe, states))

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..common.errors import BsamRuntimeError
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..training.files import locked, write, write_json
+from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .demo_report import demo_findings, draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
@@ -116,6 +117,17 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
         *lines,
         f"Run on {'; '.join(devices)}, {dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}'}.",
     ]
+
+
+def check_folder(out: Path, recipe: Recipe) -> None:
+    """Raise if a folder holds other results than this recipe's, with the same tuning: they would be overwritten."""
+    file, own = out / "results.json", {"recipe": recipe.name, "tuned": recipe.tuned}
+    there = {"tuned": False} | (read_json(file, dict, "choose another folder, or remove it") if file.exists() else own)
+    if any(there.get(name) != value for name, value in own.items()):
+        raise BsamRuntimeError(
+            f"{file} holds other results ({there.get('recipe')}{', with --tune' * bool(there['tuned'])}): choose "
+            "another folder"
+        )
 
 
 def write_results(
