@@ -274,14 +274,8 @@ def test_refusals(nets, arguments, message):
 
 
 def test_refusals_of_models():
-    one = nn.Linear(1, 1, bias=False)
-    with refused(match="take dims=1"):
-        landscape(one, F.mse_loss, [(torch.ones(2, 1), torch.ones(2, 1))], directions="hessian")
     model = nn.Linear(2, 2)
-    for models, words in (
-        ([model], "at least two models"), ([model, nn.Linear(2, 3)], "same trainable parameters"),
-        ([model, copy.deepcopy(model)], "same weights"),
-    ):  # fmt: skip
+    for models, words in (([model], "at least two models"), ([model, nn.Linear(2, 3)], "same trainable parameters")):
         with refused(match=words):
             plane_through(models)
 

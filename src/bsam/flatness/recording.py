@@ -136,12 +136,7 @@ class Recording:
 
 
 def default_budget(device: torch.device) -> int:
-    """Return the bytes to record in: a quarter of a GPU's memory or 3 GB of a CPU's, at most half of what is free.
-
-    Example:
-        >>> 0 < default_budget(torch.device("cpu")) <= CPU_BYTES
-        True
-    """
+    """Return the bytes to record in: a quarter of a GPU's memory or 3 GB of a CPU's, at most half of what is free."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return min(total // 4, free // 2)

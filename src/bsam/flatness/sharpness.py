@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from ..common.checks import check_count, check_radius
+from ..common.layout import local
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .products import random_like, seeded
@@ -25,11 +26,6 @@ class Sharpness:
     cosine: float  #: between g and the gradient at the point downhill
     average_sharpness: float | None = None  #: the mean rise at rho_max in a random direction
     average_error: float | None = None  #: the standard error of this mean
-
-    def __repr__(self) -> str:
-        average = "" if self.average_sharpness is None else f", average {self.average_sharpness:.4g}"
-        sizes = f"MaxS {self.max_sharpness:.4g}, MinS {self.min_sharpness:.4g}, BilS {self.bilateral:.4g}"
-        return f"Sharpness(loss {self.loss:.4g}, {sizes}, cosine {self.cosine:.4g}{average})"
 
 
 def sharpness(
@@ -113,7 +109,7 @@ def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
 def _random_vectors(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
     generator = seeded(seed)
     for _ in range(n):
-        yield Vector([random_like(p.detach(), generator) for p in L.weights.params], L.weights.layout)
+        yield Vector([random_like(local(p.detach()), generator) for p in L.weights.params], L.weights.layout)
 
 
 def _loss_at(L: DatasetLoss, v: Vector, rho: float) -> float:
