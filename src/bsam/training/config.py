@@ -31,12 +31,7 @@ BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def arguments_of(method: str) -> tuple[str, ...]:
-    """Return the arguments of a method that a run may set; the others (base, model ...) come from the run.
-
-    Example:
-        >>> arguments_of("asam")
-        ('rho', 'rho_floor', 'lr_max', 'lr_min', 'eta', 'm_sharpness', 'same_draws')
-    """
+    """Return the arguments of a method that a run may set; the others (base, model ...) come from the run."""
     cls = METHODS[method]
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
@@ -176,16 +171,7 @@ class Run(ClassificationSettings, PoseSettings):
         return asdict(self)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, counted from 0.
-
-        Example:
-            >>> run = Run("sgd", lr=0.1, epochs=10, warmup=1)
-            >>> [
-            ...     round(run.learning_rate(step, steps_per_epoch=4), 4)
-            ...     for step in (0, 3, 4, 22, 39)
-            ... ]
-            [0.025, 0.1, 0.1, 0.05, 0.0002]
-        """
+        """Return the learning rate of a step, counted from 0."""
         rise, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch
         if step < rise:
             return self.lr * (step + 1) / rise
