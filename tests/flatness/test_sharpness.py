@@ -48,8 +48,8 @@ def numbers(found):
     return found.loss, found.max_sharpness, found.min_sharpness, found.bilateral, found.cosine
 
 
-@pytest.mark.parametrize(("rho_max", "rho_min"), [(0.05, 0.05), (0.3, 0.1), (0.02, 0.5)])
-@pytest.mark.parametrize("sizes", [[50], [7, 30, 13], [1] * 50])
+@pytest.mark.parametrize(("rho_max", "rho_min"), [(0.3, 0.1), (0.02, 0.5)])
+@pytest.mark.parametrize("sizes", [[50], [7, 30, 13]])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
 def test_equals_a_plain_reference_whatever_the_batches(rho_max, rho_min, sizes, dtype, tolerance):
     model, x, y = setting(dtype)

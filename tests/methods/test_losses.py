@@ -376,8 +376,7 @@ def test_logits_that_are_not_finite_are_not_noted():
     assert torch.isfinite(z.grad).all()
 
 
-@pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("kind", ["saf", "mesa"])
+@pytest.mark.parametrize(("kind", "autocast"), [("saf", True), ("mesa", False)])
 def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
     """The divergence of near logits is far below what bfloat16 can hold of their logarithms."""
     near, far = logits(0, dtype=torch.bfloat16), (logits(0) + 0.05 * logits(1)).bfloat16()

@@ -19,7 +19,7 @@ from bsam.models.digits_net import DigitsNet
 from bsam.tasks.classification import Classification
 from bsam.training import run_writer, trainer
 from bsam.training.config import Run
-from bsam.training.files import LOCK, RunLocked, locked
+from bsam.training.files import LOCK, RunLocked
 from bsam.training.loop import Diverged, fit
 from bsam.training.run_dir import CHECKPOINT, RunDir
 
@@ -186,20 +186,6 @@ def test_two_processes_do_not_train_in_one_directory(stopped, runs, ends_like_wh
         finally:
             other.kill()  # and the lock goes with it
     ends_like_whole(stopped)
-
-
-def test_a_run_holds_its_directory_to_the_end_and_not_longer(tmp_path):
-    held = []
-
-    def each(epoch, metrics):
-        with pytest.raises(RunLocked), locked(tmp_path, "training"):
-            pass
-        held.append(epoch)
-
-    fit(replace(RUN, epochs=2), tmp_path, device="cpu", each_epoch=each)
-    assert held == [1, 2]
-    with locked(tmp_path, "training"):
-        pass
 
 
 def openings(monkeypatch, full=None):

@@ -99,9 +99,6 @@ class Probe:
     def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)
 
-    def __repr__(self) -> str:
-        return f"Probe(every={self.every}, {len(self.readings)} readings)"
-
 
 def _radius(optimizer: SharpnessAware, names: tuple[str, ...], default: Coefficient) -> Coefficient:
     return next((optimizer.radii(name) for name in names if name in optimizer.settings), default)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -39,10 +38,6 @@ class Recording:
         self.reason = ""
         self._budget, self._max_shapes = budget, max_shapes
         self._products: list[tuple[BatchProduct, float]] = []  # with the weight of the batch
-
-    def __repr__(self) -> str:
-        reason = f"; {self.note}" if self.note else ""
-        return f"Recording({self.recorded} of {self.batches} batches, {self.bytes / 1e6:.3g} MB{reason})"
 
     @property
     def note(self) -> str:
@@ -125,13 +120,8 @@ class Recording:
 
 
 def default_budget(device: torch.device) -> int:
-    """Return the bytes to record in: a quarter of a GPU's memory or 3 GB of a CPU's, at most half of what is free."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return min(total // 4, free // 2)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()  # on Linux
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
+    """Return the bytes to record in: a quarter of a GPU's memory, at most half of what is free; 3 GB of a CPU's."""
+    if device.type != "cuda":
         return CPU_BYTES
-    return min(CPU_BYTES, free // 2)
+    free, total = torch.cuda.mem_get_info(device)
+    return min(total // 4, free // 2)

@@ -34,17 +34,8 @@ def run_dir_name(run: Run) -> str:
     """Return a name that describes the run and is unique: it ends in a digest of all settings that are not defaults.
 
     Example:
-        >>> run_dir_name(
-        ...     Run(
-        ...         "bsam",
-        ...         {"passes": 2},
-        ...         model="resnet18",
-        ...         data="cifar10",
-        ...         label_noise=0.4,
-        ...         seed=1,
-        ...     )
-        ... )
-        'resnet18-cifar10-bsam-passes2-noise40-seed1-69df74c7'
+        >>> run_dir_name(Run("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1))
+        'digits_net-cifar10-bsam-passes2-noise40-seed1-e2096c1b'
     """
     default = _default_settings(run.method)  # a setting that Run gets in a later version leaves the names as they are
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
