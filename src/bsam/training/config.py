@@ -132,6 +132,8 @@ class Run(ClassificationSettings, PoseSettings):
         for name in ("head_lr", "layer_decay"):
             if getattr(self, name) == 0:
                 raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")
+        if self.head_lr is not None and not self.lr:
+            raise BsamValueError(f"head_lr is {self.head_lr} and lr is 0: to train the head alone, set freeze_backbone")
         if self.freeze_backbone and self.layer_decay != 1:
             raise BsamValueError(
                 f"freeze_backbone trains the classification layer alone, where layer_decay has no effect; got "
