@@ -79,7 +79,7 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
         "batch": BATCH,
         "precision": run.precision,
         "compile": trainings["SGD"].compiled,
-        "captured": {name: isinstance(training.stepper, CapturedSteps) for name, training in trainings.items()},
+        "captured": {name: isinstance(training.take_step, CapturedSteps) for name, training in trainings.items()},
         "steps_timed": steps,
         "n": rounds,
         "epoch_seconds": {name: spread([whole * s for s in values]) for name, values in seconds.items()},

@@ -368,7 +368,7 @@ def test_inside_of_the_wrappers_forward_gradients_are_averaged(ranks, case):
     assert_close(first, second, atol=0)
 
 
-@pytest.mark.parametrize("case", ["inside-own-accumulate", "inside-ours-accumulate", "wrapped-again"])
+@pytest.mark.parametrize("case", ["inside-own-accumulate", "wrapped-again"])
 def test_ranks_stay_together_inside_of_a_wrapper_and_in_a_new_one(ranks, case):
     first, second = (rank[case]["weights"] for rank in ranks)
     assert_close(first, second, atol=0)

@@ -1,7 +1,5 @@
 """Complex parameters count as two real ones: instruments move both parts, or raise."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -106,10 +104,3 @@ def test_a_direction_without_imaginary_parts_and_the_hessian_raise():
     ):
         with pytest.raises(bsam.BsamError, match="must be real tensors"):
             measure()
-
-
-def test_the_model_stays_as_it_was(unchanged):
-    model = copy.deepcopy(Mixed())
-    with unchanged(model):
-        sharpness(model, loss_fn, DATA, random_directions=2)
-        landscape(model, loss_fn, DATA, points=3)

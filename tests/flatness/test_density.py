@@ -3,7 +3,6 @@ import pytest
 import scipy.stats
 import torch
 
-import bsam
 from bsam.flatness import spectral_density
 from bsam.flatness.density import smoothed
 
@@ -67,19 +66,3 @@ def test_the_width_of_the_gaussian_may_be_chosen(dense):
     np.testing.assert_array_equal(found.density, smoothed(found.grid, found.nodes, found.weights, 0.05))
     assert np.array_equal(again.density, automatic.density)
     assert not np.array_equal(again.nodes, other.nodes)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"steps": 0}, "steps must be"),
-        ({"probes": 0}, "probes must be"),
-        ({"points": 1}, "points must be"),
-        ({"sigma": 0}, "sigma must be above 0"),
-        ({"sigma": -1.0}, "sigma must be"),
-        ({"steps": 5, "sigma": 1e-6}, "raise points or sigma"),
-    ],
-)
-def test_refusals(dense, arguments, message):
-    with pytest.raises(bsam.BsamError, match=message):
-        spectral_density(dense[0], **arguments)

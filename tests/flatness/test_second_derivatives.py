@@ -29,13 +29,7 @@ def used(norm):
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "shape"),
-    [
-        (nn.BatchNorm1d, (4, 3)),
-        (nn.BatchNorm1d, (4, 3, 5)),
-        (nn.BatchNorm2d, (4, 3, 5, 6)),
-        (nn.BatchNorm3d, (2, 3, 2, 3, 4)),
-    ],
+    ("kind", "shape"), [(nn.BatchNorm1d, (4, 3)), (nn.BatchNorm2d, (4, 3, 5, 6)), (nn.BatchNorm3d, (2, 3, 2, 3, 4))]
 )
 def test_values_and_first_and_second_derivatives_are_torchs(kind, shape, affine):
     norm = used(kind(3, eps=1e-2, affine=affine)).eval()
@@ -137,8 +131,6 @@ def test_what_refers_to_weights_is_differentiated_whatever_the_way(data, way):
 
 FUNCTIONS = {
     "det": torch.linalg.det,
-    "logdet": lambda a: torch.logdet(a @ a.T + torch.eye(4, dtype=a.dtype)),
-    "slogdet": lambda a: torch.linalg.slogdet(a)[1],
     "solve": lambda a: (
         torch.linalg.solve(a + 3 * torch.eye(4, dtype=a.dtype), torch.eye(4, dtype=a.dtype)).square().sum()
     ),
@@ -186,9 +178,8 @@ def test_wrong_forward_derivatives_are_noticed(data, name):
 @pytest.mark.filterwarnings("ignore:`?torch.nn.utils.weight_norm")
 @pytest.mark.parametrize(
     ("normalized", "dim", "way"),
-    [(weight_norm, 0, "forward"), (weight_norm, 0, "reverse"), (weight_norm, 1, "forward"),
-     (nn.utils.weight_norm, 1, "forward"), (nn.utils.weight_norm, None, "forward")],
-)  # fmt: skip
+    [(weight_norm, 0, "forward"), (weight_norm, 1, "reverse"), (nn.utils.weight_norm, None, "forward")],
+)
 def test_weight_norm_has_a_hessian(data, way, normalized, dim):
     torch.manual_seed(0)
     kwargs = {"dim": dim} if dim is not None or normalized is nn.utils.weight_norm else {"dim": -1}
@@ -310,19 +301,6 @@ def test_compiled_networks_run_eagerly(data):
         model.zero_grad()
         H = HessianOperator(model, F.cross_entropy, data)
         torch.testing.assert_close(H.times(v), expected, rtol=1e-9, atol=1e-12)
-    H = HessianOperator(torch.compile(plain, backend="aot_eager"), F.cross_entropy, data)
-    with H.linearized(1 << 30) as recording:
-        torch.testing.assert_close(H.times(v), expected, rtol=1e-9, atol=1e-12)
-        assert recording.recorded == 2
-
-
-def test_forward_mode_changes_no_version_of_a_weight(data):
-    model = mlp()
-    held = F.cross_entropy(model(data[0][0]), data[0][1])
-    H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    assert H.differentiation == "forward"
-    held.backward()  # would raise if a weight that it needs had been written to
 
 
 def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):

@@ -111,15 +111,15 @@ def test_all_residuals_are_within_the_tolerance_after_several_rounds(with_spectr
     # among the wanted ones.
     eigenvalues = np.repeat(np.linspace(0, 1, 150), 2)
     H, _ = with_spectrum(eigenvalues)
-    for seed in range(6 if which == "largest" else 2):
+    for seed in range(3 if which == "largest" else 1):
         found = top_eigenvalues(H, k=20, which=which, seed=seed, tol=1e-2 if which == "largest" else 1e-4)
         assert found.converged
         np.testing.assert_allclose(found.values, wanted(eigenvalues, 20, which), atol=1e-3)
 
 
-@pytest.mark.parametrize("k", [60, 149, 150, 1000])
+@pytest.mark.parametrize("k", [30, 74, 75, 1000])
 def test_many_and_all(with_spectrum, k):
-    eigenvalues = np.sort([*10.0 ** -np.arange(0, 5, 0.1), *-(10.0 ** -np.arange(1, 5, 0.1)), *[0.0] * 60])
+    eigenvalues = np.sort([*10.0 ** -np.arange(0, 5, 0.2), *-(10.0 ** -np.arange(1, 5, 0.2)), *[0.0] * 30])
     H, _ = with_spectrum(eigenvalues)
     found = top_eigenvalues(H, k=k)
     expected = eigenvalues[::-1][:k]
@@ -140,13 +140,13 @@ def test_tiny_matrices(with_spectrum, which, k, eigenvalues):
 def test_float32(nets):
     model, data = nets["made"](nets["mlp"], sizes=(24,), dtype=torch.float32)
     H = HessianOperator(model, F.cross_entropy, data)
-    found = top_eigenvalues(H, k=10)
-    expected = np.linalg.eigvalsh(nets["exact"](model, F.cross_entropy, data).numpy())[::-1][:10]
+    found = top_eigenvalues(H, k=4)
+    expected = np.linalg.eigvalsh(nets["exact"](model, F.cross_entropy, data).numpy())[::-1][:4]
     np.testing.assert_allclose(found.values, expected, rtol=1e-5)
     assert found.converged
-    exactly = top_eigenvalues(HessianOperator(model, F.cross_entropy, data, dtype=torch.float64), k=10, tol=1e-8)
+    exactly = top_eigenvalues(HessianOperator(model, F.cross_entropy, data, dtype=torch.float64), k=4, tol=1e-8)
     np.testing.assert_allclose(exactly.values, expected, rtol=1e-9)
-    assert top_eigenvalues(H, k=3, tol=0).converged  # as good as the precision allows
+    assert top_eigenvalues(H, k=1, tol=0).converged  # as good as the precision allows
 
 
 def test_what_float32_cannot_resolve_is_not_called_converged_to_the_tolerance(with_spectrum):
@@ -180,9 +180,8 @@ def test_the_seed_alone_decides(dense):
         assert np.array_equal(top_eigenvalues(H, k=np.int64(5), seed=np.int32(1)).values, first.values)
 
 
-def test_products_are_counted_and_reported(untrained):
-    model, data, _ = untrained
-    model, passes, calls = copy.deepcopy(model), [], []
+def test_products_are_counted_and_reported(model, data):
+    passes, calls = [], []
     model.register_forward_pre_hook(lambda module, inputs: passes.append(1))
     H = HessianOperator(model, F.cross_entropy, data)
     H.times(torch.ones(H.size, dtype=H.dtype))  # the first product also checks data and loss
@@ -195,7 +194,7 @@ def test_products_are_counted_and_reported(untrained):
         passes.clear()
         calls.clear()
         found = measure(H, progress=lambda *call: calls.append(call))
-        assert found.products == len(passes) / 3  # batches
+        assert found.products == len(passes) / len(data)
         assert [done for done, _ in calls] == list(range(1, found.products + 1))
         assert all(done <= expected for done, expected in calls)
         assert calls[-1] == (found.products, found.products)
@@ -240,17 +239,3 @@ def test_products_that_are_not_finite_are_refused():
     for measure in (top_eigenvalues, spectral_density, trace, partial(trace, method="hutchinson")):
         with refused(match="not finite"):
             measure(H)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"which": "smallest"}, "which must be one of 'largest', 'magnitude', 'both ends'; got 'smallest'"),
-        *(({"k": k}, "k must be a whole number of at least 1") for k in (0, 2.5, True)),
-        ({"tol": -1.0}, "tol must be a finite number of at least 0"),
-        ({"seed": -1}, "seed must be a whole number of at least 0"),
-    ],
-)
-def test_refusals(dense, arguments, message):
-    with refused(match=message):
-        top_eigenvalues(dense[0], **arguments)

@@ -58,7 +58,7 @@ def test_mapped_images_train_bit_for_bit_as_images_on_the_device(run, data):
     mapped, found = train(run, data)
     own, expected = train(run, replace(data, digest=None))
     assert (mapped.task._train.x.device.type, own.task._train.x.device.type) == ("cpu", "cuda")
-    assert isinstance(mapped.stepper, CapturedSteps) == isinstance(own.stepper, CapturedSteps) == run.capture
+    assert isinstance(mapped.take_step, CapturedSteps) == isinstance(own.take_step, CapturedSteps) == run.capture
     assert found == expected
     for name, tensor in mapped.network.state_dict().items():
         assert torch.equal(tensor, own.network.state_dict()[name]), name

@@ -12,7 +12,7 @@ from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks.pose import Pose
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
-from bsam.training.steps import CapturedSteps, EagerSteps, side_stream
+from bsam.training.steps import CapturedSteps, side_stream
 from bsam.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -57,9 +57,9 @@ def test_captured_steps_are_plain_steps(name, figures):
     run = RUNS[name]
     captured, found, _ = train(run, figures)
     plain, expected, _ = train(replace(run, capture=False), figures)
-    assert type(captured.stepper) is CapturedSteps
-    assert captured.stepper._graph is not None
-    assert type(plain.stepper) is EagerSteps
+    assert type(captured.take_step) is CapturedSteps
+    assert captured.take_step._graph is not None
+    assert not isinstance(plain.take_step, CapturedSteps)
     start = Pose(run, CUDA, data=figures).network()
     trained = [own for own, p in start.named_parameters() if p.requires_grad]
     networks = (captured.network, plain.network, start)

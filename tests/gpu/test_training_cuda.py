@@ -16,7 +16,7 @@ from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
 from bsam.training.loop import fit
-from bsam.training.steps import CapturedSteps, EagerSteps, side_stream
+from bsam.training.steps import CapturedSteps, side_stream
 from bsam.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -119,9 +119,9 @@ def tolerance(run):
 def test_captured_steps_are_plain_steps(run):
     captured, metrics, _ = train(run)
     reference, expected, _ = train(plain(run))
-    assert type(captured.stepper) is CapturedSteps
-    assert captured.stepper._graph is not None
-    assert type(reference.stepper) is EagerSteps
+    assert type(captured.take_step) is CapturedSteps
+    assert captured.take_step._graph is not None
+    assert not isinstance(reference.take_step, CapturedSteps)
     assert apart(captured, reference) < tolerance(run)
     for found, wanted in zip(metrics, expected, strict=True):
         assert list(found) == list(wanted)
@@ -164,8 +164,8 @@ def test_a_captured_training_goes_on_after_an_interruption(name, tmp_path):
     whole, expected, _ = train(run)
     first, _, _ = train(run, epochs=[0])
     second, found, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
-    assert type(second.stepper) is CapturedSteps
-    assert second.stepper._graph is not None
+    assert type(second.take_step) is CapturedSteps
+    assert second.take_step._graph is not None
     assert apart(second, whole) < tolerance(run)
     assert found[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
     if isinstance(second.optimizer, SharpnessAware):
@@ -232,7 +232,7 @@ def test_bfloat16_learns_in_a_graph_as_without(name):
     run = Run(**{**RUNS[name].settings(), "precision": "bf16", "epochs": 4})
     captured, found, _ = train(run, epochs=range(4))
     _, expected, _ = train(plain(run), epochs=range(4))
-    assert captured.stepper._graph is not None
+    assert captured.take_step._graph is not None
     assert found[-1]["test_accuracy"] > 0.8
     assert found[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.05)
     assert all(p.dtype == torch.float32 for p in captured.network.parameters())
@@ -241,7 +241,7 @@ def test_bfloat16_learns_in_a_graph_as_without(name):
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.capturable])
 def test_methods_whose_steps_differ_are_not_captured_and_learn(method):
     trainer, metrics, _ = train(Run(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
-    assert type(trainer.stepper) is EagerSteps
+    assert not isinstance(trainer.take_step, CapturedSteps)
     assert metrics[-1]["test_accuracy"] > 0.8
 
 

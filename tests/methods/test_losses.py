@@ -280,11 +280,7 @@ def test_reductions_and_label_smoothing():
         (torch.tensor([0, 1, -1]), "between 0 and 5, got -1 to 1.*samples="),
         (torch.tensor([6, 1, 2]), "between 0 and 5, got 1 to 6.*samples="),
         (torch.tensor([0.0, 1.0, 2.0]), "whole number.*float32.*Indexed"),
-        (torch.tensor([True, False, True]), "whole number.*bool.*Indexed"),
-        (torch.tensor([0j, 1, 2]), "whole number.*complex64.*Indexed"),
-        (torch.tensor([[0, 1, 2]]), r"each of the 3 samples.*\(1, 3\).*Indexed"),
         (torch.tensor([0]), r"each of the 3 samples.*\(1,\).*Indexed"),
-        (torch.tensor(0), r"each of the 3 samples.*\(\).*Indexed"),
     ],
     ids=str,
 )
@@ -296,20 +292,10 @@ def test_refuses_an_index_that_the_table_has_not(index, words):
     assert (loss.stamp < 0).all()
 
 
-@pytest.mark.parametrize("shape", [(3, 1), (3, 4), (3, 3, 2), (3,)])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 3, 2)])
 def test_refuses_logits_that_the_table_has_no_room_for(shape):
     with pytest.raises(bsam.BsamError, match=r"outputs must be one row of 3 logits per sample.*classes="):
         small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), indices=torch.arange(3))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_whole_numbers_of_any_kind_are_an_index(dtype):
-    loss, other = small(), small()
-    ids = torch.tensor([1, 0, 1 + 2])
-    loss(logits(0, 3), Y[:3], indices=ids.to(dtype))
-    other(logits(0, 3), Y[:3], indices=ids)
-    assert torch.equal(loss.table, other.table)
-    assert torch.equal(loss.stamp, other.stamp)
 
 
 def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
@@ -390,16 +376,7 @@ def test_logits_that_are_not_finite_are_not_noted():
     assert torch.isfinite(z.grad).all()
 
 
-def test_a_row_that_was_not_finite_may_be_noted_later_in_the_epoch():
-    loss, z = small(epochs_back=1), logits(0)
-    visit(loss, 0, [2], torch.full((1, 3), float("nan"), dtype=torch.float64))
-    visit(loss, 0, [2], z[:1])
-    visit(loss, 0, [2], z[1:2])
-    assert torch.equal(loss.table[0, 2], z[0].half())
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("kind", ["saf", "mesa"])
+@pytest.mark.parametrize(("kind", "autocast"), [("saf", True), ("mesa", False)])
 def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
     """The divergence of near logits is far below what bfloat16 can hold of their logarithms."""
     near, far = logits(0, dtype=torch.bfloat16), (logits(0) + 0.05 * logits(1)).bfloat16()
@@ -431,8 +408,7 @@ def losses(kind: str, model, optimizer):
     return saf() if kind == "saf" else bsam.MESA(model, optimizer, decay=AVERAGE, **SETTINGS)
 
 
-@pytest.mark.parametrize("kind", ["saf", "mesa"])
-@pytest.mark.parametrize("name", ["sgd", "bsam"])
+@pytest.mark.parametrize(("kind", "name"), [("saf", "bsam"), ("mesa", "bsam"), ("mesa", "sgd")])
 def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name):
     fresh = problem.clone().model
     optimizer = build(name, problem.model)
@@ -458,8 +434,7 @@ def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))], ids=["deepcopy", "pickle"]
 )
-@pytest.mark.parametrize("kind", ["saf", "mesa"])
-@pytest.mark.parametrize("name", ["sgd", "bsam"])
+@pytest.mark.parametrize(("kind", "name"), [("saf", "sgd"), ("mesa", "bsam")])
 def test_copies_go_on_by_themselves(problem, data, kind, name, copied):
     optimizer = build(name, problem.model)
     parts = problem.model, optimizer, losses(kind, problem.model, optimizer)
@@ -497,8 +472,7 @@ def by_backward(optimizer, problem):
 
 
 @pytest.mark.parametrize("stepped", [by_closure, by_backward])
-@pytest.mark.parametrize("name", ["sgd", "sam", "bsam"])
-@pytest.mark.parametrize("given", ["optimizer", "its base"])
+@pytest.mark.parametrize(("name", "given"), [("sgd", "optimizer"), ("bsam", "optimizer"), ("bsam", "its base")])
 def test_the_average_follows_each_step_once(problem, name, given, stepped):
     optimizer = build(name, problem.model)
     followed = getattr(optimizer, "base", optimizer) if given == "its base" else optimizer
@@ -626,15 +600,15 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_average(plain, name):
 @pytest.mark.parametrize(
     "bad",
     [
-        *({"lam": v} for v in (-0.1, float("nan"), "1", None)),
-        *({"tau": v} for v in (0.0, -1.0, float("inf"))),
-        *({"start_epoch": v} for v in (-1, 1.5, True)),
-        *({"label_smoothing": v} for v in (-0.1, 1.1)),
-        *({"reduction": v} for v in ("sum", None)),
-        *({"epochs_back": v} for v in (0, -1, 1.0)),
-        *({"samples": v} for v in (0, 2.0)),
-        *({"classes": v} for v in (0, "3")),
-        *({"decay": v} for v in (-0.1, 1.1, float("nan"))),
+        {"lam": -0.1},
+        {"tau": 0.0},
+        {"start_epoch": -1},
+        {"label_smoothing": 1.1},
+        {"reduction": "sum"},
+        {"epochs_back": 0},
+        {"samples": 2.0},
+        {"classes": 0},
+        {"decay": 1.1},
     ],
     ids=str,
 )
@@ -652,19 +626,10 @@ def test_refuses_arguments_that_cannot_be_right(bad, plain):
 
 def test_refuses_epochs_and_networks_that_cannot_be_right(plain):
     optimizer = build("sgd", plain.model)
-    for epoch in (-1, 1.0, None):
-        for loss in (saf(), bsam.MESA(plain.model, optimizer)):
-            with pytest.raises(bsam.BsamError, match="epoch"):
-                loss.set_epoch(epoch)
-            assert loss.epoch == 0
-    for model, trainer in (
-        (None, optimizer),
-        (plain.model, None),
-        (plain.model, plain.model),
-        (optimizer, plain.model),
-    ):
-        with pytest.raises(bsam.BsamError, match="MESA\\(model, optimizer\\)"):
-            bsam.MESA(model, trainer)
+    with pytest.raises(bsam.BsamError, match="epoch"):
+        saf().set_epoch(-1)
+    with pytest.raises(bsam.BsamError, match="MESA\\(model, optimizer\\)"):
+        bsam.MESA(optimizer, plain.model)
 
 
 # Two processes.

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import bsam
-from bsam.training.distributed import distributed_context
 from bsam.training.loop import fit
 from bsam.training.run_dir import RunDir
 from processes import Script
@@ -138,14 +136,3 @@ def test_each_process_works_on_its_half_of_every_batch(ranks):
     assert len(notes[0]["seen"]) == len(notes[1]["seen"]) == steps
     for a, b in zip(notes[0]["seen"], notes[1]["seen"], strict=True):
         assert (len(a), len(b), len({*a, *b})) == (32, 32, 64)
-
-
-@pytest.mark.parametrize("size", ["2", "two"])
-def test_a_size_without_a_rank_is_refused(monkeypatch, size):
-    monkeypatch.setenv("WORLD_SIZE", size)
-    monkeypatch.delenv("RANK", raising=False)
-    with (
-        pytest.raises(bsam.BsamError, match="WORLD_SIZE is set, but not as torchrun sets it"),
-        distributed_context("cpu"),
-    ):
-        pass

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import pickle
 import re
 import shutil
@@ -99,12 +98,6 @@ def test_a_run_that_is_not_there_or_not_finished_is_refused(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(bsam.BsamError, match=r"is not finished \(3 of 3 epochs are\)"):
         RunDir(folder).finished_run()
-
-
-def test_a_directory_whose_name_is_no_text_is_read(folder):
-    name = folder.with_name(os.fsdecode(b"r\xff"))
-    folder.rename(name)
-    assert RunDir(name).state(RUN).finished
 
 
 READERS = {

@@ -100,13 +100,6 @@ def spectral_density(
 
 
 def smoothed(grid: Array, nodes: Array, weights: Array, sigma: float) -> Array:
-    """Return the density on a grid: the sum of a Gaussian of width ``sigma`` at each node, times its weight.
-
-    Example:
-        >>> smoothed(np.array([0.0, 1.0]), np.array([1.0]), np.array([1.0]), sigma=0.5).round(
-        ...     3
-        ... )
-        array([0.108, 0.798])
-    """
+    """Return the density on a grid: the sum of a Gaussian of width ``sigma`` at each node, times its weight."""
     bumps = np.exp(-0.5 * ((grid[:, None] - nodes) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
     return bumps @ weights

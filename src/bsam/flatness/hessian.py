@@ -98,11 +98,6 @@ class HessianOperator:
         self._compared: list[int] = []  # versions of the weights for which forward mode was compared with reverse mode
         self._recording: Recording | None = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns, both the number of trainable parameters."""
-        return self.size, self.size
-
     def __repr__(self) -> str:
         return f"HessianOperator({self.size} x {self.size}, {self.products} products so far)"
 

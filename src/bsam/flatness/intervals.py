@@ -11,10 +11,6 @@ def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution for a probability of at least 0.5.
 
     Its distribution function is a finite sum for whole degrees of freedom (Abramowitz, Stegun, 26.7.3 and 26.7.4).
-
-    Example:
-        >>> [round(t_quantile(0.975, freedom), 3) for freedom in (1, 3, 9)]
-        [12.706, 3.182, 2.262]
     """
     odd = freedom % 2
     i = np.arange(1, (freedom - odd) // 2)
@@ -36,12 +32,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def plus_minus(value: float, error: float) -> str:
-    """Write a number with its error, which gets two digits.
-
-    Example:
-        >>> plus_minus(43.8, 12.71), plus_minus(1.2345, 0.0321), plus_minus(1234567.0, 89012.0)
-        ('44 ± 13', '1.234 ± 0.032', '(1.235 ± 0.089)e+06')
-    """
+    """Write a number with its error, which gets two digits."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 1e-6 * abs(value)):
         return f"{value:.6g} ± {error:.1g}"  # of rounding errors the size is enough
     power = int(f"{max(abs(value), error):e}".partition("e")[2])

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ..common.checks import check_count, check_number
 from ..common.errors import BsamValueError
+from ..common.layout import local
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
-from .products import Array, Progress, as_kind_of, no_progress, random_like, real_view, seeded
+from .products import Array, Progress, no_progress, random_like, seeded
 from .spectrum import top_eigenvalues
 
 Directions: TypeAlias = str | Sequence[Vector]
@@ -45,9 +46,6 @@ class Plane:
     directions: tuple[Vector, Vector]
     coordinates: Array  #: a row per model
     distances: Array  #: of each model from the plane
-
-    def __repr__(self) -> str:
-        return f"Plane({len(self.coordinates)} models, at most {self.distances.max():.2g} away)"
 
 
 def landscape(
@@ -128,18 +126,14 @@ def check_grid(span: float, points: int) -> None:
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
     params, layout = L.weights.params, L.weights.layout
     if not isinstance(directions, str) and isinstance(directions, Iterable):
-        shapes, directions = [real_view(p).shape for p in params], list(directions)
+        shapes, directions = [local(p).shape for p in params], list(directions)
         given = [v.tensors() for v in directions if isinstance(v, Vector)]
         if len(given) < max(dims, len(directions)) or any([t.shape for t in v] != shapes for v in given):
             raise BsamValueError(
                 f"directions must be {dims} vectors with one tensor for each trainable parameter of the model"
             )
-        return [
-            Vector([as_kind_of(p.detach(), t) for t, p in zip(v, params, strict=True)], layout) for v in given[:dims]
-        ]
+        return [Vector([t.to(local(p.detach())) for t, p in zip(v, params, strict=True)], layout) for v in given[:dims]]
     if directions == "hessian":
-        if sum(p.numel() for p in params) < dims:
-            raise BsamValueError(f"a Hessian of one entry has no {dims} eigenvectors: take dims=1")
         H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode, batch_weight=L.batch_weight)
         return list(top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors or ())
     if directions != "filter":
@@ -155,7 +149,8 @@ def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list
 
 def _random_filters(w: Tensor, generator: torch.Generator) -> Tensor:
     """Return a random tensor whose rows (filters) are as long as those of ``w``; zeros for biases and norm layers."""
-    if w.dim() < 2:
+    is_filter, w = w.dim() > 1, local(w)
+    if not is_filter:
         return torch.zeros_like(w)
     d = random_like(w, generator)
     length = partial(torch.linalg.vector_norm, dim=tuple(range(1, w.dim())), keepdim=True)
@@ -189,20 +184,16 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
     """
     if len(models) < 2:
         raise BsamValueError("a plane needs at least two models")
-    first = [p.detach() for p in models[0].parameters() if p.requires_grad]
-    weights = [[real_view(p.detach()) for p in model.parameters() if p.requires_grad] for model in models]
+    weights = [[local(p.detach()) for p in model.parameters() if p.requires_grad] for model in models]
     if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
         raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
-    sizes = [p.numel() for p in weights[0]]
+    first, sizes = weights[0], [p.numel() for p in weights[0]]
     flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
     differences = flat - flat[0]
-    if float(differences.norm()) == 0:
-        raise BsamValueError("the models have the same weights: they span no plane")
     basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     coordinates = differences @ basis.T
     distances = (differences - coordinates @ basis).norm(dim=1)
     u, v = (
-        Vector([as_kind_of(p, part.view(real_view(p).shape)) for part, p in zip(row.split(sizes), first, strict=True)])
-        for row in basis
+        Vector([part.view(p.shape).to(p) for part, p in zip(row.split(sizes), first, strict=True)]) for row in basis
     )
     return Plane((u, v), coordinates.cpu().numpy(), distances.cpu().numpy())

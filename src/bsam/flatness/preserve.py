@@ -14,16 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 @contextlib.contextmanager
 def temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes, given as ``(object, name, value)``, and restore them on exit.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> with temporarily([(model, "training", False)]):
-        ...     model.training
-        False
-        >>> model.training
-        True
-    """
+    """Set attributes, given as ``(object, name, value)``, and restore them on exit."""
     changes = list(changes)
     before = [(target, name, getattr(target, name)) for target, name, _ in changes]
     try:

@@ -22,24 +22,9 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(check_count("seed", seed, low=0))
 
 
-def random_like(p: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a tensor of the kind of ``p`` with standard normal entries, of a complex one in both parts.
-
-    Example:
-        >>> random_like(torch.zeros(2, dtype=torch.complex64), seeded(0)).imag.abs().min() > 0
-        tensor(True)
-    """
-    return as_kind_of(p, torch.randn(real_view(p).shape, generator=generator))
-
-
-def real_view(t: Tensor) -> Tensor:
-    """Return a complex tensor as a real one with a last dimension of two, and others as they are."""
-    return torch.view_as_real(t) if t.is_complex() else t
-
-
-def as_kind_of(p: Tensor, real: Tensor) -> Tensor:
-    """Return a tensor of the shape of ``real_view(p)`` as one of shape, dtype and device of ``p``."""
-    return torch.view_as_complex(real.to(real_view(p)).contiguous()) if p.is_complex() else real.to(p)
+def random_like(w: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a tensor like ``w``, which is real, with standard normal entries."""
+    return torch.randn(w.shape, generator=generator).to(w)
 
 
 def no_progress(done: int, expected: int) -> None:

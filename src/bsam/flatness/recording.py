@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -40,10 +38,6 @@ class Recording:
         self.reason = ""
         self._budget, self._max_shapes = budget, max_shapes
         self._products: list[tuple[BatchProduct, float]] = []  # with the weight of the batch
-
-    def __repr__(self) -> str:
-        reason = f"; {self.note}" if self.note else ""
-        return f"Recording({self.recorded} of {self.batches} batches, {self.bytes / 1e6:.3g} MB{reason})"
 
     @property
     def note(self) -> str:
@@ -87,36 +81,26 @@ class Recording:
 
         What Python read from the batch that was traced (a size, a number, a branch) is constant in the graphs.
         """
-
-        def verified() -> tuple[BatchProduct, int]:
+        x, y, _ = batch
+        shape = recorder.shape(x, y)
+        is_new, reason = shape not in recorder.graphs, ""
+        if is_new and len(recorder.graphs) == self._max_shapes:
+            raise CannotRecord(f"more than {self._max_shapes} shapes of batches")
+        for forward in (True, False) if is_new else (True,):
             try:
-                product, size = recorder.linearized(*batch[:2])
-                actual = product(v)
+                if is_new:
+                    recorder.record(x, y, v, products_close, forward=forward)
+                product, size = recorder.linearized(x, y)
+                if products_close(product(v), expected):
+                    return product, size
+                reason = (
+                    "a recorded product differs from the product computed without a recording (does the network or the "
+                    "loss use random numbers, or Python values computed from the data, such as .item() or sizes?)"
+                )
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:
-                raise CannotRecord("the recorded graph failed when it was run") from error
-            if not products_close(actual, expected):
-                raise CannotRecord("a recorded product differs from the product computed without a recording")
-            return product, size
-
-        shape = recorder.shape(*batch[:2])
-        reason = (
-            "the network or the loss uses Python values computed from the data (such as .item() or sizes), or random "
-            "numbers"
-        )
-        if shape in recorder.graphs:
-            with contextlib.suppress(CannotRecord):
-                return verified()
-            raise CannotRecord(reason)
-        if len(recorder.graphs) == self._max_shapes:
-            raise CannotRecord(f"more than {self._max_shapes} shapes of batches")
-        for forward in (True, False):
-            try:
-                recorder.record(*batch[:2], v, products_close, forward=forward)
-                return verified()
-            except CannotRecord as error:
-                reason = str(error)
+            except (CannotRecord, RuntimeError) as error:
+                reason = str(error).partition("\n")[0]
         recorder.graphs.pop(shape, None)
         raise CannotRecord(reason)
 
@@ -136,18 +120,8 @@ class Recording:
 
 
 def default_budget(device: torch.device) -> int:
-    """Return the bytes to record in: a quarter of a GPU's memory or 3 GB of a CPU's, at most half of what is free.
-
-    Example:
-        >>> 0 < default_budget(torch.device("cpu")) <= CPU_BYTES
-        True
-    """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return min(total // 4, free // 2)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()  # on Linux
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
+    """Return the bytes to record in: a quarter of a GPU's memory, at most half of what is free; 3 GB of a CPU's."""
+    if device.type != "cuda":
         return CPU_BYTES
-    return min(CPU_BYTES, free // 2)
+    free, total = torch.cuda.mem_get_info(device)
+    return min(total // 4, free // 2)

@@ -26,14 +26,6 @@ class Substitutes(TorchFunctionMode):
       twice as many passes over memory.
     - Weight normalization: the second derivative of ``torch._weight_norm`` is wrong (it fails gradgradcheck).
     - ``hardsigmoid`` has no second derivative in torch.
-
-    Example:
-        >>> norm = torch.nn.BatchNorm1d(2).eval()
-        >>> x = torch.tensor([[1.0, 2.0]])
-        >>> with Substitutes():
-        ...     y = norm(x)
-        >>> torch.allclose(y, norm(x))
-        True
     """
 
     def __torch_function__(

@@ -125,11 +125,6 @@ def compare(
         first, second: the networks, in eval mode.
         batches: of images and their true classes.
         progress: called with the number of images that are done.
-
-    Example:
-        >>> batches = [(torch.eye(4), torch.tensor([0, 1, 2, 0]))]
-        >>> compare(nn.Identity(), nn.Softmin(1), batches)
-        Comparison(images=4, accuracies=(0.75, 0.25), equal=0.0)
     """
     images, right, equal = 0, [0, 0], 0
     for x, y in batches:

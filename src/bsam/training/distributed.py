@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..common.errors import BsamRuntimeError
 from .environment import pick_device
 
 T = TypeVar("T")
@@ -68,21 +67,9 @@ def distributed_context(device: str | None = None) -> Iterator[DistributedContex
 
     Args:
         device: as for :func:`pick_device`. Of several processes each takes the GPU of its local rank.
-
-    Example:
-        >>> with distributed_context("cpu") as context:
-        ...     print(context)
-        DistributedContext(device=device(type='cpu'), rank=0, size=1)
     """
     torch_device = pick_device(device)
-    try:
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        int(os.environ["RANK"] if size > 1 else "0")
-    except (ValueError, KeyError) as error:
-        raise BsamRuntimeError(
-            "WORLD_SIZE is set, but not as torchrun sets it, with RANK and LOCAL_RANK: start by torchrun, or unset it"
-        ) from error
-    if size == 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield DistributedContext(torch_device)
         return
     if torch_device.type == "cuda":

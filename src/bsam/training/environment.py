@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
-import warnings
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -18,17 +15,9 @@ from torch import Tensor
 from .. import __version__
 from ..common.errors import BsamRuntimeError, BsamValueError
 
-# Torch's warning continues with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
-BF16_WARNING = "mkldnn_matmul failed, switching to"
-
 
 def pick_device(name: str | None = None) -> torch.device:
-    """Return the device of a name; ``"auto"`` and None take a GPU if there is one.
-
-    Example:
-        >>> pick_device("cpu")
-        device(type='cpu')
-    """
+    """Return the device of a name; ``"auto"`` and None take a GPU if there is one."""
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -43,12 +32,7 @@ def pick_device(name: str | None = None) -> torch.device:
 
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
-    """Return versions, machine and date as plain values; with a device also what it is.
-
-    Example:
-        >>> environment_info(torch.device("cpu"))["device"]
-        'cpu'
-    """
+    """Return versions, machine and date as plain values; with a device also what it is."""
     return {
         "bsam": __version__,
         "python": platform.python_version(),
@@ -79,25 +63,6 @@ def is_bf16_emulated(device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     return not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-@contextlib.contextmanager
-def emulated_bf16(on: bool = True) -> Iterator[None]:
-    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing where ``on`` is false.
-
-    On aarch64 torch tries oneDNN all the same, warns, and disables oneDNN for the whole process, for fp32 as well. The
-    setting is restored afterwards.
-    """
-    if not on:
-        yield
-        return
-    before = torch.backends.mkldnn.enabled
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=BF16_WARNING)
-            yield
-    finally:
-        torch.backends.mkldnn.enabled = before
 
 
 @functools.cache

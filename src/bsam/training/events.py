@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..tasks import TASKS
 
 
-class Events(contextlib.AbstractContextManager["Events"]):
+class Events:
     """Write TensorBoard's events of a run; older ones in the folder are removed first.
 
     Args:
@@ -41,9 +39,8 @@ class Events(contextlib.AbstractContextManager["Events"]):
             self._writer._get_file_writer().add_summary(summary)
         self._writer.flush()
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._writer.close()
 
     def add(self, metrics: Mapping[str, Any]) -> None:

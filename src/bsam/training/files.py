@@ -31,12 +31,6 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
         folder: created if it does not exist.
         activity: what this process does there, for the message to another one: ``"training"``.
         wait: wait for the process that holds the lock, rather than raise :class:`RunLocked`.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder), "training"):
-        ...     with contextlib.suppress(RunLocked), locked(Path(folder), "training"):
-        ...         print("not reached")
     """
     with usable(folder, activity):
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,15 +92,7 @@ def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path, hint: str) -> Iterator[None]:
-    """Raise any error as a BsamRuntimeError: the file cannot be read, and ``hint`` says what to do.
-
-    Example:
-        >>> with reading(Path("run/curvature.json"), "remove it"):
-        ...     json.loads('{"half": ')
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamRuntimeError: run/curvature.json cannot be read (JSONDecodeError): remove it
-    """
+    """Raise any error as a BsamRuntimeError: the file cannot be read, and ``hint`` says what to do."""
     try:
         yield
     except Exception as error:  # zipfile, zlib, torch and safetensors raise many kinds

@@ -15,14 +15,6 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
         kind: what the name is of, for the error.
         name: what the user gave.
         known: the names.
-
-    Example:
-        >>> find_name("method", "Sam", ("sgd", "sam"))
-        'sam'
-        >>> find_name("method", "sma", ("sgd", "sam"))
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
     """
     by_lower = {each.lower(): each for each in known}
     lower = str(name).lower()

@@ -116,12 +116,6 @@ def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
 
     Groups with learning rates of their own have ``lr_scale``, by which the learning rate of the run is multiplied;
     schedules of timm know it, too.
-
-    Example:
-        >>> from bsam.models import build
-        >>> groups = parameter_groups(Run("sgd", lr=0.01, head_lr=0.1), build("digits_net"))
-        >>> [(len(group["params"]), group["lr_scale"]) for group in groups]
-        [(6, 1.0), (2, 10.0)]
     """
     if run.weight_bits is not None:
         return quantization.parameter_groups(network, perturb_scales=run.perturb_scales, weight_decay=0.0)

@@ -118,7 +118,9 @@ class RunWriter(RunDir):
         (self.path / DIVERGED).unlink(missing_ok=True)
         self._events: Events | None = None
         if find_spec("tensorboard") is not None:
-            self._events = self._stack.enter_context(Events(self.path / "tensorboard", self.settings))
+            self._events = self._stack.enter_context(
+                contextlib.closing(Events(self.path / "tensorboard", self.settings))
+            )
             for metrics in epochs:  # written again, since events of a killed process may be cut short
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)

@@ -34,18 +34,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
-class EagerSteps:
-    """Run steps one by one."""
-
-    def __init__(self, train_step: TrainStep) -> None:
-        self.train_step = train_step
-
-    def __call__(self, *batch: Tensor) -> Tensor:
-        """Take one step and return the loss before it, which the next step may overwrite."""
-        return self.train_step.step(*batch)
-
-
-class CapturedSteps(EagerSteps):
+class CapturedSteps:
     """Run steps as one CUDA graph. The first steps are run one by one, and the next one is captured.
 
     The learning rate must be a tensor on the device, and every step the same sequence of kernels.
@@ -56,13 +45,13 @@ class CapturedSteps(EagerSteps):
     """
 
     def __init__(self, train_step: TrainStep, probed: Callable[[int], bool] | None = None) -> None:
-        super().__init__(train_step)
+        self.train_step = train_step
         self._probed = probed or (lambda t: False)
         self._eager_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """Take one step and return the loss before it."""
+        """Take one step and return the loss before it, which the next step overwrites."""
         optimizer = self.train_step.optimizer
         if self._eager_steps < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._probed(optimizer.t)):
             self._eager_steps += 1

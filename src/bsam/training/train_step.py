@@ -33,15 +33,6 @@ class TrainStep:
         optimizer: sharpness-aware or any other.
         criterion: maps outputs and a batch to one loss per sample.
         loss: SAF or MESA, in place of the criterion.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Linear(2, 3)
-        >>> train_step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> train_step.step(
-        ...     torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4)
-        ... ).shape
-        torch.Size([])
     """
 
     model: Callable[[Tensor], Any]
@@ -101,15 +92,6 @@ def build_optimizer(
         criterion: maps outputs and a batch to one loss per sample.
         known: what the run knows and some methods have as an argument, by name: ``seed``, ``total_steps``,
             ``samples``, ``classes``. ``arguments`` take precedence.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Linear(2, 3)
-        >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> build_optimizer(
-        ...     "rst", {"p": 0.25}, base, model, seed=7, total_steps=100
-        ... ).optimizer.seed
-        7
     """
     forward = forward or model
     if method == "base":

@@ -25,9 +25,9 @@ from ..quantization import freeze_scales
 from ..tasks.task import Task
 from .config import BASE, Run
 from .distributed import DistributedContext
-from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
+from .environment import is_bf16_emulated, why_compile_fails
 from .optimizers import autocast, build_train_step, check_method
-from .steps import CapturedSteps, EagerSteps
+from .steps import CapturedSteps
 
 T = TypeVar("T")
 # settings of this machine, not loaded from a checkpoint written on another; the schedule sets lr
@@ -75,10 +75,9 @@ class Trainer:
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
         self.compiled = run.compile and failure is None
-        self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
         if failure is not None and context.is_main:
             tell(f"torch.compile does not work on this machine ({failure}): continuing without it.")
-        if self._emulated and context.is_main:
+        if run.precision == "bf16" and is_bf16_emulated(context.device) and context.is_main:
             tell("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
@@ -89,7 +88,7 @@ class Trainer:
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.optimizer)
         due = None if self.probe is None else self.probe.due
-        self.stepper = CapturedSteps(self.train_step, due) if self.captured else EagerSteps(self.train_step)
+        self.take_step = CapturedSteps(self.train_step, due) if self.captured else self.train_step.step
 
     def train_epoch(self, number: int) -> dict[str, Any]:
         """Train for an epoch, counted from 0.
@@ -106,11 +105,11 @@ class Trainer:
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), 0.0
-        with self._seeded(number), emulated_bf16(self._emulated):
+        with self._seeded(number):
             for i, batch in enumerate(self.task.batches(self.context.share(indices))):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
-                total += self.stepper(*batch)
+                total += self.take_step(*batch)
         loss = float(self.context.mean(total)) / self.steps
         return {"train_loss": loss, "lr": lr, **self._radii(), "seconds": time.perf_counter() - start}
 
@@ -151,7 +150,7 @@ class Trainer:
 
     def _in_eval_mode(self, ask: Callable[[nn.Module], T]) -> T:
         self.network.eval()
-        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
+        with autocast(self.run, self.context.device):
             return ask(self.network)
 
     def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
