@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from ..common.checks import check_count
@@ -27,6 +28,10 @@ BatchWeight: TypeAlias = Callable[[Any, Any], Any]
 
 ROUNDING = 16.0  # in machine epsilons, relative to losses and outputs: how much two ways to compute a loss may differ
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2  # how much those of one batch may differ, evaluated twice; GPUs round at random
+OTHER_STATISTICS = (
+    'micro_batch would change the batches whose statistics batch norm uses, with mode="train" or without running '
+    "statistics: leave it out, and make the batches of data smaller"
+)
 
 
 def check_mode(mode: str, micro_batch: int | None) -> None:
@@ -38,10 +43,7 @@ def check_mode(mode: str, micro_batch: int | None) -> None:
     if micro_batch is not None:
         check_count("micro_batch", micro_batch)
         if mode == "train":
-            raise BsamValueError(
-                'micro_batch would change the batches whose statistics batch norm uses with mode="train": leave it '
-                "out, and make the batches of data smaller"
-            )
+            raise BsamValueError(OTHER_STATISTICS)
 
 
 class DatasetLoss:
@@ -65,6 +67,9 @@ class DatasetLoss:
         if isinstance(data, Iterator):
             raise BsamTypeError("data is iterated more than once, and this is an iterator: pass a list or a DataLoader")
         check_mode(mode, micro_batch)
+        norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        if micro_batch is not None and any(norm.running_mean is None for norm in norms):
+            raise BsamValueError(OTHER_STATISTICS)
         self.model, self.loss_fn, self.data, self.mode, self.batch_weight = model, loss_fn, data, mode, batch_weight
         self.micro_batch = micro_batch
         self.weights = Weights()
@@ -78,6 +83,11 @@ class DatasetLoss:
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Set the mode; on exit weights, flags, buffers and random numbers are as before, also after an error."""
+        if [id(p) for p in self.model.parameters() if p.requires_grad] != [id(p) for p in self.weights.params]:
+            raise BsamRuntimeError(
+                "the trainable parameters of the model changed after this object was created (a layer was replaced, "
+                "frozen or unfrozen): create it again"
+            )
         with preserved(self.model, self.mode):
             try:
                 yield

@@ -47,6 +47,9 @@ class Plane:
     coordinates: Array  #: a row per model
     distances: Array  #: of each model from the plane
 
+    def __repr__(self) -> str:
+        return f"Plane({len(self.coordinates)} models, at most {self.distances.max():.2g} away)"
+
 
 def landscape(
     model: nn.Module,

@@ -35,6 +35,10 @@ class Reading:
     rho_min: float
     extra_passes: int
 
+    def __repr__(self) -> str:
+        sizes = f"MaxS {self.max_sharpness:.4g}, MinS {self.min_sharpness:.4g}, BilS {self.bilateral:.4g}"
+        return f"Reading(step {self.step}, loss {self.loss:.4g}, {sizes}, cosine {self.cosine:.4g})"
+
 
 class Probe:
     """Measures sharpness every few steps of a training, at each ``backward`` call of such a step.
@@ -98,6 +102,9 @@ class Probe:
 
     def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)
+
+    def __repr__(self) -> str:
+        return f"Probe(every={self.every}, {len(self.readings)} readings)"
 
 
 def _radius(optimizer: SharpnessAware, names: tuple[str, ...], default: Coefficient) -> Coefficient:

@@ -39,6 +39,10 @@ class Recording:
         self._budget, self._max_shapes = budget, max_shapes
         self._products: list[tuple[BatchProduct, float]] = []  # with the weight of the batch
 
+    def __repr__(self) -> str:
+        reason = f"; {self.note}" if self.note else ""
+        return f"Recording({self.recorded} of {self.batches} batches, {self.bytes / 1e6:.3g} MB{reason})"
+
     @property
     def note(self) -> str:
         """How many batches were computed without a recording, and why; empty if none was."""

@@ -27,6 +27,11 @@ class Sharpness:
     average_sharpness: float | None = None  #: the mean rise at rho_max in a random direction
     average_error: float | None = None  #: the standard error of this mean
 
+    def __repr__(self) -> str:
+        average = "" if self.average_sharpness is None else f", average {self.average_sharpness:.4g}"
+        sizes = f"MaxS {self.max_sharpness:.4g}, MinS {self.min_sharpness:.4g}, BilS {self.bilateral:.4g}"
+        return f"Sharpness(loss {self.loss:.4g}, {sizes}, cosine {self.cosine:.4g}{average})"
+
 
 def sharpness(
     model: nn.Module,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
+import warnings
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,6 +17,9 @@ from torch import Tensor
 
 from .. import __version__
 from ..common.errors import BsamRuntimeError, BsamValueError
+
+# Torch's warning continues with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
+BF16_WARNING = "mkldnn_matmul failed, switching to"
 
 
 def pick_device(name: str | None = None) -> torch.device:
@@ -63,6 +69,25 @@ def is_bf16_emulated(device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     return not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@contextlib.contextmanager
+def emulated_bf16(on: bool = True) -> Iterator[None]:
+    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing where ``on`` is false.
+
+    On aarch64 torch tries oneDNN all the same, warns, and disables oneDNN for the whole process, for fp32 as well. The
+    setting is restored afterwards.
+    """
+    if not on:
+        yield
+        return
+    before = torch.backends.mkldnn.enabled
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=BF16_WARNING)
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 @functools.cache

@@ -195,5 +195,12 @@ class RunDir:
 
     def load_into(self, network: nn.Module) -> nn.Module:
         """Load the trained network's weights into one of its architecture, and return it."""
-        network.load_state_dict(self.weights())
+        weights = self.weights()
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise BsamRuntimeError(
+                f"{self.path / NETWORK} is not of the network that {CONFIG} names ({' '.join(str(error).split())}): "
+                f"remove it, then {RERUN}"
+            ) from error
         return network

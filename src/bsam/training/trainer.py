@@ -25,7 +25,7 @@ from ..quantization import freeze_scales
 from ..tasks.task import Task
 from .config import BASE, Run
 from .distributed import DistributedContext
-from .environment import is_bf16_emulated, why_compile_fails
+from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
 from .optimizers import autocast, build_train_step, check_method
 from .steps import CapturedSteps
 
@@ -77,7 +77,8 @@ class Trainer:
         self.compiled = run.compile and failure is None
         if failure is not None and context.is_main:
             tell(f"torch.compile does not work on this machine ({failure}): continuing without it.")
-        if run.precision == "bf16" and is_bf16_emulated(context.device) and context.is_main:
+        self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
+        if self._emulated and context.is_main:
             tell("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
@@ -105,7 +106,7 @@ class Trainer:
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), 0.0
-        with self._seeded(number):
+        with self._seeded(number), emulated_bf16(self._emulated):
             for i, batch in enumerate(self.task.batches(self.context.share(indices))):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
@@ -150,7 +151,7 @@ class Trainer:
 
     def _in_eval_mode(self, ask: Callable[[nn.Module], T]) -> T:
         self.network.eval()
-        with autocast(self.run, self.context.device):
+        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
             return ask(self.network)
 
     def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
