@@ -45,11 +45,9 @@ class InputQuantizer(nn.Module):
     def reset(self) -> None:
         """Forget all batches."""
 
-    @abstractmethod
     def initialize(self, x: Tensor) -> None:
         """Begin from the first batch."""
 
-    @abstractmethod
     def update(self, x: Tensor) -> None:
         """Update the statistics by a batch."""
 
@@ -82,11 +80,6 @@ class InputQuantizer(nn.Module):
                 raise BsamRuntimeError(
                     "the scale of a quantized layer's input is not initialized: run a batch in training mode first, or "
                     "call bsam.quantization.calibrate"
-                )
-            if not bool(x.isfinite().all()):
-                raise BsamRuntimeError(
-                    "the first input of a quantized layer is not finite, and its scale begins from it: look for NaN or "
-                    "inf in the batch, or in the weights before that layer"
                 )
             self.initialize(x)
         self._checked = True
@@ -133,9 +126,6 @@ class MinMaxInputQuantizer(InputQuantizer):
         self._checked = False
         self.low.fill_(torch.inf)
         self.high.fill_(-torch.inf)
-
-    def initialize(self, x: Tensor) -> None:
-        """Nothing: an update begins from the first batch."""
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
@@ -190,9 +180,6 @@ class LearnedInputQuantizer(InputQuantizer):
         scale, zero_point = affine(*_range(x), self.qmin, self.qmax)
         self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, scale).clamp(min=EPS))
         self.zero_point.copy_(zero_point)
-
-    def update(self, x: Tensor) -> None:
-        """Nothing: the scale is learned."""
 
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
         """Return the scale, positive, and the zero point, of one element each."""
