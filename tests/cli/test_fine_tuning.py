@@ -153,7 +153,11 @@ def test_settings_that_cannot_be_trained_with_are_refused_before_a_run_begins(im
         ("--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
         (*RESNET, "--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
         (*RESNET, "--weights", tmp_path / "resnet8.pt"): "resnet8.pt does not fit timm:test_resnet, nothing was loaded",
-        (*ours, "--weights", weights): "holds weights of timm:test_resnet, not of resnet8: use --model",
+        (
+            *ours,
+            "--weights",
+            weights,
+        ): "holds weights of timm:test_resnet, not of resnet8: give another file",
         (*ours, "--weights", tmp_path / "half.pt"): "half.pt cannot be read as a file of weights",
         (*ours, "--weights", "pretrained"): "there is no download of pretrained weights for resnet8",
         ("--model", "timm:test_resnett", "--weights", "random"): "the closest names are timm:test_resnet",

@@ -77,20 +77,19 @@ def test_settings_that_cannot_be_trained_with_are_refused_in_one_line(tmp_path, 
         (*figures, "--weights", "pretrained"): "no download of pretrained weights for simcc_resnet8: give --weights",
         ("--data", "lspet", "--data-dir", tmp_path, "--weights", "pretrained"): "weights for simcc_resnet50: give --w",
         (*figures, "--weights", "nowhere.pt"): "there is no nowhere.pt: give --weights the file",
-        (*figures, "--weights", files["resnet20"]): "resnet20 (ResNet-20), not of simcc_resnet8: give a file",
+        (*figures, "--weights", files["resnet20"]): "resnet20, not of simcc_resnet8 or resnet8: give another file",
         (*figures, "--weights", files["resnet20"], "--model", "simcc_resnet8"): (
-            "holds weights of resnet20 (ResNet-20), not of simcc_resnet8: give a file with those of simcc_resnet8 or "
-            "resnet8"
+            "holds weights of resnet20, not of simcc_resnet8 or resnet8: give another file"
         ),
         ("--data", "digits", "--weights", files["simcc_resnet8"]): "simcc_resnet8 finds joints and has no classes",
         ("--data", "digits", "--weights", files["simcc_resnet8"], "--model", "resnet8"): (
-            "holds weights of simcc_resnet8 (SimCC, ResNet-8), not of resnet8: give a file with those of resnet8"
+            "holds weights of simcc_resnet8, not of resnet8: give another file"
         ),
         (*figures, "--weights", tmp_path / "other.pt", "--model", "simcc_resnet8"): (
             "other.pt does not fit simcc_resnet8, nothing was loaded"
         ),
         (*figures, "--weights", files["resnet8"], "--model", "simcc_resnet50"): (
-            "not of simcc_resnet50: give a file with those of simcc_resnet50 or resnet50"
+            "not of simcc_resnet50 or resnet50: give another file"
         ),
         (*figures, "--download", "--data-dir", tmp_path): "stick_figures is drawn: leave --download out",
         ("--data", "mpii", "--download", "--data-dir", tmp_path): "mpii is not downloaded, put its files into --data-",

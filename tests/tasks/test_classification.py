@@ -40,7 +40,7 @@ def by_hand(image, draws, i, mean, std):
     """One image, padded, cropped, perhaps mirrored, normalised, perhaps with a hole, as chance decided for its place in
     the training set.
     """
-    (row, column), (_, step), (top, left) = (getattr(draws, name)[i].tolist() for name in ("begin", "step", "corner"))
+    row, column, _, step, top, left = draws[i].tolist()
     padded = torch.zeros(3, 40, 40)
     padded[:, 4:36, 4:36] = image / 255
     column -= 31 if step == -1 else 0

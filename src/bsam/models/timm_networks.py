@@ -6,7 +6,6 @@ import difflib
 
 from torch import nn
 
-from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from .timm_import import import_timm
 
@@ -52,8 +51,6 @@ def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bo
         >>> timm_network("test_resnet", classes=7)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 7])
     """
-    check_count("classes", classes)
-    check_count("channels", channels)
     sizes = {"num_classes": classes, "in_chans": channels}
     network: nn.Module = import_timm().create_model(check_timm_name(name), **sizes, **settings)
     return network
