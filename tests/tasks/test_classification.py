@@ -121,12 +121,6 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
         assert torch.allclose(targets.float(), spread_targets(y[:1], classes, 0.1)[0], atol=1e-6)
 
 
-def test_more_smoothing_than_there_is_to_share_is_refused():
-    assert Classification(Run("sgd", label_smoothing=0.9), CPU).classes == 10
-    with pytest.raises(bsam.BsamError, match=r"label_smoothing must be at most 0\.9"):
-        Classification(Run("sgd", label_smoothing=0.91), CPU)
-
-
 def labels(task):
     return torch.cat([y for _, y in task.examples()])
 

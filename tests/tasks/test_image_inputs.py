@@ -73,7 +73,7 @@ def test_arrays_are_augmented_then_resized_with_the_scale_of_the_pretraining(mod
     assert labels.tolist() == [1, 1, 2, 0]
     corners = 0
     for i, image in zip(index.tolist(), found, strict=True):
-        begin, step, corner = (getattr(task._draws, name)[i].tolist() for name in ("begin", "step", "corner"))
+        begin, step, corner = task._draws[i].view(3, 2).tolist()
         padded = torch.zeros(3, 24, 24, dtype=torch.uint8)  # black pixels around the image, then the scale
         padded[:, 4:20, 4:20] = data.train.x[i]
         left = begin[1] - 15 if step[1] == -1 else begin[1]

@@ -251,12 +251,6 @@ def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
         >>> round(torch_s * 9 / 10, 6)
         0.1
     """
-    most = (num_classes - 1) / num_classes  # a uniform distribution
-    if prob_others > most:
-        raise BsamValueError(
-            f"label_smoothing must be at most {most:g} for {num_classes} classes, or the true class would get the "
-            f"lowest probability; got {prob_others}"
-        )
     return prob_others * num_classes / (num_classes - 1)
 
 

@@ -24,14 +24,12 @@ class PoseScore:
         threshold: the largest distance of a joint that is found, in sizes of the person.
         groups: joints by group; the score of a group is the mean of the scores of its joints.
         mean: joints whose found ones are counted together for the mean.
-        sizes: what labels the sizes of persons come from, in words.
     """
 
     title: str
     threshold: float
     groups: Mapping[str, tuple[int, ...]]
     mean: tuple[int, ...]
-    sizes: str
 
 
 #: PCKh@0.5 of MPII's 16 joints. The size is the head's, of :class:`~bsam.data.pose.layouts.PersonFiles`. Pelvis (6)
@@ -50,7 +48,6 @@ MPII = PoseScore(
         "ankle": (0, 5),
     },
     tuple(joint for joint in range(16) if joint not in (6, 7)),
-    "head sizes",
 )
 #: PCK@0.2 of LSP's 14 joints. The size is that of the torso (:func:`torso_sizes`). The head is neck and top.
 LSP = PoseScore(
@@ -66,7 +63,6 @@ LSP = PoseScore(
         "ankle": (0, 5),
     },
     tuple(range(14)),
-    "shoulders and hips",
 )
 SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}
 _LSP_DIAGONALS = (9, 2), (8, 3)  # left shoulder and right hip; right shoulder and left hip
@@ -139,8 +135,8 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
     total = sum(visible[joint] for joint in score.mean)
     if not total:
         raise BsamValueError(
-            f"no joint is visible in a person of known size: there is no {score.title} to compute, which needs "
-            f"{score.sizes}; label them in the test set, or evaluate on more persons"
+            f"no joint is visible in a person of known size: there is no {score.title} to compute; label joints in the "
+            "test set, or evaluate on more persons"
         )
     scores = {}
     for name, group in score.groups.items():
