@@ -432,15 +432,6 @@ def test_persons_from_files_are_streamed_and_give_the_same_numbers(lspet):
     assert own.initialise(network) == []
 
 
-def test_crops_on_the_device_are_not_streamed(data, network, monkeypatch):
-    """They are not in host memory, where streaming reads."""
-    monkeypatch.setattr("bsam.tasks.pretrained.stream", lambda *_: pytest.fail("it streams"))
-    task = task_of(data)
-    task.evaluate(network)
-    task.predictions(network)
-    assert len(task.examples()) == len(list(task.batches(torch.arange(8).view(1, 8)))) == 1
-
-
 def test_the_data_folder_may_be_the_data_sets_own_and_the_cache_elsewhere(lspet, tmp_path):
     task = Pose(replace(FILES, image_size=64), CPU, data_dir=lspet, cache_dir=tmp_path / "cache")
     assert task.batch(torch.arange(2))[0].shape == (2, 3, 64, 64)

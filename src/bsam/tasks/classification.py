@@ -81,7 +81,7 @@ class Classification(PretrainedTask):
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
-        labelled, self._true_holdout = train.labelled(noisy), None
+        labelled, self._true_holdout = Examples(train.x, noisy), None
         if run.eval_split == "holdout":
             held_out = holdout_mask(len(train), run.seed)
             eval_split = labelled.at(held_out)
