@@ -87,7 +87,7 @@ class QuantLayer(nn.Module):
 
 
 class QuantConv2d(QuantLayer, nn.Conv2d):
-    """A quantized convolution, see :class:`QuantLayer`.
+    """A quantized convolution, see :class:`~bsam.quantization.modules.QuantLayer`.
 
     Example:
         >>> import torch
@@ -100,7 +100,7 @@ class QuantConv2d(QuantLayer, nn.Conv2d):
 
 
 class QuantLinear(QuantLayer, nn.Linear):
-    """A quantized linear layer, see :class:`QuantLayer`.
+    """A quantized linear layer, see :class:`~bsam.quantization.modules.QuantLayer`.
 
     Example:
         >>> import torch
