@@ -40,7 +40,7 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
     Args:
         model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated, or what
             :func:`~bsam.quantization.convert` returned; in float32. It is not changed.
-        path: of the file, which is overwritten; after an error it is as it was.
+        path: of the file, which is overwritten; if the export fails it is as it was.
         x: a batch of inputs. Its values do not matter.
     """
     for package in ("onnx", "onnxscript"):
