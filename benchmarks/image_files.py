@@ -61,7 +61,7 @@ def task_of(run: Run, data: Dataset | PoseData, device: torch.device, from_host:
         # persons without the names of their files are taken to the device
         own = data if from_host else replace(data, train=replace(data.train, images=()))
         return Pose(run, device, data=own)
-    return Classification(run, device, data=data if from_host else replace(data, digest=None).to(device))
+    return Classification(run, device, data=data if from_host else replace(data, digest=None))
 
 
 def measure(run: Run, data: Dataset | PoseData, rounds: int, device: torch.device) -> dict[str, Any]:

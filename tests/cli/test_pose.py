@@ -73,7 +73,7 @@ def test_settings_that_cannot_be_trained_with_are_refused_in_one_line(tmp_path, 
             "label_noise has no meaning for pose: leave it out (its value must be 0.0; got 0.1)"
         ),
         (*figures, "--weights", "pretrained"): "no download of pretrained weights for simcc_resnet8: give --weights",
-        (*figures, "--weights", files["resnet20"]): "resnet20 (ResNet-20), not of simcc_resnet8: give a file",
+        (*figures, "--weights", files["resnet20"]): "resnet20, not of simcc_resnet8 or resnet8: give another file",
         ("--data", "digits", "--weights", files["simcc_resnet8"]): "simcc_resnet8 finds joints and has no classes",
         (*figures, "--weights", tmp_path / "other.pt", "--model", "simcc_resnet8"): (
             "other.pt does not fit simcc_resnet8, nothing was loaded"

@@ -139,7 +139,7 @@ def test_the_order_of_binary_records_and_coarse_labels_do_not_matter_for_cifar_1
         write(kind, tmp_path, "binary", lambda name, *parts: reverse(*parts), coarse=255)
     written = content(SMALL100, SMALL100.train[0])[0].tolist()
     assert read_cifar(SMALL100, tmp_path).train.y.tolist() == written[::-1]
-    with pytest.raises(bsam.BsamError, match="does not hold the labels and pixels that CIFAR-10 has there"):
+    with pytest.raises(bsam.BsamError, match="does not hold the labels and pixels of CIFAR-10"):
         read_cifar(SMALL10, tmp_path)
 
 

@@ -6,8 +6,8 @@ import torch
 import bsam
 from bsam.data import DATASETS, dataset_entry, load
 from bsam.data.augment import AUGMENTATIONS, augmentation
-from bsam.data.digits import Digits, digits
-from bsam.data.examples import Dataset, Examples
+from bsam.data.digits import digits
+from bsam.data.examples import Examples
 from bsam.data.pose.augment import POSE_AUGMENTATIONS
 from bsam.data.pose.joints import LSP, MPII
 from bsam.data.pose.stick_figures import stick_figures
@@ -63,26 +63,15 @@ def test_some_of_more_than_there_are_is_refused(n):
         TEN.some(n)
 
 
-def test_batches_and_other_labels():
+def test_batches():
     batches = TEN.batches(4)
     assert [len(y) for _, y in batches] == [4, 4, 2]
     assert torch.equal(torch.cat([x for x, _ in batches]), TEN.x)
     assert torch.equal(torch.cat([y for _, y in batches]), TEN.y)
-    assert not TEN.labelled(torch.zeros(10)).y.any()
-    assert TEN.y.tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("validation", [None, TEN])
-def test_a_whole_data_set_moves(validation):
-    data = Dataset("ten", 10, TEN, validation, TEN, (0.0,), (1.0,)).to("meta")
-    assert data.train.x.device.type == data.train.y.device.type == data.test.x.device.type == "meta"
-    assert data.validation is None if validation is None else data.validation.y.device.type == "meta"
-    assert TEN.x.device.type == "cpu"
 
 
 def test_digits_are_a_data_set_that_needs_no_folder():
     entry, data = DATASETS["digits"], load("digits")
-    assert isinstance(data, Digits)
     assert (len(data.train), len(data.validation), len(data.test)) == (640, 400, 757)
     assert torch.equal(data.train.x, digits().train.x)
     assert (entry.classes, entry.channels, entry.side) == (data.classes, *data.train.x.shape[1:3])
@@ -132,8 +121,6 @@ def test_unknown_names_and_missing_folders_are_refused(tmp_path):
         **{(load, name, tmp_path): "is not in arrays: use load_images or load_persons" for name in (*FILES, *PERSONS)},
         **{(DATASETS[name].image_files,): r"say in which folder they are \(--data-dir\)$" for name in FILES},
         **{(DATASETS[name].person_files,): r"say in which folder they are \(--data-dir\)$" for name in PERSONS},
-        (DATASETS["cifar10"].image_files, tmp_path): "CIFAR-10 has no image files with classes",
-        (DATASETS["oxford_pet"].person_files, tmp_path): "has no files of persons with joints: use lspet or mpii",
     }
     for (call, *arguments), message in calls.items():
         with pytest.raises(bsam.BsamError, match=message):

@@ -44,8 +44,6 @@ IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 DAMAGE = {
     "truncated": (lambda c: c[:-1], "must have 23,536 bytes, an idx file of 30 x 28 x 28 bytes, and has 23,535;"),
     "labels for images": (lambda c: struct.pack(">II", 2049, 30) + bytes(30), "has 38;"),
-    "another magic number": (lambda c: struct.pack(">I", 2052) + c[4:], "not an idx file of 30 x 28 x 28 bytes"),
-    "another count": (lambda c: struct.pack(">II", 2051, 29) + c[8:], "not an idx file"),
 }
 
 

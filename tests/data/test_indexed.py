@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bsam
 from bsam.data.indexed import Indexed
@@ -31,6 +31,10 @@ def test_yields_the_index_after_what_the_data_set_yields():
         x, y, index = indexed[i]
         assert torch.equal(x, X[i])
         assert (int(y), index) == (i % 3, i)
+    for x, y, index in DataLoader(indexed, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1)):
+        assert index.dtype == torch.long
+        assert torch.equal(x, X[index])
+        assert torch.equal(y, Y[index])
     assert list(itertools.islice(Indexed(Counted()), 5)) == [(0, 0, 0), (10, 1, 1), (20, 0, 2), (30, 1, 3)]
 
 
@@ -48,31 +52,6 @@ def test_an_index_out_of_range_raises(dataset):
     for index in (10, -11, 1000):
         with pytest.raises(IndexError):
             Indexed(dataset)[index]
-
-
-def test_through_a_shuffling_loader():
-    loader = DataLoader(Indexed(PAIRS), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
-    epochs = [[index for *_, index in loader] for _ in range(2)]
-    for x, y, index in loader:
-        assert index.dtype == torch.long
-        assert torch.equal(x, X[index])
-        assert torch.equal(y, Y[index])
-    for epoch in epochs:
-        assert sorted(torch.cat(epoch).tolist()) == list(range(10))
-    assert not torch.equal(torch.cat(epochs[0]), torch.cat(epochs[1]))
-
-
-def test_a_subset_inside_is_counted_from_0_and_one_outside_keeps_the_numbers():
-    part = [7, 2, 9]
-    inside, outside = Indexed(Subset(PAIRS, part)), Subset(Indexed(PAIRS), part)
-    assert len(inside) == 3
-    assert [inside[i][2] for i in range(3)] == [0, 1, 2]
-    assert [outside[i][2] for i in range(3)] == part
-    for i in range(3):
-        assert torch.equal(inside[i][0], X[part[i]])
-        assert torch.equal(outside[i][0], X[part[i]])
-    with pytest.raises(IndexError):
-        inside[3]
 
 
 def test_samples_that_are_not_tuples_are_refused():

@@ -171,7 +171,7 @@ def test_what_cannot_be_predicted_is_named(run, tmp_path):
         (image, (1, 9, 5, 1), "the right of a box must exceed its left, and the bottom its top"),
         (image, (1, 1, 5), "box must be left, top, right and bottom, got"),
         (image, (1, 1, float("inf"), 5), "box must be left, top, right and bottom, got"),
-        (image, (1, 1, 1.5, 1.9), "the longer side of a box must be at least 1 pixel"),
+        (image, (1, 1, 1.5, 1.9), "one of them by 1 pixel"),
         (image, (29.5, 1, 50, 9), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
         (image, (1, 19.5, 9, 30), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
         (image, (-9, 1, -0.5, 9), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),

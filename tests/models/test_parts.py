@@ -36,16 +36,6 @@ def test_the_head_has_an_output_for_each_class(name, expected):
     assert head(network).out_features == 7
 
 
-class Reversed(nn.Sequential):
-    def get_classifier(self):
-        return self[0]
-
-
-def test_the_head_is_what_timm_says_or_the_last_linear_layer():
-    layers = [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)]
-    assert (head_name(Reversed(*layers)), head_name(nn.Sequential(*layers))) == ("0", "2")
-
-
 def test_a_network_without_a_classifier_is_refused():
     with pytest.raises(BsamError, match="Conv2d has no single classifier"):
         head(nn.Conv2d(1, 1, 1))

@@ -104,10 +104,10 @@ def test_weights_that_do_not_fit_are_refused_by_the_names_of_the_network(tmp_pat
     with pytest.raises(BsamError, match=words):
         load_weights(build("simcc_resnet8"), "simcc_resnet8", path)
     save_file(state, path, {MODEL: "resnet20"})
-    with pytest.raises(BsamError, match=r"holds weights of resnet20 \(ResNet-20\), not of simcc_resnet8"):
+    with pytest.raises(BsamError, match=r"holds weights of resnet20, not of simcc_resnet8 or resnet8"):
         load_weights(build("simcc_resnet8"), "simcc_resnet8", path)
     save_file(state, path, {MODEL: "simcc_resnet8"})
-    with pytest.raises(BsamError, match=r"holds weights of simcc_resnet8 .*, not of resnet8"):
+    with pytest.raises(BsamError, match=r"holds weights of simcc_resnet8, not of resnet8"):
         load_weights(build("resnet8"), "resnet8", path)
 
 
@@ -115,27 +115,13 @@ def test_weights_that_do_not_fit_are_refused_by_the_names_of_the_network(tmp_pat
     ("settings", "words"),
     [
         ({"side": 30}, "side must be a multiple of 4, the stride of the backbone; got 30"),
-        ({"side": 0}, "side"),
         ({"k": 0.3}, r"k must make side \* k, the number of bins, a whole number; got 64 \* 0.3"),
         ({"k": 0}, "k must make"),
-        ({"k": float("nan")}, "k must be a finite number"),
     ],
 )
 def test_wrong_sizes_are_refused_by_name(settings, words):
     with pytest.raises(BsamError, match=words):
         build("simcc_resnet8", **settings)
-    for name in ("channels", "joints", "stride"):
-        with pytest.raises(BsamError, match=name):
-            SimCC(nn.Identity(), **{"channels": 3, "joints": 2, "stride": 1, name: 0})
-
-
-def test_images_of_another_size_are_refused():
-    network = build("simcc_resnet8", classes=2)
-    for shape in ((32, 32), (32, 128)):  # the second has as many cells
-        with pytest.raises(BsamError, match=rf"built for images of 64x64 pixels, got {shape[0]}x{shape[1]}"):
-            network(torch.zeros(1, 3, *shape))
-    with pytest.raises(TypeError, match="side"):
-        build("resnet8", side=32)
 
 
 def test_under_autocast_the_logits_are_computed_in_full_precision():

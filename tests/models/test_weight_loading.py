@@ -92,8 +92,8 @@ def test_the_head_stays_also_where_the_file_has_as_many_classes(pretrained, tmp_
 
 def test_a_resnet50_of_an_unknown_kind_is_refused(tmp_path):
     path = write(tmp_path / "a.safetensors", {"fc.bias": torch.zeros(2)})
-    for name, hint in (("resnet50", "use --model timm:resnet50, or give"), ("simcc_resnet50", "give")):
-        with pytest.raises(BsamError, match=rf"does not say which network it is of.*: {hint} a file of tools"):
+    for name in ("resnet50", "simcc_resnet50"):
+        with pytest.raises(BsamError, match=r"has no model name; .*: give a file of tools"):
             check_model(path, name)
     check_model(path, "timm:resnet50")
 
@@ -102,20 +102,17 @@ def test_the_head_can_be_kept(pretrained, tmp_path, network):
     path, whole = write(tmp_path / "a.safetensors", pretrained), build(NAME, classes=20, seed=0)
     assert str(load_weights(whole, NAME, path, keep_head=True)).endswith("; nothing was left out.")
     assert all(value.equal(pretrained[key]) for key, value in whole.state_dict().items())
-    with pytest.raises(BsamError, match=r"2 of another shape \(fc.weight \(20, .*incomplete, or of a variant"):
+    with pytest.raises(BsamError, match=r"2 of another shape \(fc.weight \(20, "):
         load_weights(network, NAME, path, keep_head=True)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("layer4.0.bn2.bias"), r"1 missing \(layer4.0.bn2.bias\). Perhaps they are incomplete"),
+        (lambda s: s.pop("layer4.0.bn2.bias"), r"1 missing \(layer4.0.bn2.bias\)"),
         (lambda s: s.update(extra=torch.zeros(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update({"bn1.bias": torch.zeros(1)}), r"1 of another shape \(bn1.bias \(1,\) in place of \("),
-        (
-            lambda s: [s.pop(key) for key in list(s)[:-9]],
-            r"\d+ missing \(\S+, \S+, \S+, ...\). .* another architecture",
-        ),
+        (lambda s: [s.pop(key) for key in list(s)[:-9]], r"\d+ missing \(\S+, \S+, \S+\)"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(change, words, network, pretrained, tmp_path):
@@ -128,7 +125,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(change, words
 
 def test_a_file_for_another_network_is_refused_though_it_would_fit(network, pretrained, tmp_path):
     path = write(tmp_path / "a.safetensors", pretrained, {"bsam_model": "resnet50"})
-    with pytest.raises(BsamError, match=r"a.safetensors holds weights of resnet50 \(ResNet-50\).*use --model resnet50"):
+    with pytest.raises(BsamError, match=r"a.safetensors holds weights of resnet50, not of .*--model resnet50"):
         load_weights(network, NAME, path)
 
 

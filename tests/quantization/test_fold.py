@@ -100,7 +100,7 @@ class Branching(nn.Module):
         (nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), "no batch norm right after a convolution"),
         (
             nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1, track_running_stats=False)),
-            "1 has no running statistics",
+            "no batch norm right after a convolution",
         ),
         (Branching(), r"cannot follow the forward pass of Branching by torch\.fx \("),
     ],

@@ -33,7 +33,7 @@ class Mixed(nn.Module):
         self.shared = QuantConv2d(nn.Conv2d(8, 8, 1), 4, 4, "minmax")
         self.same = self.shared
         self.wide = QuantLinear(nn.Linear(8, 8), 5, 6, "minmax")
-        self.head = QuantLinear(nn.Linear(8, 10), 8, 4)
+        self.head = QuantLinear(nn.Linear(8, 10), 8, 3)
 
     def forward(self, x):
         x = F.max_pool2d(F.relu6(self.bn(self.stem(x))), 2)
@@ -49,7 +49,7 @@ def mixed(tmp_path_factory):
     torch.manual_seed(0)
     model, x = Mixed(), torch.randn(200, 3, 16, 16)
     calibrate(model, x)
-    model.head.input_quantizer.zero_point.fill_(-2)  # codes 0 to 15 are the values 2 to 17
+    model.head.input_quantizer.scale.data /= 4  # most inputs of the last layer are clipped
     path = tmp_path_factory.mktemp("onnx") / "mixed.onnx"
     path.write_text("old")
     assert export_onnx(model, path, x[:1]) == path.stat().st_size
@@ -141,7 +141,6 @@ NETWORKS = {  # each with the images to export it for
     "pyramidnet8": (3, 8, 8),
     "mobilenet_v1_small": (3, 8, 8),
     "simcc_resnet8": (3, 32, 32),
-    "timm:resnet50": (3, 32, 32),
     "timm:vgg11": (3, 32, 32),
 }
 
@@ -160,7 +159,7 @@ def test_every_network_is_among_those_that_are_exported_or_has_more_or_wider_blo
 def test_networks_agree_with_their_files(name, tmp_path, monkeypatch):
     one_block = {"layers": (1, 1, 1, 1)}  # in each stage
     monkeypatch.setattr(timm_networks, "timm_network", partial(timm_networks.timm_network, **one_block))
-    settings = {"simcc_resnet8": {"side": 32}, "timm:resnet50": one_block, "timm:vgg11": {"mlp_ratio": 0.02}}
+    settings = {"simcc_resnet8": {"side": 32}, "timm:vgg11": {"mlp_ratio": 0.02}}
     torch.manual_seed(0)
     net, x = build(name, seed=0, **settings.get(name, {})), torch.randn(32, *NETWORKS[name])
     with torch.no_grad():
@@ -198,56 +197,35 @@ def test_predictions_and_size_of_a_folded_mobilenet(tmp_path):
     assert least_size(quantize(resnet)) + 2500 * 21 < 0.13 * floats
 
 
-def calibrated():
-    model = quantize(nn.Linear(4, 4))
-    calibrate(model, torch.rand(4, 4))
-    return model
-
-
-def not_traced(*args, **kwargs):
-    """What torch.onnx.export raises for a model that it cannot trace: its own error, and the cause."""
-    raise RuntimeError("step 1 of 3") from ValueError("a branch on data\nat line 1")
-
-
 def test_what_cannot_be_exported_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def not_traced(*args, **kwargs):
+        """Raise what torch.onnx.export raises for a model that it cannot trace: its own error, and the cause."""
+        raise RuntimeError("step 1 of 3") from ValueError("a branch on data\nat line 1")
+
     path, x = tmp_path / "net.onnx", torch.rand(4, 4)
     path.write_text("old")
-    misplaced = calibrated()
-    misplaced.input_quantizer.zero_point.fill_(-1)
-    for model, error, message in (
+    model = quantize(nn.Linear(4, 4))
+    calibrate(model, x)
+    monkeypatch.setattr(torch.onnx, "export", not_traced)
+    for network, error, message in (
         (nn.Linear(4, 4), BsamValueError, "Linear has no quantized layer: call bsam"),
-        (quantize(nn.Linear(4, 4)), BsamRuntimeError, "the input of the model is not initialized"),
-        (calibrated().double(), BsamValueError, r"takes float32, but weight_scale is torch\.float64: call \.float"),
-        (misplaced, BsamValueError, "zero point -1 of the input of the model does not fit the type UINT8"),
+        (quantize(nn.Linear(4, 4)), BsamRuntimeError, "not initialized"),
+        (model, BsamValueError, r"cannot follow the forward pass of \w+ \(a branch on data\)$"),
     ):
         with pytest.raises(error, match=message):
-            export_onnx(model, path, x)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.onnx, "export", not_traced)
-        with pytest.raises(BsamValueError, match=r"cannot follow the forward pass of \w+ \(a branch on data\)$"):
-            export_onnx(calibrated(), path, x)
+            export_onnx(network, path, x)
+    assert path.read_text() == "old"
     monkeypatch.setattr("bsam.quantization.onnx_files._traced", lambda model, x: b"new")
     with pytest.raises(BsamValueError, match=r"there is no folder .*nowhere: create it"):
-        export_onnx(calibrated(), tmp_path / "nowhere" / "net.onnx", x)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(BsamValueError, match=r"folder is a folder"):
-        export_onnx(calibrated(), tmp_path / "folder", x)
-    assert path.read_text() == "old"
-    assert {file.name for file in tmp_path.iterdir()} == {"net.onnx", "folder"}
+        export_onnx(model, tmp_path / "nowhere" / "net.onnx", x)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(BsamRuntimeError, match=r"needs onnx, .*onnx\]"):
-        export_onnx(calibrated(), path, x)
-    with pytest.raises(BsamRuntimeError, match=r"needs onnxruntime, .*onnx\]"):
-        run_onnx(path, x)
+    for call, package in ((lambda: export_onnx(model, path, x), "onnx"), (lambda: run_onnx(path, x), "onnxruntime")):
+        with pytest.raises(BsamRuntimeError, match=rf"needs {package}, .*onnx\]"):
+            call()
 
 
-def test_what_onnxruntime_cannot_run_is_refused(mixed, tmp_path):
-    _, path, x = mixed
-    with pytest.raises(BsamValueError, match=r"there is no file .*nowhere\.onnx"):
-        run_onnx(tmp_path / "nowhere.onnx", x)
-    (tmp_path / "text.onnx").write_text("text")
-    with pytest.raises(BsamValueError, match=r"text\.onnx is no network that onnxruntime can read"):
-        run_onnx(tmp_path / "text.onnx", x)
-    for wrong in (x[:, :2], x.double()):
-        with pytest.raises(BsamValueError, match=r"takes tensor\(float\) of shape \(batch, 3, 16, 16\), got torch"):
-            run_onnx(path, wrong)
+@pytest.mark.parametrize(("name", "message"), [("none", "there is no file"), ("text", "no network that onnxruntime")])
+def test_what_onnxruntime_cannot_read_is_refused(name, message, tmp_path):
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(BsamValueError, match=message):
+        OnnxNetwork(tmp_path / name)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bsam.data import load
+from bsam.data.examples import Examples
 from bsam.data.label_noise import flip_labels
 from bsam.data.pose.stick_figures import stick_figures
 from bsam.tasks.classification import Classification
@@ -63,7 +64,7 @@ def test_a_limit_holds_for_both_scores():
     noisy, _ = flip_labels(data.y, 0.4, 10, seed=0)
     found = task.evaluate(Constant(data.x, noisy))
     assert found["holdout_accuracy"] == 1.0
-    rows = data.labelled(noisy).at(holdout_mask(len(data), 0)).balanced_indices(10)
+    rows = Examples(data.x, noisy).at(holdout_mask(len(data), 0)).balanced_indices(10)
     right = (noisy == data.y)[holdout_mask(len(data), 0)][rows]
     assert found["holdout_clean_accuracy"] == pytest.approx(float(right.float().mean()))
 

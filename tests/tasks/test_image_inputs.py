@@ -67,13 +67,13 @@ def test_arrays_are_augmented_then_resized_with_the_scale_of_the_pretraining(mod
     kernel, mean, std = NETWORKS[model]
     data = arrays()
     task = Classification(ClassificationSettings(model=model, data="cifar10", image_size=40, seed=2), CPU, data=data)
-    assert torch.equal(task._draws.table, task._augment.draws(6, seed=2, epoch=0, side=16).table)
+    assert torch.equal(task._draws, task._augment.draws(6, seed=2, epoch=0, side=16))
     index = torch.tensor([4, 1, 5, 0])
     found, labels, _ = task.batch(index)
     assert labels.tolist() == [1, 1, 2, 0]
     corners = 0
     for i, image in zip(index.tolist(), found, strict=True):
-        begin, step, corner = (getattr(task._draws, name)[i].tolist() for name in ("begin", "step", "corner"))
+        begin, step, corner = task._draws[i].view(3, 2).tolist()
         padded = torch.zeros(3, 24, 24, dtype=torch.uint8)  # black pixels around the image, then the scale
         padded[:, 4:20, 4:20] = data.train.x[i]
         left = begin[1] - 15 if step[1] == -1 else begin[1]

@@ -80,8 +80,7 @@ class DatasetEntry:
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if there are more or fewer classes than it has."""
-        if self.files is None:
-            raise BsamValueError(f"{self.title} has no image files with classes: use bsam.data.load")
+        assert self.files is not None
         found = self.files(self._own_folder(folder))
         if self.classes is not None and len(found.class_names) != self.classes:
             raise BsamValueError(
@@ -92,8 +91,7 @@ class DatasetEntry:
 
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         """Return the persons in its image files in a folder."""
-        if self.persons is None:
-            raise BsamValueError(f"{self.title} has no files of persons with joints: use lspet or mpii")
+        assert self.persons is not None
         return self.persons(self._own_folder(folder))
 
     def check(self, folder: Path | None = None) -> None:

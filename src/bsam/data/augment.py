@@ -16,49 +16,13 @@ _STREAM = 0xA46  # makes these random numbers independent of others that are dra
 
 
 @dataclass(frozen=True)
-class AugmentDraws:
-    """Random numbers of :class:`Augment` for the training images in one epoch.
-
-    Args:
-        table: one row per image: row and column of the padded image where the crop begins, the step from one pixel to
-            the next down and to the right (1, or -1 for a mirrored image), and the top left corner of the hole, which
-            lies outside of the image where there is no hole.
-    """
-
-    table: Tensor
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: Tensor | slice) -> AugmentDraws:
-        return AugmentDraws(self.table[index])
-
-    def to(self, device: torch.device | str) -> AugmentDraws:
-        """Return a copy on another device."""
-        return AugmentDraws(self.table.to(device))
-
-    @property
-    def begin(self) -> Tensor:
-        """Row and column where the crop begins, (n, 2)."""
-        return self.table[:, 0:2]
-
-    @property
-    def step(self) -> Tensor:
-        """Step from one pixel to the next, (n, 2)."""
-        return self.table[:, 2:4]
-
-    @property
-    def corner(self) -> Tensor:
-        """Top left corner of the hole, (n, 2)."""
-        return self.table[:, 4:6]
-
-
-@dataclass(frozen=True)
 class Augment:
     """Zero padding and a random crop, a random flip, normalisation, and a hole of zeros (Cutout).
 
-    Each image is treated by its own row of the draws. Values stay on the device and shapes do not depend on them, so
-    that a call can be captured in a CUDA graph, after a first call outside of it.
+    Each image is treated by its own row of the draws: row and column of the padded image where the crop begins, the
+    step from one pixel to the next down and to the right (1, or -1 for a mirrored image), and the top left corner of
+    the hole, which lies outside of the image where there is no hole. Values stay on the device and shapes do not depend
+    on them, so that a call can be captured in a CUDA graph, after a first call outside of it.
 
     Args:
         pad: pixels of zeros around the image before it is cropped to its size; 0: no crop.
@@ -84,13 +48,7 @@ class Augment:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
-    def __post_init__(self) -> None:
-        if min(self.pad, self.cutout) < 0:
-            raise BsamValueError(f"pad and cutout must not be negative, got {self.pad!r} and {self.cutout!r}")
-        if not 0 <= self.cutout_p <= 1:
-            raise BsamValueError(f"cutout_p must lie between 0 and 1, got {self.cutout_p!r}")
-
-    def draws(self, n: int, seed: int, epoch: int, side: int) -> AugmentDraws:
+    def draws(self, n: int, seed: int, epoch: int, side: int) -> Tensor:
         """Draw random numbers for ``n`` images of ``side`` x ``side`` pixels, a function of the seed and the epoch.
 
         The crop is shifted by 0 to ``2 * pad`` pixels; the corner of the hole lies between ``-(cutout // 2)`` and
@@ -103,33 +61,31 @@ class Augment:
         step = np.stack([np.ones_like(mirrored), 1 - 2 * mirrored], axis=1)
         corner = random.integers(-(self.cutout // 2), side - self.cutout // 2, (n, 2))
         corner[random.random(n) >= self.cutout_p] = side
-        return AugmentDraws(torch.from_numpy(np.concatenate([begin, step, corner], axis=1)))
+        return torch.from_numpy(np.concatenate([begin, step, corner], axis=1))
 
-    def __call__(self, x: Tensor, draws: AugmentDraws) -> Tensor:
+    def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
         """Augment a batch.
 
         Args:
             x: images (n, channels, side, side), as bytes or as floating-point numbers.
-            draws: one row per image.
+            draws: (n, 6), those of the images.
 
         Returns:
             float32 images in the channels_last memory format.
         """
-        if len(draws) != len(x):
-            raise BsamValueError(f"{len(x)} images need as many draws, got {len(draws)}")
+        begin, step, corner = draws[:, :, None].split(2, dim=1)
         pixels = torch.arange(x.shape[-1], device=x.device)
         if self.pad or self.flip:
-            x = self._cropped(x, draws, pixels)
+            x = self._cropped(x, torch.addcmul(begin, step, pixels))
         x = normalise(x, self.mean, self.std)
         if self.cutout:
-            depth = pixels - draws.corner[:, :, None]
+            depth = pixels - corner
             inside = depth == depth.clamp(0, self.cutout - 1)
             x.masked_fill_((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
         return x
 
-    def _cropped(self, x: Tensor, draws: AugmentDraws, pixels: Tensor) -> Tensor:
+    def _cropped(self, x: Tensor, source: Tensor) -> Tensor:
         image = torch.arange(len(x), device=x.device)[:, None, None]
-        source = torch.addcmul(draws.begin[:, :, None], draws.step[:, :, None], pixels)
         channels_last = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
         return channels_last[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
 
@@ -151,10 +107,6 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         ... ).flatten()
         tensor([2., 2.])
     """
-    if {len(mean), len(std)} - {1, x.shape[1]}:
-        raise BsamValueError(
-            f"images of {x.shape[1]} channels need as many means and standard deviations, got {mean!r} and {std!r}"
-        )
     unit = 1.0 if x.is_floating_point() else 255.0
     shift = _constants(tuple(unit * m for m in mean), x.device)
     scale = _constants(tuple(1 / (unit * s) for s in std), x.device)

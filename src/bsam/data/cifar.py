@@ -178,7 +178,8 @@ def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
     directory, is_binary = _find(layout, Path(folder))
     sets = []
     for files in (layout.train, (layout.test,)):
-        records = np.concatenate([_read(layout, file, directory, is_binary) for file in files])
+        read = _read_binary if is_binary else _read_pickle
+        records = np.concatenate([read(layout, file, directory) for file in files])
         y, x = records[:, 0].astype(np.int64), np.ascontiguousarray(records[:, 1:])
         sets.append(Examples(torch.from_numpy(x.reshape(-1, 3, SIDE, SIDE)), torch.from_numpy(y)))
     return Dataset(
@@ -210,24 +211,17 @@ def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
     return directory, is_binary
 
 
-def _unpack_hint(layout: Cifar) -> str:
-    return f"unpack {layout.source.url} again, or get it into another folder (the commands do this with --download)"
-
-
-def _read(layout: Cifar, file: CifarFile, directory: Path, is_binary: bool) -> NDArray[np.uint8]:
-    """Return the records of one file, each the class and the pixels, after comparing them with the published ones."""
-    return _read_binary(layout, file, directory) if is_binary else _read_pickle(layout, file, directory)
-
-
 def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
+    """Return the records of one file, each the class and the pixels, after comparing them with the published ones."""
     path, length = directory / f"{file.name}.bin", layout.label_bytes + PIXELS
     content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
     records = np.frombuffer(content, np.uint8).reshape(file.records, length)[:, layout.label_bytes - 1 :]
     found = _sha256(records.tobytes()) if file.records_sha256 else None
-    in_any_order = _sha256(b"".join(sorted(map(_digest, records)))) if file.sorted_sha256 else None
+    digests = sorted(hashlib.sha256(record.tobytes()).digest() for record in records) if file.sorted_sha256 else []
+    in_any_order = _sha256(b"".join(digests)) if file.sorted_sha256 else None
     if (found, in_any_order) != (file.records_sha256, file.sorted_sha256):
         raise BsamRuntimeError(
-            f"{path} does not hold the labels and pixels that {layout.title} has there; {_unpack_hint(layout)}"
+            f"{path} does not hold the labels and pixels of {layout.title}; unpack {layout.source.url} again"
         )
     return records
 
@@ -238,14 +232,10 @@ def _read_pickle(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.
     if _sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
         raise BsamRuntimeError(
             f"{path} is not the published file of {layout.title} (its SHA-256 differs), and other pickles are not "
-            f"loaded; {_unpack_hint(layout)}"
+            f"loaded; unpack {layout.source.url} again"
         )
     entries = pickle.loads(content, encoding="latin1")
     return np.concatenate([np.array(entries[layout.label_key], np.uint8)[:, None], entries["data"]], axis=1)
-
-
-def _digest(record: NDArray[np.uint8]) -> bytes:
-    return hashlib.sha256(record.tobytes()).digest()
 
 
 def _sha256(content: bytes) -> str:

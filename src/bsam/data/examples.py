@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,10 +27,6 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.y)
-
-    def labelled(self, y: Tensor) -> Examples:
-        """Return the same images with other labels."""
-        return replace(self, y=y)
 
     def at(self, rows: Tensor) -> Examples:
         """Return the examples at these indices, or where a mask is true."""
@@ -87,8 +82,3 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     split: str = ""
     digest: str | None = None
-
-    def to(self, device: torch.device | str) -> Self:
-        """Return a copy on another device."""
-        validation = self.validation and self.validation.to(device)
-        return replace(self, train=self.train.to(device), validation=validation, test=self.test.to(device))

@@ -76,12 +76,6 @@ def _find(folder: Path, name: str) -> Path:
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the array in an idx file, which begins with its type, its number of axes and their lengths."""
-    header = np.array([0x0800 + len(shape), *shape], ">u4").tobytes()  # 8: unsigned bytes
-    layout = " x ".join(map(str, shape))
-    content = bytearray(read_exactly(path, len(header) + int(np.prod(shape)), f"an idx file of {layout} bytes"))
-    if content[: len(header)] != header:
-        raise BsamRuntimeError(
-            f"{path} is not an idx file of {layout} bytes: it begins with {content[: len(header)].hex()}, not with "
-            f"{header.hex()}"
-        )
-    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
+    header, layout = 4 + 4 * len(shape), " x ".join(map(str, shape))
+    content = bytearray(read_exactly(path, header + int(np.prod(shape)), f"an idx file of {layout} bytes"))
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..common.errors import BsamValueError
-
 
 def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
     """Replace a fraction of the labels by another class, each other class equally likely.
@@ -26,10 +24,6 @@ def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[
         >>> bool((noisy != labels).nonzero().flatten().equal(flipped)), len(flipped)
         (True, 4)
     """
-    if not 0 <= share <= 1:
-        raise BsamValueError(f"share must lie between 0 and 1, got {share!r}")
-    if classes < 2:
-        raise BsamValueError(f"classes must be 2 or more, or there is no other class to flip to; got {classes!r}")
     generator = torch.Generator().manual_seed(seed)
     flipped = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))].sort().values
     shift = torch.randint(1, classes, (len(flipped),), generator=generator)  # never a multiple of classes

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..common.errors import BsamValueError
 from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.pose.affine import apply, inverse
-from ..data.pose.augment import PoseDraws
 from ..data.pose.joints import Skeleton
 from ..data.pose.persons import person_crops
 from ..tasks.pose import EVALUATION_BATCH
@@ -90,8 +89,7 @@ def find_joints(
             boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
             x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
             unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=where)
-            draws = PoseDraws.identity(len(batch)).to(where)
-            seen, _, to_own = augment(x.to(where), unknown, to_image.to(where), draws)
+            seen, _, to_own = augment(x.to(where), unknown, to_image.to(where))
             joints = apply(to_own, inputs.joints(network, seen, flip).double()).cpu().numpy()
             for (path, _), places, person in zip(batch, joints, boxes, strict=True):
                 poses.append(FoundJoints(path, places, person, inputs.skeleton))

@@ -125,7 +125,8 @@ def build(
         torch.Size([2, 14, 2, 64])
     """
     entry = model_entry(name)
-    channels = entry.channels if channels is None else channels
+    check_count("classes", classes)
+    channels = entry.channels if channels is None else check_count("channels", channels)
     if seed is None:
         model = entry.build(classes=classes, channels=channels, **settings)
     else:

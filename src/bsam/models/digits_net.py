@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..common.checks import check_count
-
 
 class DigitsNet(nn.Sequential):
     """Two convolutions with batch norm and a linear layer, for images of 8 x 8 pixels: 10 thousand parameters.
@@ -19,9 +17,6 @@ class DigitsNet(nn.Sequential):
     """
 
     def __init__(self, classes: int = 10, width: int = 16, channels: int = 1) -> None:
-        check_count("classes", classes)
-        check_count("width", width)
-        check_count("channels", channels)
         super().__init__(
             nn.Conv2d(channels, width, 3, padding=1, bias=False),
             nn.BatchNorm2d(width),

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..common.checks import check_count
-from ..common.errors import BsamValueError
 from .layers import conv
 
 STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)  # of the blocks of MobileNetV1
@@ -65,12 +63,6 @@ class MobileNetV1(nn.Module):
         channels: int = 3,
     ) -> None:
         super().__init__()
-        if not widths or len(widths) != len(strides):
-            raise BsamValueError(f"widths and strides must be as many, one or more; got {len(widths)}, {len(strides)}")
-        for name, values in (("stem", [stem]), ("widths", widths), ("strides", strides), ("classes", [classes])):
-            for value in values:
-                check_count(name, value)
-        check_count("channels", channels)
         self.conv, self.bn = conv(channels, stem), nn.BatchNorm2d(stem)
         self.blocks = nn.Sequential(*map(SeparableConv, [stem, *widths], widths, strides))
         self.linear = nn.Linear(widths[-1], classes)

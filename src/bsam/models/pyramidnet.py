@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from .layers import conv, stages
 
@@ -62,11 +61,8 @@ class PyramidNet(nn.Module):
 
     def __init__(self, depth: int, alpha: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        if check_count("depth", depth, low=8) % 6 != 2:
+        if depth % 6 != 2:
             raise BsamValueError(f"depth must be 6n + 2, such as 8, 14, 20 or 110, got {depth!r}")
-        check_count("alpha", alpha, low=0)
-        check_count("classes", classes)
-        check_count("channels", channels)
         n = (depth - 2) // 6
         widths = [int(16 + alpha * k / (3 * n) + 0.5) for k in range(1, 3 * n + 1)]
         self.conv, self.bn = conv(channels, 16), nn.BatchNorm2d(16)

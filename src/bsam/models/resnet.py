@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..common.checks import check_count
-from ..common.errors import BsamValueError
 from .layers import conv, stages
 
 
@@ -62,13 +60,6 @@ class ResNet(nn.Module):
 
     def __init__(self, widths: Sequence[int], blocks: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        if not widths:
-            raise BsamValueError("widths must name one stage or more, got none")
-        for width in widths:
-            check_count("widths", width)
-        check_count("blocks", blocks)
-        check_count("classes", classes)
-        check_count("channels", channels)
         self.conv, self.bn = conv(channels, widths[0]), nn.BatchNorm2d(widths[0])
         self.stages = stages(BasicBlock, widths[0], [[width] * blocks for width in widths])
         self.linear = nn.Linear(widths[-1], classes)

@@ -8,7 +8,6 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from ..common.checks import check_count, check_number
 from ..common.errors import BsamValueError
 from .resnet import ResNet
 from .timm_networks import resnet50
@@ -75,23 +74,16 @@ class SimCC(nn.Module):
         self, backbone: nn.Module, channels: int, joints: int, side: int = 256, k: float = 2.0, stride: int = 32
     ) -> None:
         super().__init__()
-        check_count("channels", channels)
-        check_count("joints", joints)
-        check_count("stride", stride)
-        if check_count("side", side) % stride:
+        if side % stride:
             raise BsamValueError(f"side must be a multiple of {stride}, the stride of the backbone; got {side}")
-        bins = side * check_number("k", k, low=0)
+        bins = side * k
         if bins < 1 or bins != int(bins):
             raise BsamValueError(f"k must make side * k, the number of bins, a whole number; got {side} * {k}")
-        self.side, self.k = side, float(k)
         self.backbone = backbone
         self.head = SimCCHead(channels, joints, (side // stride) ** 2, int(bins))
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits from images."""
-        if x.shape[-2:] != (self.side, self.side):
-            got = "x".join(map(str, x.shape[-2:]))
-            raise BsamValueError(f"this network was built for images of {self.side}x{self.side} pixels, got {got}")
         return self.head(self.backbone(x))
 
     def get_classifier(self) -> nn.Module:
@@ -104,7 +96,6 @@ def simcc_resnet50(classes: int = 16, channels: int = 3, side: int = 256, k: flo
 
     The names in its backbone are those of :func:`~bsam.models.timm_networks.resnet50`.
     """
-    check_count("classes", classes)
     backbone = resnet50(channels=channels)
     backbone.reset_classifier(0, "")  # type: ignore[operator]
     return SimCC(backbone, 2048, classes, side, k, stride=32)
@@ -117,7 +108,6 @@ def simcc_resnet8(classes: int = 16, channels: int = 3, side: int = 64, k: float
         >>> simcc_resnet8(classes=14)(torch.zeros(2, 3, 64, 64)).shape
         torch.Size([2, 14, 2, 128])
     """
-    check_count("classes", classes)
     whole = ResNet((16, 32, 64), 1, channels=channels)
     layers: list[tuple[str, nn.Module]] = [("conv", whole.conv), ("bn", whole.bn), ("relu", nn.ReLU())]
     backbone = nn.Sequential(OrderedDict([*layers, ("stages", whole.stages)]))  # names as in ResNet

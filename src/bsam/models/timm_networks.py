@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from torch import nn
 
-from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from .timm_import import import_timm
 
@@ -32,16 +29,13 @@ def check_timm_name(name: str) -> str:
         >>> check_timm_name("resnet8")
         Traceback (most recent call last):
         ...
-        bsam.common.errors.BsamValueError: timm has no network 'resnet8'; the closest names are ...
+        bsam.common.errors.BsamValueError: timm has no network 'resnet8': timm.list_models() returns the names
     """
     timm = import_timm()
     architecture, _, tag = name.partition(".")
     if timm.is_model(architecture) and (not tag or name in timm.list_pretrained(f"{architecture}.*")):
         return name
-    known = timm.list_pretrained(f"{architecture}.*") if timm.is_model(architecture) else timm.list_models()
-    closest = [f"{PREFIX}{other}" for other in difflib.get_close_matches(name, known, n=4)]
-    hint = f"the closest names are {', '.join(closest)}" if closest else "timm.list_models() returns the names"
-    raise BsamValueError(f"timm has no network {name!r}; {hint}")
+    raise BsamValueError(f"timm has no network {name!r}: timm.list_models() returns the names")
 
 
 def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bool) -> nn.Module:
@@ -52,8 +46,6 @@ def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bo
         >>> timm_network("test_resnet", classes=7)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 7])
     """
-    check_count("classes", classes)
-    check_count("channels", channels)
     sizes = {"num_classes": classes, "in_chans": channels}
     network: nn.Module = import_timm().create_model(check_timm_name(name), **sizes, **settings)
     return network

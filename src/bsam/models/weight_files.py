@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,24 +50,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Args:
         path: a safetensors file, or what ``torch.save`` wrote, of which only tensors are read and no code is run.
     """
-    if not _is_safetensors(path):
-        return unwrapped(torch_load(path.read_bytes(), path), path)
-    require_package("safetensors", "timm")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    is_safetensors = _is_safetensors(path)
+    if is_safetensors:
+        require_package("safetensors", "timm")
     try:
-        return unwrapped(load_file(path), path)
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
+        if is_safetensors:
+            from safetensors.torch import load_file
 
-
-def torch_load(content: bytes, path: Path) -> Any:
-    """Return what ``torch.save`` wrote, tensors on the CPU; anything but tensors and plain containers is an error."""
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files were seen to raise twelve kinds
         raise _unreadable(path, error) from error
+    return unwrapped(content, path)
 
 
 def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:

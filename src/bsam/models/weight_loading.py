@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..common.errors import BsamRuntimeError, BsamValueError
-from . import MODELS, model_entry
+from . import model_entry
 from .parts import BACKBONE, head_name
 from .timm_import import import_timm
 from .timm_networks import check_timm_name, timm_name
@@ -99,16 +99,14 @@ def check_model(path: Path, name: str) -> None:
     """Refuse a file that says that it is for another network; the tag of a network of timm does not matter."""
     model, backbone = model_of_file(path), model_entry(name).backbone
     if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
-        title = f" ({MODELS[model].title})" if model in MODELS else ""
-        same_task = (model in MODELS and MODELS[model].backbone is not None) == (backbone is not None)
         fitting = name if backbone is None else f"{name} or {backbone}"
-        hint = f"use --model {model}" if same_task else f"give a file with those of {fitting}"
-        raise BsamValueError(f"{path} holds weights of {model}{title}, not of {name}: {hint}")
-    if model is None and "resnet50" in (name, backbone):
-        hint = "use --model timm:resnet50, or give" if backbone is None else "give"
         raise BsamValueError(
-            f"{path} does not say which network it is of, and weights of timm's ResNet-50, which computes something "
-            f"else, have the same names as those of {name}: {hint} a file of tools/convert_weights.py"
+            f"{path} holds weights of {model}, not of {fitting}: give another file, or --model {model}"
+        )
+    if model is None and "resnet50" in (name, backbone):
+        raise BsamValueError(
+            f"{path} has no model name; timm's ResNet-50 uses the same names as {name} but is a different network: "
+            "give a file of tools/convert_weights.py, or --model timm:resnet50"
         )
 
 
@@ -131,16 +129,10 @@ def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: s
         if key in found and found[key].shape != own[key].shape
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    if not any(kinds.values()):
-        return
-    wrong = "; ".join(f"{len(keys)} {kind} ({_first(keys)})" for kind, keys in kinds.items() if keys)
-    other = 2 * (len(missing) + len(shapes)) > len(own)
-    guess = "these are weights of another architecture" if other else "they are incomplete, or of a variant of it"
-    raise BsamValueError(f"{source} does not fit {name}, nothing was loaded. Tensors: {wrong}. Perhaps {guess}")
-
-
-def _first(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:NAMED]) + (", ..." if len(keys) > NAMED else "")
+    if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:NAMED])})" for kind, keys in kinds.items() if keys]:
+        raise BsamValueError(
+            f"{source} does not fit {name}, nothing was loaded. Tensors: {'; '.join(wrong)}. Give weights of {name}"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from .layers import conv, stages
 
@@ -56,11 +55,8 @@ class WideResNet(nn.Module):
 
     def __init__(self, depth: int, widen: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        if check_count("depth", depth, low=10) % 6 != 4:
+        if depth % 6 != 4:
             raise BsamValueError(f"depth must be 6n + 4, such as 10, 16, 22 or 28, got {depth!r}")
-        check_count("widen", widen)
-        check_count("classes", classes)
-        check_count("channels", channels)
         n = (depth - 4) // 6
         self.conv = conv(channels, 16)
         self.stages = stages(PreActivationBlock, 16, [[width * widen] * n for width in (16, 32, 64)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .fake_quantize import code_range, quantize_codes
 
@@ -51,14 +51,12 @@ class Codes:
     activation_bits: int
 
 
-class Layer(Protocol):
-    """A convolution or a linear layer."""
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolution or the linear map."""
+def product(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the convolution or the linear map of a layer, with another weight and bias."""
+    return layer._conv_forward(x, weight, bias) if isinstance(layer, nn.Conv2d) else F.linear(x, weight, bias)
 
 
-def integer_output(layer: Layer, codes: Codes, x: Tensor) -> Tensor:
+def integer_output(layer: nn.Module, codes: Codes, x: Tensor) -> Tensor:
     r"""Return the output of a layer, :math:`s_x s_w \sum (q_x - z)\, q_w + b`; without gradient.
 
     The sums are of integers, held in floating point, and exact in any order of the terms: they are the same on every
@@ -70,6 +68,6 @@ def integer_output(layer: Layer, codes: Codes, x: Tensor) -> Tensor:
     qmin, qmax = code_range(codes.activation_bits, signed=False)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         q = quantize_codes(x, codes.input_scale, codes.input_zero_point, qmin, qmax) - codes.input_zero_point
-        sums = layer.product(q.to(dtype), codes.weight.to(dtype), None).round_()  # fast algorithms may miss integers
+        sums = product(layer, q.to(dtype), codes.weight.to(dtype), None).round_()  # fast algorithms may miss integers
         out = sums * (codes.input_scale * codes.weight_scale).view(dims)
         return (out if codes.bias is None else out + codes.bias.view(dims)).to(x.dtype)

@@ -8,9 +8,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from ..common.errors import BsamRuntimeError, BsamValueError
 from .int_modules import int_layer
-from .modules import QuantLayer, replace
+from .modules import quant_layers, replace
 
 
 def convert(model: nn.Module) -> nn.Module:
@@ -35,18 +34,9 @@ def convert(model: nn.Module) -> nn.Module:
         >>> torch.equal(converted(x), model.eval()(x))
         True
     """
-    names = {name: m for name, m in model.named_modules() if isinstance(m, QuantLayer)}
-    if not names:
-        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
-    for name, layer in names.items():
-        if not layer.input_quantizer.initialized:
-            raise BsamRuntimeError(
-                f"the scale of the input of {name or 'the model'} is not initialized: train the model, or call "
-                "bsam.quantization.calibrate with a batch"
-            )
     model = copy.deepcopy(model).eval()
     new: dict[nn.Module, nn.Module] = {}
-    for layer in [m for m in model.modules() if isinstance(m, QuantLayer)]:
+    for layer in quant_layers(model):
         codes = layer.codes()
         new[layer] = int_layer(layer, dataclasses.replace(codes, weight=codes.weight.to(torch.int8)))
     return replace(model, new)

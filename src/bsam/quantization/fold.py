@@ -58,12 +58,8 @@ def fold_batch_norm(model: nn.Module) -> None:
         # types of their own may do more, as timm's batch norm with an activation
         if not isinstance(norm, _BatchNorm) or type(norm) not in NORMS or type(conv) is not nn.Conv2d:
             continue
-        if len(before.users) != 1 or times[norm] != 1 or times[conv] != 1:  # type: ignore[union-attr]
+        if len(before.users) != 1 or times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:  # type: ignore[union-attr]
             continue
-        if norm.running_mean is None:
-            raise BsamValueError(
-                f"{node.target} has no running statistics (track_running_stats=False): leave fold_batch_norm out"
-            )
         fused = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
         if fused.bias is not None:  # it never is; that of a convolution without bias is frozen
             fused.bias.requires_grad_(conv.weight.requires_grad)

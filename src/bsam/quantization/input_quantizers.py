@@ -45,11 +45,9 @@ class InputQuantizer(nn.Module):
     def reset(self) -> None:
         """Forget all batches."""
 
-    @abstractmethod
     def initialize(self, x: Tensor) -> None:
         """Begin from the first batch."""
 
-    @abstractmethod
     def update(self, x: Tensor) -> None:
         """Update the statistics by a batch."""
 
@@ -134,9 +132,6 @@ class MinMaxInputQuantizer(InputQuantizer):
         self.low.fill_(torch.inf)
         self.high.fill_(-torch.inf)
 
-    def initialize(self, x: Tensor) -> None:
-        """Nothing: an update begins from the first batch."""
-
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Update the averages with a batch, or set them to its range if it is the first."""
@@ -190,9 +185,6 @@ class LearnedInputQuantizer(InputQuantizer):
         scale, zero_point = affine(*_range(x), self.qmin, self.qmax)
         self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, scale).clamp(min=EPS))
         self.zero_point.copy_(zero_point)
-
-    def update(self, x: Tensor) -> None:
-        """Nothing: the scale is learned."""
 
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
         """Return the scale, positive, and the zero point, of one element each."""

@@ -50,15 +50,9 @@ def check_place(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> int:
-    """Write a file whole or not at all. Return its size in bytes."""
+    """Write a file. Return its size in bytes."""
     check_place(path)
-    draft = path.with_name(f"{path.name}.draft")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return len(content)
+    return path.write_bytes(content)
 
 
 def save_quantized(model: nn.Module, path: Path | str) -> int:
@@ -69,7 +63,7 @@ def save_quantized(model: nn.Module, path: Path | str) -> int:
 
     Args:
         model: what :func:`~bsam.quantization.convert` returned.
-        path: of the file, which is overwritten; after an error it is as it was.
+        path: of the file, which is overwritten.
     """
     require_package("safetensors", "train")
     from safetensors.torch import save

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..common.errors import BsamValueError
-from .arithmetic import Codes, integer_output
+from .arithmetic import Codes, integer_output, product
 from .fake_quantize import quantize_codes
 from .input_quantizers import InputQuantizer, LearnedInputQuantizer, MinMaxInputQuantizer
 from .weight_quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer, WeightQuantizer
@@ -24,7 +22,7 @@ GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "
 
 
 class QuantLayer(nn.Module):
-    """What :class:`QuantConv2d` and :class:`QuantLinear` share: two quantizers beside ``weight`` and ``bias``.
+    """A layer with fake-quantized weight and input, made from a float one, whose parameters it takes over.
 
     In training mode the layer computes with the values that the codes represent, in floating point and under autocast
     if that is on. In eval mode it computes by integers what the converted layer computes, bit for bit, with the
@@ -32,6 +30,10 @@ class QuantLayer(nn.Module):
 
     ``weight`` and ``bias`` are the floating-point parameters under their usual names, so that the state dict of the
     float layer loads, also with ``strict=True``: the scales then begin anew. The bias is not quantized.
+
+    Args:
+        layer: the float layer.
+        weight_bits, activation_bits, scheme: as in :func:`~bsam.quantization.quantize`.
     """
 
     weight: Tensor
@@ -39,27 +41,25 @@ class QuantLayer(nn.Module):
     weight_quantizer: WeightQuantizer
     input_quantizer: InputQuantizer
 
-    def take_over(self, layer: nn.Conv2d | nn.Linear, weight_bits: int, activation_bits: int, scheme: str) -> None:
-        """Take the parameters and the mode of a float layer, and make the quantizers."""
+    def __init__(
+        self, layer: nn.Conv2d | nn.Linear, weight_bits: int = 4, activation_bits: int = 4, scheme: str = "lsq"
+    ) -> None:
         if scheme not in SCHEMES:
             raise BsamValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
         make_weight_quantizer, make_input_quantizer = SCHEMES[scheme]
+        init_like(self, layer, bias=layer.bias is not None)
         weight = layer.weight
         self.weight, self.bias = weight, layer.bias
         self.weight_quantizer = make_weight_quantizer(weight.detach(), weight_bits)
         self.input_quantizer = make_input_quantizer(activation_bits, dtype=weight.dtype, device=weight.device)
         self.train(layer.training)
 
-    @abstractmethod
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolution or the linear map."""
-
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer with quantized weight and input."""
         exact = None if self.training else integer_output(self, self.codes(), x)
         if exact is not None and not torch.is_grad_enabled():
             return exact
-        out = self.product(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        out = product(self, self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
         return out if exact is None else exact + (out - out.detach())  # the difference is 0, and has the gradient
 
     def codes(self) -> Codes:
@@ -87,11 +87,7 @@ class QuantLayer(nn.Module):
 
 
 class QuantConv2d(QuantLayer, nn.Conv2d):
-    """A convolution with fake-quantized weight and input, made from a float one, whose parameters it takes over.
-
-    Args:
-        layer: the float layer.
-        weight_bits, activation_bits, scheme: as in :func:`~bsam.quantization.quantize`.
+    """A quantized convolution, see :class:`~bsam.quantization.modules.QuantLayer`.
 
     Example:
         >>> import torch
@@ -102,21 +98,9 @@ class QuantConv2d(QuantLayer, nn.Conv2d):
         ['weight', 'bias', 'weight_quantizer.scale', 'input_quantizer.scale']
     """
 
-    def __init__(self, layer: nn.Conv2d, weight_bits: int = 4, activation_bits: int = 4, scheme: str = "lsq") -> None:
-        nn.Conv2d.__init__(self, **geometry(layer), bias=layer.bias is not None, device="meta")
-        self.take_over(layer, weight_bits, activation_bits, scheme)
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolution."""
-        return self._conv_forward(x, weight, bias)
-
 
 class QuantLinear(QuantLayer, nn.Linear):
-    """A linear layer with fake-quantized weight and input, made from a float one, whose parameters it takes over.
-
-    Args:
-        layer: the float layer.
-        weight_bits, activation_bits, scheme: as in :func:`~bsam.quantization.quantize`.
+    """A quantized linear layer, see :class:`~bsam.quantization.modules.QuantLayer`.
 
     Example:
         >>> import torch
@@ -124,18 +108,23 @@ class QuantLinear(QuantLayer, nn.Linear):
         torch.Size([4, 2])
     """
 
-    def __init__(self, layer: nn.Linear, weight_bits: int = 4, activation_bits: int = 4, scheme: str = "lsq") -> None:
-        nn.Linear.__init__(self, layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        self.take_over(layer, weight_bits, activation_bits, scheme)
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the linear map."""
-        return F.linear(x, weight, bias)
+def init_like(new: Any, layer: nn.Module, bias: bool) -> None:
+    """Initialize a subclass of ``nn.Conv2d`` or ``nn.Linear`` with the shape of a layer, without values."""
+    if isinstance(layer, nn.Conv2d):
+        geometry: dict[str, Any] = {name: getattr(layer, name) for name in GEOMETRY}
+        nn.Conv2d.__init__(new, **geometry, bias=bias, device="meta")
+    else:
+        sizes: dict[str, Any] = {name: getattr(layer, name) for name in ("in_features", "out_features")}
+        nn.Linear.__init__(new, **sizes, bias=bias, device="meta")
 
 
-def geometry(conv: nn.Conv2d) -> dict[str, Any]:
-    """Return the arguments that make a convolution of the same geometry."""
-    return {name: getattr(conv, name) for name in GEOMETRY}
+def quant_layers(model: nn.Module) -> list[QuantLayer]:
+    """Return the quantized layers of a network, or raise if it has none."""
+    layers = [module for module in model.modules() if isinstance(module, QuantLayer)]
+    if not layers:
+        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+    return layers
 
 
 def replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from ..common.extras import require_package
+from .arithmetic import product
 from .convert import convert
 from .fake_quantize import code_range
 from .int_files import write_file
@@ -38,21 +40,14 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
     Args:
         model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated, or what
             :func:`~bsam.quantization.convert` returned; in float32. It is not changed.
-        path: of the file, which is overwritten; after an error it is as it was.
+        path: of the file, which is overwritten; if the export fails it is as it was.
         x: a batch of inputs. Its values do not matter.
     """
     for package in ("onnx", "onnxscript"):
         require_package(package, "onnx")
     is_converted = any(isinstance(module, IntLayer) for module in model.modules())
     model = (copy.deepcopy(model).eval() if is_converted else convert(model)).cpu()
-    tensors = {"x": x, **model.state_dict()}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise BsamValueError(f"export_onnx takes float32, but {name} is {tensor.dtype}: call .float()")
-    new: dict[nn.Module, nn.Module] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, IntLayer):
-            new[module] = _OnnxLayer(module, name or "the model")
+    new: dict[nn.Module, nn.Module] = {m: _OnnxLayer(m) for m in model.modules() if isinstance(m, IntLayer)}
     content = _traced(replace(model, new), x)
     return write_file(Path(path), content)
 
@@ -86,18 +81,10 @@ class OnnxNetwork(nn.Module):
             (self._input,), (_,) = self._session.get_inputs(), self._session.get_outputs()
         except Exception as error:  # its exceptions have no base class of their own
             raise BsamValueError(f"{path} is no network that onnxruntime can read ({_reason(error)})") from error
-        self._path = path
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for a batch."""
-        try:
-            (out,) = self._session.run(None, {self._input.name: x.detach().cpu().numpy()})
-        except Exception as error:
-            expected, got = (", ".join(map(str, shape)) for shape in (self._input.shape, x.shape))
-            raise BsamValueError(
-                f"{self._path} takes {self._input.type} of shape ({expected}), got {x.dtype} of shape ({got}) "
-                f"({_reason(error)})"
-            ) from error
+        (out,) = self._session.run(None, {self._input.name: x.detach().cpu().numpy()})
         return torch.from_numpy(out).to(x.device)
 
 
@@ -122,24 +109,16 @@ class _OnnxLayer(nn.Module):
     input_zero_point: Tensor
     bias: Tensor | None
 
-    def __init__(self, layer: IntLayer, name: str) -> None:
+    def __init__(self, layer: IntLayer) -> None:
         super().__init__()
-        self.product = layer.product
-        zero_point = int(layer.input_zero_point)
-        qmin, qmax = code_range(layer.activation_bits, signed=False)
-        is_code = qmin <= zero_point <= qmax  # always so in what quantize makes
-        # onnxruntime 1.31 does not load a Clip before a QuantizeLinear of type UINT4
-        self.weight_is_4_bit, self.input_is_4_bit = layer.weight_bits <= 4, layer.activation_bits == 4 and is_code
-        _, largest = code_range(4 if self.input_is_4_bit else 8, signed=False)
-        own = max(zero_point, 0)  # with it, codes are qmin - zero_point + own to qmax - zero_point + own
-        if max(own, qmax - zero_point + own) > largest:
-            raise BsamValueError(f"the zero point {zero_point} of the input of {name} does not fit the type UINT8")
-        limits = [float(layer.input_scale * (q - zero_point)) for q in (qmin, qmax)]
-        self.limits = None if qmax == largest else limits
+        self.product = partial(product, layer)
+        limits = (q - layer.input_zero_point for q in code_range(layer.activation_bits, signed=False))
+        self.limits = None if layer.activation_bits in (4, 8) else [float(layer.input_scale * q) for q in limits]
+        self.weight_is_4_bit, self.input_is_4_bit = layer.weight_bits <= 4, layer.activation_bits == 4
         for field in ("weight", "weight_scale", "bias"):
             self.register_buffer(field, getattr(layer, field))
         self.register_buffer("input_scale", layer.input_scale.reshape(()))
-        self.register_buffer("input_zero_point", torch.tensor(own, dtype=torch.uint8))
+        self.register_buffer("input_zero_point", layer.input_zero_point.reshape(()).to(torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.limits is not None:

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from ..core.wrapper import PERTURB
 from . import fold
 from .input_quantizers import LearnedInputQuantizer
 from .int_modules import IntLayer
-from .modules import SCHEMES, QuantConv2d, QuantLayer, QuantLinear, replace
+from .modules import QuantConv2d, QuantLayer, QuantLinear, quant_layers, replace
 from .weight_quantizers import LearnedWeightQuantizer
 
 
@@ -67,12 +65,6 @@ def quantize(
         >>> quantized(torch.rand(16, 1, 5, 5)).shape
         torch.Size([16, 2])
     """
-    check_count("weight_bits", weight_bits, 2, 8)
-    check_count("activation_bits", activation_bits, 2, 8)
-    if first_last_bits is not None:
-        check_count("first_last_bits", first_last_bits, 2, 8)
-    if scheme not in SCHEMES:
-        raise BsamValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
     _check_layers(model)
     model = copy.deepcopy(model)
     if fold_batch_norm:
@@ -90,28 +82,18 @@ def quantize(
 
 def _check_layers(model: nn.Module) -> None:
     """Raise unless the model has layers to quantize, and none that cannot be."""
-    found = 0
-    for name, module in model.named_modules():
-        layer, kind = name or "the model", type(module).__name__
-        if isinstance(module, (QuantLayer, IntLayer)):
-            raise BsamValueError(f"{layer} is quantized already ({kind}): pass the float model")
-        if isinstance(module, LazyModuleMixin):
-            raise BsamValueError(f"{layer} cannot be quantized before its shape is known ({kind}): run a batch first")
-        if type(module) in (nn.Conv2d, nn.Linear):
-            found += 1
-            hooks = (
-                module._forward_hooks,
-                module._forward_pre_hooks,
-                module._backward_hooks,
-                module._backward_pre_hooks,
-            )
-            if any(hooks):
-                raise BsamValueError(f"{layer} has hooks, which its copy would not have: remove them before quantize")
-        elif isinstance(module, (_ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)):
+    modules = {name or "the model": module for name, module in model.named_modules()}
+    for name, module in modules.items():
+        kind = type(module)
+        if issubclass(kind, (QuantLayer, IntLayer)):
+            raise BsamValueError(f"{name} is quantized already ({kind.__name__}): pass the float model")
+        weighted = (_ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
+        if issubclass(kind, weighted) and kind not in (nn.Conv2d, nn.Linear):
             raise BsamValueError(
-                f"{layer} cannot be quantized ({kind}): only torch.nn.Conv2d and torch.nn.Linear can, not subclasses"
+                f"{name} cannot be quantized ({kind.__name__}): only torch.nn.Conv2d and torch.nn.Linear can, not "
+                "subclasses"
             )
-    if not found:
+    if not any(isinstance(module, (nn.Conv2d, nn.Linear)) for module in modules.values()):
         raise BsamValueError(f"{type(model).__name__} has no convolution or linear layer to quantize")
 
 
@@ -131,10 +113,7 @@ def calibrate(model: nn.Module, *inputs: Any) -> None:
         >>> model(torch.rand(1, 4)).shape
         torch.Size([1, 2])
     """
-    modes = [(module, module.training) for module in model.modules()]
-    layers = [module for module, _ in modes if isinstance(module, QuantLayer)]
-    if not layers:
-        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+    layers, modes = quant_layers(model), [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         for layer in layers:
@@ -212,7 +191,5 @@ def freeze_scales(model: nn.Module) -> None:
 
 
 def _learned_scales(model: nn.Module) -> set[nn.Parameter]:
-    if not any(isinstance(module, QuantLayer) for module in model.modules()):
-        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
-    learned = (LearnedWeightQuantizer, LearnedInputQuantizer)
-    return {module.scale for module in model.modules() if isinstance(module, learned)}
+    quantizers = [one for layer in quant_layers(model) for one in (layer.weight_quantizer, layer.input_quantizer)]
+    return {one.scale for one in quantizers if isinstance(one, (LearnedWeightQuantizer, LearnedInputQuantizer))}

@@ -81,8 +81,7 @@ class Classification(PretrainedTask):
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
-        self._host = torch.device("cpu") if data.digest is not None else device  # files stay mapped to host memory
-        labelled, self._true_holdout = train.labelled(noisy), None
+        labelled, self._true_holdout = Examples(train.x, noisy), None
         if run.eval_split == "holdout":
             held_out = holdout_mask(len(train), run.seed)
             eval_split = labelled.at(held_out)
@@ -99,6 +98,7 @@ class Classification(PretrainedTask):
         self.classes, self.samples = data.classes, len(labelled)
         self._original_splits = train, eval_split
         self._train, self._labels = labelled.to(self._host), labelled.y.to(device)
+        self._x = self._train.x
         self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(self._host)
         if self._true_holdout is not None and run.limit_test is not None:
             self._true_holdout = self._true_holdout.at(eval_split.balanced_indices(run.limit_test))
@@ -145,19 +145,8 @@ class Classification(PretrainedTask):
         """Draw crops, flips and holes."""
         self._draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1]).to(self.device)
 
-    def batch(self, index: Tensor) -> TaskBatch:
-        """Return augmented images, classes and indices."""
-        return self._batch(self._train.x[index.to(self._host)].to(self.device), index)
-
-    def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices; image files are read ahead."""
-        if self._host == self.device:
-            yield from map(self.batch, indices)
-            return
-        for x, index in zip(stream(self._train.x, indices.cpu(), self.device), indices, strict=True):
-            yield self._batch(x, index)
-
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+        """Return augmented images, classes and indices."""
         augmented = self.inputs.resized(self._augment(x, self._draws[index]))
         return augmented, self._labels[index], index
 
@@ -262,12 +251,6 @@ def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
         >>> round(torch_s * 9 / 10, 6)
         0.1
     """
-    most = (num_classes - 1) / num_classes  # a uniform distribution
-    if prob_others > most:
-        raise BsamValueError(
-            f"label_smoothing must be at most {most:g} for {num_classes} classes, or the true class would get the "
-            f"lowest probability; got {prob_others}"
-        )
     return prob_others * num_classes / (num_classes - 1)
 
 

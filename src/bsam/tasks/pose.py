@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,15 +15,14 @@ from ..common.errors import BsamValueError
 from ..common.progress import ProgressLine
 from ..data import dataset_entry
 from ..data.pose.affine import apply
-from ..data.pose.augment import POSE_AUGMENTATIONS, PoseDraws
+from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..data.pose.persons import Persons, PoseData, load_persons
-from ..data.streaming import stream
-from ..models import model_entry
+from ..models import build, model_entry
 from ..models.preprocessing import input_config
 from . import pose_metrics
 from .image_inputs import IMAGENET
 from .pose_inputs import PoseInputs
-from .pose_settings import PoseSettings, check_input_side, check_pose_settings
+from .pose_settings import PoseSettings, check_pose_settings
 from .pretrained import PretrainedTask
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
@@ -65,16 +64,15 @@ class Pose(PretrainedTask):
         check_pose_settings(run)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or (model_entry(run.model).images if data is None else data.side)
-        check_input_side(run, side)
+        with torch.device("meta"):
+            build(run.model, classes=1, side=side, k=run.simcc_k)  # raises before images are decoded
         data, left_out = _load(run, side, data_dir, cache_dir) if data is None else (data, [])
         if data.side != side:
             raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size {side} out")
-        from_files = bool(data.train.images)
-        super().__init__(run, device, data_dir, left_out, in_files=from_files)
+        super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
         self.classes = len(data.skeleton.joints)
         self._split, self._digest = data.split, data.digest
-        self._host = torch.device("cpu") if from_files else device  # files stay mapped to host memory
         self._train, test = _limited(data.train, "limit_train", run.limit_train), data.test
         if run.eval_split == "holdout":
             kept = len(self._train) - holdout_size(len(self._train))
@@ -98,16 +96,8 @@ class Pose(PretrainedTask):
         """Draw scales, rotations and flips."""
         self._draws = self._augment.draws(self.samples, self.run.seed, epoch).to(self.device)
 
-    def batch(self, index: Tensor) -> TaskBatch:
-        """Return augmented images, joints and indices."""
-        return self._batch(self._x[index.to(self._host)].to(self.device), index)
-
-    def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices; image files are read ahead."""
-        for x, index in zip(self._read(self._x, indices.to(self._host)), indices, strict=True):
-            yield self._batch(x, index)
-
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+        """Return augmented images, joints and indices."""
         images, y, _ = self._augment(x, self._y[index], self._to_image[index], self._draws[index])
         return images, y, index
 
@@ -153,7 +143,7 @@ class Pose(PretrainedTask):
         found = []
         for images, index in zip(self._read(self._x, rows), rows, strict=True):
             where = index.to(self.device)
-            found.append(self._centre(images, self._y[where], self._to_image[where])[:2])
+            found.append(self._augment(images, self._y[where], self._to_image[where])[:2])
         return found
 
     def fingerprint(self) -> str:
@@ -184,7 +174,7 @@ class Pose(PretrainedTask):
         rows = torch.arange(len(self._test))[:: _step(len(self._test), SHOWN)][:SHOWN]
         where, inputs = rows.to(self.device), self.inputs
         crops = self._test_x[rows.to(self._host)].to(self.device)
-        x, y, _ = self._centre(crops, self._test_y[where], self._test_to_image[where])
+        x, y, _ = self._augment(crops, self._test_y[where], self._test_to_image[where])
         scale = [torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (inputs.std, inputs.mean)]
         pixels = (255 * (x * scale[0] + scale[1])).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
         found = inputs.joints(network, x, self.run.flip_test)
@@ -195,15 +185,7 @@ class Pose(PretrainedTask):
         rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
         for images, index in zip(self._read(self._test_x, rows), rows, strict=True):
             where = index.to(self.device)
-            yield self._centre(images, self._test_y[where], self._test_to_image[where])
-
-    def _read(self, crops: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Return stored crops on the device, for each row of indices, which are where the crops are."""
-        on_device = self._host == self.device
-        return (crops[index] for index in rows) if on_device else stream(crops, rows, self.device)
-
-    def _centre(self, x: Tensor, y: Tensor, to_image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self._augment(x, y, to_image, PoseDraws.identity(len(x)).to(self.device))
+            yield self._augment(images, self._test_y[where], self._test_to_image[where])
 
 
 def joints_in_image(persons: Persons) -> Tensor:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from ..common.errors import BsamValueError
 from ..data import DATASETS, dataset_entry
 from ..data.pose.augment import POSE_AUGMENTATIONS
-from ..models import MODELS, build, model_entry
+from ..models import MODELS, model_entry
 from .settings import TaskSettings, check_flag, check_positive, refuse_settings, setting
 
 POSE = {  # those of SimCC's authors for MPII, but for the schedule and fewer epochs: they train for 210
@@ -52,14 +50,3 @@ def check_pose_settings(run: PoseSettings) -> None:
     if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
         raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
     refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
-
-
-def check_input_side(run: PoseSettings, side: int) -> None:
-    """Refuse a side of the inputs, or a number of bins for each pixel, that the network cannot be built for."""
-    try:
-        with torch.device("meta"):
-            build(run.model, classes=1, side=side, k=run.simcc_k)
-    except BsamValueError as error:
-        raise BsamValueError(
-            f"{run.model} cannot be built with image_size {side} and simcc_k {run.simcc_k:g}: {error}"
-        ) from error

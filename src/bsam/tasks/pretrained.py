@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..data.streaming import stream
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
 from .image_inputs import find_weights
 from .settings import TaskSettings
-from .task import Task
+from .task import Task, TaskBatch
 
 
 class PretrainedTask(Task):
@@ -28,6 +29,8 @@ class PretrainedTask(Task):
         in_files: whether the images are in files of their own.
     """
 
+    _x: Tensor  # the stored training images, on the host
+
     @abstractmethod
     def __init__(
         self,
@@ -39,7 +42,27 @@ class PretrainedTask(Task):
     ) -> None:
         self.run, self.device, self.left_out = run, device, list(left_out)
         self._data_dir, self._in_files = data_dir, in_files
+        self._host = torch.device("cpu") if in_files else device  # files stay mapped to host memory
         self._weights: WeightsReport | None = None
+
+    @abstractmethod
+    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+        """Return the batch of stored images on the device, with these indices."""
+
+    def batch(self, index: Tensor) -> TaskBatch:
+        """Return the training samples with these indices, augmented."""
+        return self._batch(self._x[index.to(self._host)].to(self.device), index)
+
+    def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
+        """Return a batch for each row of indices; image files are read ahead."""
+        for x, index in zip(self._read(self._x, indices), indices, strict=True):
+            yield self._batch(x, index)
+
+    def _read(self, images: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Return stored images on the device, for each row of indices."""
+        if self._host == self.device:
+            return (images[index] for index in rows)
+        return stream(images, (index.cpu() for index in rows), self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
         """Load the run's pretrained weights, if it names any, into all layers but the last; or those of another run

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.errors import BsamValueError
-
 
 def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Tensor:
     """Return the label of each coordinate, probabilities of the shape (..., side * k).
@@ -37,8 +35,6 @@ def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Te
         >>> simcc_labels(torch.tensor(1.0), side=4, k=1, sigma=1)
         tensor([0.2583, 0.4258, 0.2583, 0.0576])
     """
-    if not sigma > 0:
-        raise BsamValueError(f"sigma must be positive, got {sigma}")
     bins = torch.arange(round(side * k), device=coordinates.device, dtype=coordinates.dtype)
     return F.softmax(-(((bins - k * coordinates[..., None]) / sigma) ** 2) / 2, dim=-1)
 
@@ -86,11 +82,6 @@ def simcc_losses(logits: Tensor, y: Tensor, k: float = 2.0, sigma: float = 6.0) 
         >>> simcc_losses(torch.zeros(2, 2, 2, 16), y, k=2, sigma=1)
         tensor([2.7073, 0.0000])
     """
-    if logits.dim() != 4 or logits.shape[2] != 2 or y.shape != (*logits.shape[:2], 3):
-        raise BsamValueError(
-            "logits must be of the shape (n, joints, 2, bins) and y of the shape (n, joints, 3); got "
-            f"{tuple(logits.shape)} and {tuple(y.shape)}"
-        )
     logits = _full_precision(logits)
     side = logits.shape[-1] / k
     scored = scored_joints(y, side)
@@ -154,10 +145,6 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int
     """
     order = list(range(logits.shape[1]))
     for left, right in pairs:
-        if not (0 <= left < len(order) and 0 <= right < len(order)) or order[left] != left or order[right] != right:
-            raise BsamValueError(
-                f"pairs must hold each of the joints 0 to {len(order) - 1} once at most; got {left} and {right}"
-            )
         order[left], order[right] = right, left
     logits, flipped_logits = _full_precision(logits), _full_precision(flipped_logits)
     # not by an index tensor: its copy to the device could not be captured in a CUDA graph

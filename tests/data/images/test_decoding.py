@@ -130,19 +130,6 @@ def test_what_cannot_be_decoded_is_named(tmp_path, monkeypatch, content, message
         decode(tmp_path / "cat.jpg", Resize(8))
 
 
-def test_settings_are_checked():
-    assert Resize(224, 0.9).shorter_side == 248
-    for wrong, message in (
-        ((0,), "size must be a whole number"),
-        ((2.5,), "size must be a whole number"),
-        ((8, 0.0), "crop must be above 0"),
-        ((8, 1.1), "crop must be above 0"),
-        ((8, 1.0, "box"), "interpolation must be one of nearest, bilinear, bicubic, lanczos; got 'box'"),
-    ):
-        with pytest.raises(BsamValueError, match=message):
-            Resize(*wrong)
-
-
 def test_a_crop_is_cut_out_and_black_where_the_image_ends():
     image = np.random.default_rng(2).integers(0, 256, (20, 30, 3), np.uint8)
     padded = np.zeros((60, 70, 3), np.uint8)
@@ -183,7 +170,7 @@ def test_crops_without_an_area_or_beside_the_image_are_errors():
     with pytest.raises(BsamValueError, match=r"the box \(0, 0, 1e\+06, 5\) of x is too large for its 30 x 20 pixels"):
         decode_bytes(content, "x", Crop((0, 0, 1e6, 5), 1.0, 8))
     for wrong in ((5, 5, 5, 9), (5, 5, 4, 9), (0, 0, float("nan"), 5), (2, 2, 2.5, 2.9)):
-        with pytest.raises(BsamValueError, match=r"box must be left, top|must exceed its left|at least 1 pixel"):
+        with pytest.raises(BsamValueError, match=r"box must be left, top|must exceed its left"):
             check_box(wrong)
 
 

@@ -39,18 +39,9 @@ def test_oxford_pet(pets):
     assert (files.validation, files.split) == (None, "the official trainval/test split")
 
 
-def test_the_order_of_lines_does_not_matter_for_the_classes(pets):
-    before = read_oxford_pet(pets)
-    file = pets / "annotations/trainval.txt"
-    file.write_text("\n".join(reversed(file.read_text().splitlines())))
-    after = read_oxford_pet(pets)
-    assert after.class_names == before.class_names
-    assert set(zip(*vars(after.train).values(), strict=True)) == set(zip(*vars(before.train).values(), strict=True))
-
-
 def test_a_listed_pet_that_is_missing_is_named(pets):
     (pets / "images/pug_1.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"pug_1.jpg is missing \(2 images are listed\): get"):
+    with pytest.raises(BsamRuntimeError, match=r"1 of 2 images are missing, such as .*pug_1.jpg: get"):
         read_oxford_pet(pets)
     (pets / "annotations/test.txt").unlink()
     with pytest.raises(BsamRuntimeError, match=r"test.txt is missing: give the folder that holds annotations/"):

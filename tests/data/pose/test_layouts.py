@@ -67,25 +67,9 @@ def test_the_split_of_lspet_is_fixed(tmp_path):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(BsamRuntimeError, match=r"joints.mat is missing: give the folder that holds joints.mat"):
         read_lspet(tmp_path)
-    with pytest.raises(BsamRuntimeError, match=r"mpii_human_pose_v1_u12_1.mat is missing"):
-        read_mpii(tmp_path)
-    lspet(tmp_path)
-    for i in (7, 9):
-        (tmp_path / f"images/im0000{i}.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"im00007.jpg is missing, and so is 1 other: each of the 20 pers"):
-        read_lspet(tmp_path)
-    (tmp_path / "images/im00007.jpg").touch()
-    with pytest.raises(BsamRuntimeError, match=r"im00009.jpg is missing: each .* images/imNNNNN.jpg, named by its num"):
-        read_lspet(tmp_path)
-    (tmp_path / "images").rename(tmp_path / "pictures")
-    with pytest.raises(BsamRuntimeError, match=r"images is missing: give the folder that holds images/"):
-        read_lspet(tmp_path)
-
-
-def test_a_file_of_joints_that_holds_something_else_is_named(tmp_path):
     table = lspet(tmp_path)
-    savemat(tmp_path / "joints.mat", {"joints": np.zeros((3, 14, 5))})
-    with pytest.raises(BsamRuntimeError, match=r"joints must have the shape \(14, 3, n\), got \(3, 14, 5\)"):
+    (tmp_path / "images/im00007.jpg").unlink()
+    with pytest.raises(BsamRuntimeError, match=r"1 of 20 images are missing, such as .*im00007.jpg: get the data set"):
         read_lspet(tmp_path)
     savemat(tmp_path / "joints.mat", {"labels": table})
     with pytest.raises(BsamRuntimeError, match=r"joints\.mat cannot be read as a MATLAB file with joints"):
@@ -109,17 +93,6 @@ def test_persons_who_cannot_be_cut_out_are_left_out_with_a_sentence(tmp_path):
     savemat(tmp_path / "joints.mat", {"joints": 0 * table})
     with pytest.raises(BsamValueError, match=r"has 0 persons .* \(20 are left out: images/im00001.jpg has no labelled"):
         read_lspet(tmp_path)
-
-
-def test_impossible_joints_are_named_unless_they_are_not_labelled(tmp_path):
-    table = lspet(tmp_path)
-    table[7, 1, 11] = np.nan
-    savemat(tmp_path / "joints.mat", {"joints": table})
-    with pytest.raises(BsamValueError, match=r"im00012.jpg: the box .* has no area, or is smaller than a pixel"):
-        read_lspet(tmp_path)
-    table[7, :, 11] = np.nan, np.nan, 0  # nobody asks where it is
-    savemat(tmp_path / "joints.mat", {"joints": table})
-    assert len(read_lspet(tmp_path)) == 20
 
 
 def point(number: int, x: float, y: float, **fields) -> dict:
@@ -185,7 +158,7 @@ def test_mpii(tmp_path):
     assert len(sets[1]) == 1
 
     (tmp_path / "images/several.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"several.jpg is missing: every image that has annotations"):
+    with pytest.raises(BsamRuntimeError, match=r"1 of 4 images are missing, such as .*several.jpg"):
         read_mpii(tmp_path)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from bsam.common.errors import BsamValueError
 from bsam.data.pose.affine import apply
-from bsam.data.pose.augment import PoseAugment, PoseDraws
+from bsam.data.pose.augment import PoseAugment
 from bsam.data.pose.joints import LSP
 from bsam.data.pose.stick_figures import stick_figures
 
@@ -41,7 +41,7 @@ def test_figures_vary_are_symmetric_and_lie_inside_of_the_input():
         one, other = ((end - neck).norm(dim=1) for end in ends)
         torch.testing.assert_close(one, other)  # bodies are symmetric, limbs are not
     evaluate = PoseAugment(data.side, LSP.mirrored)
-    y = evaluate(part.x, part.y, part.to_image, PoseDraws.identity(24))[1]
+    y = evaluate(part.x, part.y, part.to_image)[1]
     assert y[:, :, 2].eq(1).all()
     assert y[:, :, :2].std(dim=0).amin(dim=0).min() > 0.5  # every joint moves
     image = apply(part.to_image, part.y[:, :, :2])

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...common.checks import check_count, check_number, is_number
+from ...common.checks import is_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others of Pillow's start programs, as EPS does
 
 
@@ -33,10 +32,10 @@ def check_box(box: Sequence[float]) -> Box:
     if len(box) != 4 or not all(map(is_number, box)):
         raise BsamValueError(f"box must be left, top, right and bottom, got {box!r}")
     left, top, right, bottom = map(float, box)
-    if not (left < right and top < bottom):
-        raise BsamValueError(f"the right of a box must exceed its left, and the bottom its top; got {box!r}")
-    if max(right - left, bottom - top) < 1:
-        raise BsamValueError(f"the longer side of a box must be at least 1 pixel; got {box!r}")
+    if not (left < right and top < bottom and max(right - left, bottom - top) >= 1):
+        raise BsamValueError(
+            f"the right of a box must exceed its left, and the bottom its top, one of them by 1 pixel; got {box!r}"
+        )
     return left, top, right, bottom
 
 
@@ -65,7 +64,7 @@ class Resize:
     Args:
         size: side of the result, in pixels.
         crop: share of the shorter side that is kept, ``crop_pct`` of timm.
-        interpolation: one of ``INTERPOLATIONS``.
+        interpolation: of Pillow: ``"nearest"``, ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
 
     Example:
         >>> Resize(224, crop=0.875).shorter_side
@@ -75,15 +74,6 @@ class Resize:
     size: int
     crop: float = 1.0
     interpolation: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
-        if not 0 < check_number("crop", self.crop) <= 1:
-            raise BsamValueError(f"crop must be above 0 and at most 1, got {self.crop!r}")
-        if self.interpolation not in INTERPOLATIONS:
-            raise BsamValueError(
-                f"interpolation must be one of {', '.join(INTERPOLATIONS)}; got {self.interpolation!r}"
-            )
 
     @property
     def shorter_side(self) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...common.checks import check_count, check_number
 from ...common.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
@@ -86,18 +85,13 @@ def read_folder(folder: str | Path, seed: int = 0, test_fraction: float = 0.2) -
         (('cat', 'dog'), (0, 1), '80/20 of each class, seed 0')
     """
     folder = Path(folder)
-    check_number("test_fraction", test_fraction, 0, 1)
-    check_count("seed", seed, low=0)
     if not folder.is_dir():
         raise BsamValueError(f"{folder} is not a folder; give the one that holds the images: {LAYOUT}")
     found = _folders(folder)
     validations = [name for name in VALIDATION_NAMES if name in found]
     if "train" in found and (validations or "test" in found):
-        if len(validations) > 1:
-            raise BsamValueError(f"{folder} holds {' and '.join(validations)}: keep one validation set")
-        return _given_split(folder, ["train", *validations, *({"test"} & set(found))])
-    classes = _class_files(folder, folder)
-    return _random_split(folder, classes, seed, test_fraction)
+        return _given_split(folder, ["train", *validations[:1], *({"test"} & set(found))])
+    return _random_split(folder, _class_files(folder, folder), seed, test_fraction)
 
 
 def _given_split(folder: Path, sets: list[str]) -> ImageFiles:

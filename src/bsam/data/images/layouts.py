@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,18 +107,15 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
         ) from error
 
 
-def missing_files(folder: Path, names: Sequence[str]) -> str:
-    """Return the first words of an error message: which files of a data set are missing."""
-    others = len(names) - 1
-    more = {0: "", 1: ", and so is 1 other"}.get(others, f", and so are {others} others")
-    return f"{folder / names[0]} is missing{more}"
+def check_files(folder: Path, names: Sequence[str], there: Collection[str]) -> None:
+    """Raise if some files of a data set are not there."""
+    if missing := sorted({*names} - {*there}):
+        raise BsamRuntimeError(
+            f"{len(missing)} of {len(names)} images are missing, such as {folder / missing[0]}: get the data set again"
+        )
 
 
 def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
     """Return the files with classes numbered from 1 as labels from 0; all of them must be there."""
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise BsamRuntimeError(
-            f"{missing_files(folder, missing)} ({len(names)} images are listed): get the data set again"
-        )
+    check_files(folder, names, [name for name in names if (folder / name).is_file()])
     return LabelledFiles(tuple(names), tuple(int(number) - 1 for number in numbers))

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...common.checks import check_count, check_number
-from ...common.errors import BsamValueError
 from ..augment import normalise
 from .affine import apply, centre_map, compose, inverse, warp
 
@@ -21,34 +19,10 @@ _STREAM = 0x905E  # makes these random numbers independent of others that are dr
 
 
 @dataclass(frozen=True)
-class PoseDraws:
-    """Random numbers of :class:`PoseAugment` for the training images in one epoch.
-
-    Args:
-        table: (n, 3), float64: magnification, angle in radians, and 1 for a mirrored image, else 0.
-    """
-
-    table: Tensor
-
-    @classmethod
-    def identity(cls, n: int) -> PoseDraws:
-        """Return draws that cut out the centre, for evaluation."""
-        return cls(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64).repeat(n, 1))
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: Tensor | slice) -> PoseDraws:
-        return PoseDraws(self.table[index])
-
-    def to(self, device: torch.device | str) -> PoseDraws:
-        """Return a copy on another device."""
-        return PoseDraws(self.table.to(device))
-
-
-@dataclass(frozen=True)
 class PoseAugment:
     """A random scale, rotation and flip, a crop at the centre, and normalisation.
+
+    A row of the draws is the magnification, the angle in radians, and 1 for a mirrored image, else 0.
 
     Each image is moved by one affine map and interpolated once, bilinearly; it is black where the stored crop ends.
     Values stay on the device and shapes do not depend on them, so that a call can be captured in a CUDA graph, after a
@@ -89,35 +63,32 @@ class PoseAugment:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
-    def __post_init__(self) -> None:
-        check_count("side", self.side)
-        if not 0 <= check_number("scale", self.scale) < 1:
-            raise BsamValueError(f"scale must be at least 0 and below 1, got {self.scale!r}")
-        check_number("rotation", self.rotation, 0, 180)
-        check_number("rotation_p", self.rotation_p, 0, 1)
-
-    def draws(self, n: int, seed: int, epoch: int) -> PoseDraws:
+    def draws(self, n: int, seed: int, epoch: int) -> Tensor:
         """Draw random numbers for ``n`` images, a function of the seed and the epoch."""
         random = np.random.default_rng((seed, epoch, _STREAM))
         scale = 1 + self.scale * random.uniform(-1, 1, n)
         angle = math.radians(self.rotation) * random.uniform(-1, 1, n) * (random.random(n) < self.rotation_p)
         mirrored = random.integers(0, 2, n) * self.flip
-        return PoseDraws(torch.from_numpy(np.stack([scale, angle, mirrored], axis=1)))
+        return torch.from_numpy(np.stack([scale, angle, mirrored], axis=1))
 
-    def __call__(self, x: Tensor, y: Tensor, to_image: Tensor, draws: PoseDraws) -> tuple[Tensor, Tensor, Tensor]:
-        """Augment a batch.
+    def __call__(
+        self, x: Tensor, y: Tensor, to_image: Tensor, draws: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Augment a batch, or cut out the centre for evaluation.
 
         Args:
             x: stored crops (n, 3, side, side), as bytes or as floating-point numbers.
             y: joints (n, J, 3): x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
             to_image: (n, 2, 3), the maps from pixels of the crop to those of the image.
-            draws: one row per image.
+            draws: (n, 3), those of the images; None: the centre.
 
         Returns:
             float32 images in the channels_last memory format; the joints in their pixels, with 0 also for a joint that
             lies outside of them; and the maps from their pixels to those of the images.
         """
-        scale, angle, mirrored = draws.table.unbind(dim=1)
+        if draws is None:
+            draws = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64, device=x.device).expand(len(x), 3)
+        scale, angle, mirrored = draws.unbind(dim=1)
         maps = centre_map(x.shape[-1], self.side, scale, angle, mirrored)
         unit = 1.0 if x.is_floating_point() else 255.0
         mean, std = (tuple(unit * value for value in values) for values in (self.mean, self.std))

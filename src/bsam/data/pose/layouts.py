@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...common.errors import BsamRuntimeError, BsamValueError
-from ..images.decoding import rounded
-from ..images.layouts import missing_files, read_mat, required
+from ...common.errors import BsamValueError
+from ..images.layouts import check_files, read_mat, required
 from .joints import LSP, MPII, Skeleton
 
 SPLIT_SEED = 0
@@ -63,13 +62,6 @@ class PersonFiles:
                 f"{self.folder} has {len(self.train)} persons to train on and {len(self.test)} to test on{why}: at "
                 "least one of each is needed"
             )
-        sizes = self.boxes[:, 2:] - self.boxes[:, :2]
-        good = (np.isfinite(sizes) & (sizes > 0)).all(axis=1) & (sizes.max(axis=1, initial=0) >= 1)
-        for person in np.flatnonzero(~good):
-            raise BsamValueError(
-                f"{self.folder / self.images[person]}: the box {rounded(self.boxes[person])} of a person has no area, "
-                "or is smaller than a pixel: correct the box or the joints, or remove the person"
-            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -88,10 +80,9 @@ def read_lspet(folder: str | Path) -> PersonFiles:
         folder: holds ``joints.mat`` and ``images/im00001.jpg`` and so on.
     """
     folder = Path(folder)
-    joints = _lspet_joints(required(folder, "joints.mat"))
+    joints = np.asarray(read_mat(required(folder, "joints.mat"), "joints"), np.float64).transpose(2, 0, 1)
     names = [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)]
-    rule = f"each of the {len(joints)} persons in joints.mat needs an image images/imNNNNN.jpg, named by its number"
-    _check_images(folder, names, rule)
+    _check_images(folder, names)
     kept, left_out = [], []
     for person, name in enumerate(names):
         labelled = joints[person, joints[person, :, 2] > 0, :2]
@@ -142,7 +133,7 @@ def read_mpii(folder: str | Path) -> PersonFiles:
             joints.append(table)
             left, top, right, bottom = map(float, rectangle)
             heads.append(HEAD * math.hypot(right - left, bottom - top))
-    _check_images(folder, images, "every image that has annotations must be there; get the data set again")
+    _check_images(folder, images)
     arrays = np.array(boxes).reshape(-1, 4), np.array(joints).reshape(-1, 16, 3), np.array(heads)
     return PersonFiles("mpii", folder, tuple(images), *arrays, MPII, *_split_by_image(images), tuple(left_out))
 
@@ -170,21 +161,10 @@ def _items(holder: Any, field: str | None = None) -> list[Any]:
     return list(np.atleast_1d(np.asarray(value, dtype=object)).ravel()) if np.size(value) else []
 
 
-def _lspet_joints(path: Path) -> Floats:
-    """Return the joints (n, 14, 3) of LSP Extended's file."""
-    table = np.asarray(read_mat(path, "joints"))
-    if table.ndim != 3 or table.shape[:2] != (14, 3):
-        raise BsamRuntimeError(f"{path}: joints must have the shape (14, 3, n), got {table.shape}")
-    return table.transpose(2, 0, 1).astype(np.float64)
-
-
-def _check_images(folder: Path, names: Sequence[str], rule: str) -> None:
+def _check_images(folder: Path, names: Sequence[str]) -> None:
     """Raise if one of these files is not in ``images``."""
-    if not (folder / "images").is_dir():
-        raise BsamRuntimeError(f"{folder / 'images'} is missing: give the folder that holds images/")
-    there = {f"images/{path.name}" for path in (folder / "images").iterdir()}
-    if missing := sorted({*names} - there):
-        raise BsamRuntimeError(f"{missing_files(folder, missing)}: {rule}")
+    place = folder / "images"
+    check_files(folder, names, {f"images/{path.name}" for path in place.iterdir()} if place.is_dir() else set())
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ...common.checks import check_count
-from ...common.errors import BsamValueError
 from ..images.cache import Progress, decode_files, sha256
 from ..images.decoding import Crop
 from .affine import apply, crop_map, inverse
@@ -144,9 +143,6 @@ def load_persons(
     everyone = Persons(x, y, inverse(maps), heads, tuple(names))
     ends = len(files.train), len(order)
     rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
-    for title, kept in zip(("training", "test"), rows, strict=True):
-        if not kept:
-            raise BsamValueError(f"no person of the {title} set can be cut out: correct or replace {files.folder}")
     train, test = (_some(everyone, kept) for kept in rows)
     labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
     digest = sha256(json.dumps([*pixels, rows, labels]).encode())
