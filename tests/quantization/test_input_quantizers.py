@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from bsam.common.errors import BsamRuntimeError
+from bsam.quantization import calibrate, quantize
 from bsam.quantization.fake_quantize import EPS
 from bsam.quantization.input_quantizers import LearnedInputQuantizer, MinMaxInputQuantizer
 
@@ -131,3 +133,13 @@ def test_double_and_bfloat16_inputs():
         low = kind(4, **CPU)
         assert low(batch().bfloat16()).dtype == torch.bfloat16
         assert all(t.dtype == torch.float32 for t in low.state_dict().values())
+
+
+@pytest.mark.parametrize("scheme", ["lsq", "minmax"])
+def test_a_first_batch_that_is_not_finite_is_refused(scheme):
+    model, x = quantize(nn.Sequential(nn.Linear(4, 3)), scheme=scheme), torch.rand(8, 4)
+    x[3, 2] = torch.nan
+    with pytest.raises(BsamRuntimeError, match="not finite"):
+        calibrate(model, x)
+    calibrate(model, torch.rand(8, 4))  # nothing of it is left
+    assert model.eval()(torch.rand(2, 4)).isfinite().all()
