@@ -55,6 +55,9 @@ class PretrainedTask(Task):
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
         """Return a batch for each row of indices; image files are read ahead."""
+        if self._host == self.device:
+            yield from map(self.batch, indices)
+            return
         for x, index in zip(self._read(self._x, indices), indices, strict=True):
             yield self._batch(x, index)
 
