@@ -214,22 +214,23 @@ def test_lines_are_short():
     assert not [f"{page}: {line}" for page, line in lines if len(line) > 120]
 
 
-def test_the_flatness_of_the_networks_is_that_of_the_stored_file():
-    models = json.loads((ROOT / "results/cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
+def test_the_flatness_of_the_networks_is_that_of_the_stored_files():
+    folder = ROOT / "results/cifar100-resnet18"
+    files = [json.loads((folder / f"flatness{name}.json").read_text()) for name in ("", "-sam-radius0.2", "-bsam-2")]
+    (sgd, sam, bsam), (fixed, falling), (two_passes,) = (file["models"] for file in files)
+    models = {"SGD": sgd, "SAM": sam, "SAM (sum)": fixed, "SAM (follow)": falling}
+    models |= {"BSAM (Algorithm 1)": bsam, "BSAM (2 passes)": two_passes}
     rows = [line[2:-2].split(" | ") for line in (DOCS / "results.md").read_text(encoding="utf-8").splitlines()]
     first = next(i for i, row in enumerate(rows) if "MaxS" in row) + 2
-    table = [row[1:] for row in rows[first : first + 3]]
-    assert [row[0] for row in rows[first : first + 3]] == ["SGD", "SAM", "BSAM (Algorithm 1)"]
-    assert table == [
-        [
+    for (title, model), row in zip(models.items(), rows[first : first + 6], strict=True):
+        near, trace = model["sharpness"], model["trace"]
+        assert row == [
+            title,
             f"{near['loss']:.3f}",
             f"{model['eigenvalues']['values'][0]:.1f}",
-            f"{model['trace']['value']:.0f} ± {scipy.stats.t.ppf(0.975, 7) * model['trace']['standard_error']:.0f}",
+            f"{trace['value']:.0f} ± {scipy.stats.t.ppf(0.975, 7) * trace['standard_error']:.0f}",
             *(f"{near[name]:.3f}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
         ]
-        for model in models
-        for near in [model["sharpness"]]
-    ]
 
 
 def test_no_page_and_no_message_installs_from_the_index():

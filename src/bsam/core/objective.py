@@ -123,7 +123,15 @@ class Objective:
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """Return the mean loss at ``w + at``, without gradients."""
         with self._evaluation(at), torch.no_grad():
-            loss, _ = self._mean_loss(subset)
+            try:
+                loss, _ = self._mean_loss(subset)
+            except RuntimeError as error:
+                if "does not require grad" in str(error):
+                    raise BsamRuntimeError(
+                        "this method first evaluates the closure under torch.no_grad: return the losses and do not "
+                        "call backward in the closure"
+                    ) from error
+                raise
         return self._remember_first_loss(loss)
 
     def losses(self, at: Vector | None = None) -> Tensor:

@@ -109,6 +109,11 @@ class HessianOperator:
             )
         return self.vector(self.times(self.flat(v)))
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns, both the number of trainable parameters."""
+        return self.size, self.size
+
     def flat(self, v: Vector) -> Tensor:
         """Return ``v`` as a 1-D tensor."""
         tensors = v.tensors()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_indices
-from ..common.errors import BsamValueError
+from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import Need
 from .distillation import Distillation
 
@@ -82,6 +83,10 @@ class SAF(Distillation):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
     ) -> None:
+        if isinstance(samples, (Optimizer, nn.Module)):
+            raise BsamTypeError(
+                "SAF is a loss, for any optimizer: write loss_fn = bsam.SAF(samples=len(dataset), classes=10)"
+            )
         super().__init__(
             lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
         )
