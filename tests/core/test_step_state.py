@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import bsam
+from bsam.core.other_modules import OtherModules
 from bsam.core.wrapper import METHOD
 from helpers import same, sgd
 
@@ -78,6 +79,37 @@ def test_a_method_of_ones_own_that_refers_to_the_weights_and_to_its_attributes(p
     assert same([p.grad for p in plain.model.parameters()], [0.5 * w for w in plain.weights()])
     with pytest.raises(bsam.BsamError, match="Shifted has no argument rho_max"):
         Shifted(sgd(plain.model.parameters()), plain.model, factor=0.5, rho_max=0.1)
+
+
+def test_an_overflow_in_a_pass_that_the_direction_does_not_contain_skips_the_step(plain):
+    optimizer, before = Shifted(sgd(plain.model.parameters()), plain.model, factor=0.5), plain.weights()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e300)
+    for factor, moves in ((1e300, False), (1.0, True)):
+        optimizer.backward(lambda: factor * plain.loss(), scaler)
+        scaler.step(optimizer)
+        scaler.update(1.0)
+        assert same(before, plain.weights()) is not moves
+        optimizer.zero_grad()
+
+
+def test_an_interrupt_between_restoring_one_thing_and_the_next(problem, monkeypatch):
+    optimizer, restore, calls = bsam.SAM(sgd(problem.model.parameters()), problem.model), OtherModules.restore, []
+
+    def interrupted(modules):
+        restore(modules)
+        calls.append(modules)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(OtherModules, "restore", interrupted)
+    before = problem.weights(), problem.buffers()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.backward(problem.loss)
+    assert same(before[0], problem.weights())
+    assert same(before[1], problem.buffers())
+    assert all(p.grad is None for p in problem.model.parameters())
+    optimizer.step(problem.loss)
+    assert int(problem.model[1].num_batches_tracked) == 1
 
 
 @pytest.mark.parametrize("wrap", [Looking, Copying])
