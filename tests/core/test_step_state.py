@@ -83,7 +83,7 @@ def test_a_method_of_ones_own_that_refers_to_the_weights_and_to_its_attributes(p
 
 def test_an_overflow_in_a_pass_that_the_direction_does_not_contain_skips_the_step(plain):
     optimizer, before = Shifted(sgd(plain.model.parameters()), plain.model, factor=0.5), plain.weights()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1e300)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)
     for factor, moves in ((1e300, False), (1.0, True)):
         optimizer.backward(lambda: factor * plain.loss(), scaler)
         scaler.step(optimizer)
