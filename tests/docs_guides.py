@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from bsam.cli import main
+from bsam.report.measurements import DRAWINGS
 
 
 def in_small(text: str, changes: Mapping[str, str]) -> str:
@@ -34,11 +35,17 @@ def first_commands(text: str) -> str:
     return re.sub(r"\\\n\s*", "", block)
 
 
-def run_commands(commands: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """Run lines of ``bsam ...``, patterns of files as a shell expands them; returns what each command printed last."""
+def run_commands(commands: str, capsys: pytest.CaptureFixture[str], draw: bool = True) -> dict[str, str]:
+    """Run lines of ``bsam ...``, patterns of files as a shell expands them; returns what each command printed last.
+
+    Without ``draw``, the figures of ``bsam flatness`` are empty files.
+    """
     printed = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bsam.report.classes.find_spec", lambda name: None)  # no pictures, which take long
+        if not draw:
+            empty = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in DRAWINGS.items()}
+            patch.setattr("bsam.report.measurements.DRAWINGS", empty)
         for line in commands.replace("\\\n", "").splitlines():
             words = [name for word in shlex.split(line)[1:] for name in (sorted(glob.glob(word)) or [word])]
             assert main(words) == 0, capsys.readouterr().err

@@ -64,7 +64,7 @@ def joints_in(printed: list[str]) -> np.ndarray:
 
 
 def test_the_first_commands_of_the_guide(figures, capsys):
-    printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys)
+    printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys, draw=False)
     assert list(printed) == ["train", "predict", "flatness"]
 
     last = json.loads(Path("runs/pose/metrics.jsonl").read_text().splitlines()[-1])

@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_first_commands_of_the_guide(capsys):
-    printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys)
+    printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys, draw=False)
     assert list(printed) == ["train", "export", "flatness"]
     run, last = RunDir("runs/w4").run(), RunDir("runs/w4").last_metrics()
     assert (run.model, run.data, run.weight_bits) == ("digits_net", "digits", 4)

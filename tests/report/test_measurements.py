@@ -26,6 +26,7 @@ from bsam.training.files import LOCK
 pytestmark = pytest.mark.usefixtures("coarse")
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
 CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
+SMALL = ("--limit-train", "128", "--limit-test", "50")
 QUIET = Console(file=io.StringIO(), width=80)
 
 
@@ -282,7 +283,7 @@ def runs(tmp_path_factory):
     """A folder with two finished runs, of which one had a probe."""
     folder = tmp_path_factory.mktemp("runs")
     for name, flags in {"probed": ["--probe", "2"], "plain": []}.items():
-        command = ["train", "--method", "bsam", "--epochs", "1", "--batch", "128", "--device", "cpu", *flags]
+        command = ["train", "--method", "bsam", "--epochs", "1", "--batch", "32", "--device", "cpu", *SMALL, *flags]
         assert cli.main([*command, "--out", str(folder / name)]) == 0
     return folder
 
