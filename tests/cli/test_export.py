@@ -25,9 +25,9 @@ PRINTED = re.compile(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of a quantized ResNet-8 on digits."""
+    """A run of a small quantized network on digits."""
     out = tmp_path_factory.mktemp("runs") / "w4"
-    command = ["train", *SMALL, "--model", "resnet8", "--weight-bits", "4", *LIMITS, "--out", str(out)]
+    command = ["train", *SMALL, "--weight-bits", "4", *LIMITS, "--out", str(out)]
     assert cli.main(command) == 0
     return out
 
@@ -44,7 +44,7 @@ def test_an_onnx_file(run, tmp_path, capsys):
     assert error.endswith(f"images: {images} of {images}\n")
     task = TASKS["classification"](RunDir(run).run(), torch.device("cpu"))
     weights = load_file(run / "model.safetensors")
-    trained = quantize(build("resnet8", 10, 1))
+    trained = quantize(build("digits_net", 10, 1))
     trained.load_state_dict(weights)
     x, y = (torch.cat(tensors) for tensors in zip(*task.eval_examples(), strict=True))
     assert int(images) == len(x)
@@ -56,7 +56,7 @@ def test_an_onnx_file(run, tmp_path, capsys):
     assert float(network) == pytest.approx(100 * RunDir(run).last_metrics()["test_accuracy"], abs=0.01)
     assert float(equal) >= 99.8  # one of 500 may differ
     assert (name, size) == (str(path), f"{path.stat().st_size / 1e6:.3f}")
-    bytes_of_floats = sum(t.nbytes for t in build("resnet8", 10, 1).state_dict().values() if t.is_floating_point())
+    bytes_of_floats = sum(t.nbytes for t in build("digits_net", 10, 1).state_dict().values() if t.is_floating_point())
     assert (floats, ratio) == (f"{bytes_of_floats / 1e6:.3f}", f"{path.stat().st_size / bytes_of_floats:.3f}")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -67,7 +67,7 @@ def test_a_safetensors_file_on_some_images(run, tmp_path, capsys):
     assert export(run, "--out", path, "--images", 50) == 0
     images, network, file, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
     assert (images, network, equal) == ("50", file, "100.00")
-    assert load_quantized(path, build("resnet8", 10, 1)).linear.weight.dtype == torch.int8
+    assert load_quantized(path, build("digits_net", 10, 1))[-1].weight.dtype == torch.int8
     assert path.stat().st_mode & 0o777 == (run / "model.safetensors").stat().st_mode & 0o777
     assert list(tmp_path.iterdir()) == [path]
 

@@ -75,6 +75,13 @@ METHODS = {
 }
 
 
+@pytest.fixture
+def small(plain):
+    """A network of one layer: many steps under many schedulers are taken with it."""
+    plain.model = torch.nn.Linear(6, 3).double()
+    return plain
+
+
 def scheduled_optimizer(problem, name, first, method):
     """A method whose radius follows the learning rate, and a scheduler, in the order in which a user builds them."""
     base = torch.optim.SGD(problem.model.parameters(), lr=LR, momentum=0.9)
@@ -86,19 +93,21 @@ def scheduled_optimizer(problem, name, first, method):
     return optimizer, make(optimizer)
 
 
-@pytest.mark.parametrize("radius", METHODS)
-@pytest.mark.parametrize("first", ["the scheduler", "the optimizer"])
+@pytest.mark.parametrize(
+    ("first", "radius"), [("the scheduler", "rho_min"), ("the optimizer", "rho_min"), ("the scheduler", "rho")]
+)
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_the_radius_follows_every_scheduler(plain, name, first, radius):
+def test_the_radius_follows_every_scheduler(small, name, first, radius):
+    """That of SAM before a scheduler is in the test below."""
     _, known = SCHEDULES[name]
-    optimizer, scheduler = scheduled_optimizer(plain, name, first, METHODS[radius])
+    optimizer, scheduler = scheduled_optimizer(small, name, first, METHODS[radius])
     base = optimizer.base
     largest = base.param_groups[0].get("initial_lr", LR)
     radii = set()
     for t in range(STEPS):
         lr = base.param_groups[0]["lr"]
         largest = max(largest, lr)
-        found = radius_of_a_step(plain, optimizer)
+        found = radius_of_a_step(small, optimizer)
         assert found == pytest.approx(expected_radius(lr, known or largest), rel=1e-9)
         radii.add(round(found, 9))
         scheduler.step(*([float(t)] if name == "plateau" else []))
@@ -106,13 +115,13 @@ def test_the_radius_follows_every_scheduler(plain, name, first, radius):
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_sam_equals_a_loop_with_that_radius(plain, name):
+def test_sam_equals_a_loop_with_that_radius(small, name):
     """A hand-written loop of SGD with momentum, under every scheduler; saved and resumed in the middle."""
     method = partial(bsam.SAM, rho=0.1, rho_floor=0.05)
-    optimizer, scheduler = scheduled_optimizer(plain, name, "the optimizer", method)
-    known, w, v = SCHEDULES[name][1], plain.weights(), None
+    optimizer, scheduler = scheduled_optimizer(small, name, "the optimizer", method)
+    known, w, v = SCHEDULES[name][1], small.weights(), None
     largest = optimizer.param_groups[0].get("initial_lr", LR)
-    other = plain.clone()
+    other = small.clone()
 
     def gradient(at):
         for p, value in zip(other.model.parameters(), at, strict=True):
@@ -122,7 +131,7 @@ def test_sam_equals_a_loop_with_that_radius(plain, name):
     for t in range(STEPS):
         if t == STEPS // 2:
             saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
-            optimizer, scheduler = scheduled_optimizer(plain, name, "the optimizer", method)
+            optimizer, scheduler = scheduled_optimizer(small, name, "the optimizer", method)
             optimizer.load_state_dict(saved[0])
             scheduler.load_state_dict(saved[1])
         lr, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
@@ -133,8 +142,8 @@ def test_sam_equals_a_loop_with_that_radius(plain, name):
         d = gradient([a + rho * b / length for a, b in zip(w, g, strict=True)])
         v = list(d) if v is None else [momentum * a + b for a, b in zip(v, d, strict=True)]
         w = [a - lr * b for a, b in zip(w, v, strict=True)]
-        optimizer.step(plain.loss)
-        assert_close(plain.weights(), w, atol=1e-12)
+        optimizer.step(small.loss)
+        assert_close(small.weights(), w, atol=1e-12)
         scheduler.step(*([float(t)] if name == "plateau" else []))
 
 

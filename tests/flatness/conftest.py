@@ -22,12 +22,12 @@ def mlp(dtype=torch.float64):
 
 
 def with_batch_norm(dtype=torch.float64):
-    first = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5)
-    second = nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.AvgPool2d(2)
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32, 5)).to(dtype)  # 693 parameters
+    first = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5)
+    second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.AvgPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(4, 5)).to(dtype)  # 181 parameters
 
 
-INPUTS = {mlp: (10,), with_batch_norm: (1, 8, 8)}
+INPUTS = {mlp: (10,), with_batch_norm: (1, 6, 6)}
 
 
 def made(build, sizes=(7, 2, 15), dtype=torch.float64, train=0):

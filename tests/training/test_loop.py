@@ -145,26 +145,27 @@ def test_each_epoch_is_told_with_its_metrics_and_may_end_the_run():
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        fit(Run("bsam", epochs=5, **SAME), device="cpu", each_epoch=tell)
+        fit(Run("bsam", epochs=5, limit_train=64, limit_test=20, **SAME), device="cpu", each_epoch=tell)
     keys = {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"}
     assert told == [(1, 1, keys), (2, 2, keys)]
 
 
 def test_rho_min_is_told_as_the_last_step_of_the_epoch_had_it():
     arguments = {"rho_max": 0.1, "rho_min": 0.08, "rho_min_floor": 0.02}
-    found = fit(Run("bsam", arguments, epochs=3, **SAME), device="cpu").epochs
+    found = fit(Run("bsam", arguments, epochs=3, limit_train=192, limit_test=20, **SAME), device="cpu").epochs
     for epoch in found:
         assert epoch.metrics["rho_min"] == pytest.approx(0.02 + 0.06 * epoch.metrics["lr"] / 0.1, rel=1e-6)
-    expected = [0.1 * math.cos(math.pi / 2 * t / 30) ** 2 for t in (9, 19, 29)]
+    expected = [0.1 * math.cos(math.pi / 2 * t / 9) ** 2 for t in (2, 5, 8)]
     assert [epoch.metrics["lr"] for epoch in found] == pytest.approx(expected)
 
 
 def test_the_radius_of_sam_is_told_and_follows_the_learning_rate():
-    found = fit(Run("sam", {"rho": 0.1, "rho_floor": 0.04}, epochs=3, **SAME), device="cpu").epochs
+    small = {**SAME, "limit_train": 192, "limit_test": 20}
+    found = fit(Run("sam", {"rho": 0.1, "rho_floor": 0.04}, epochs=3, **small), device="cpu").epochs
     for epoch in found:
         assert epoch.metrics["rho"] == pytest.approx(0.04 + 0.06 * epoch.metrics["lr"] / 0.1, rel=1e-6)
         assert "rho_min" not in epoch.metrics
-    assert "rho" not in fit(Run("sam", epochs=1, **SAME), device="cpu").last.metrics  # it is fixed
+    assert "rho" not in fit(Run("sam", epochs=1, **small), device="cpu").last.metrics  # it is fixed
 
 
 def test_the_optimizer_gets_every_setting():
@@ -199,7 +200,7 @@ def test_methods_learn_what_the_run_knows():
     assert saf.train_step.loss.stamp.shape == (2, 640)
     assert sorted(set(saf.train_step.loss.stamp.flatten().tolist())) == [1, 2]  # every sample, in the last two epochs
     changed, plain = (
-        numbers(fit(Run(*method, epochs=3, radius=0.05, **SAME), device="cpu"))
+        numbers(fit(Run(*method, epochs=2, radius=0.05, limit_train=192, limit_test=20, **SAME), device="cpu"))
         for method in (("saf", {**back, "lam": 3.0}), ("sgd",))
     )
     assert changed[0] == plain[0]  # no second term yet
