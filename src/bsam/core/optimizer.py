@@ -139,8 +139,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     ) -> None:
         check_base(base)
         modules = check_modules(model, base)
-        if not isinstance(same_draws, bool):
-            raise BsamValueError(f"same_draws must be True or False, got {same_draws!r}")
+        for name, value in (("m_sharpness", m_sharpness), ("same_draws", same_draws)):
+            if not isinstance(value, bool):
+                raise BsamValueError(f"{name} must be True or False, got {value!r}")
         settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0, METHOD: self.method()}
         if self.scheduled_radii:
             settings |= {LR_START: None, LR_SEEN: None}

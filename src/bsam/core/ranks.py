@@ -24,7 +24,7 @@ class Ranks:
     With ``m_sharpness`` each rank perturbs along its own gradient instead, and only the direction is averaged.
 
     The wrapper may be created after the optimizer. It is then found when the closure calls it, or when ``backward``
-    runs inside its forward (Lightning's ``training_step``). In the second case DDP's reducer does not see the passes,
+    runs inside its forward, as in some frameworks. In the second case DDP's reducer does not see the passes,
     so this class averages their gradients.
     """
 

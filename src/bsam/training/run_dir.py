@@ -27,7 +27,7 @@ CHECKPOINT, NETWORK, CURVATURE, DIVERGED = "checkpoint.pt", "model.safetensors",
 PREDICTIONS = "predictions.npz"
 LOG = "log.txt"
 RERUN = "run the command that trained it again, which writes the file from the checkpoint"
-REPAIR = f"remove it and {NETWORK} beside it, then {RERUN}"
+REPAIR = f"remove it, and {NETWORK} beside it if there is one, then {RERUN}"
 
 
 def run_dir_name(run: Run) -> str:
