@@ -97,8 +97,9 @@ def test_without_it_each_pass_draws_on_its_own(noisy):
     assert len(found) == 3
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
     assert torch.equal(torch.get_rng_state(), after)
-    with pytest.raises(bsam.BsamError, match="same_draws must be True or False, got 1"):
-        without_radius("bsam", noisy, same_draws=1)
+    for option in ("same_draws", "m_sharpness"):
+        with pytest.raises(bsam.BsamError, match=f"{option} must be True or False, got 1"):
+            without_radius("bsam", noisy, **{option: 1})
 
 
 def test_training_goes_the_way_of_the_algorithm_with_one_function_a_step(noisy):

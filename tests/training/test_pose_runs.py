@@ -236,5 +236,5 @@ def test_the_notes_of_a_run_are_read_back(tmp_path, runs):
     parts = ("head", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
     assert {f"test_pck_{part}" for part in parts} | {"test_pck", "test_loss"} <= metrics.keys()
     (tmp_path / "run/pose.json").write_text("[")
-    with pytest.raises(bsam.BsamError, match=r"pose\.json cannot be read .*remove it, and model\.safetensors beside it"):
+    with pytest.raises(bsam.BsamError, match=r"pose\.json cannot be read .*remove it, and model\.safetensors"):
         run_dir.note("pose")
