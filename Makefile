@@ -24,7 +24,7 @@ demo: $(DEMO)  ## SGD, SAM and BSAM on digits with flipped labels (about a minut
 	$(PY) -m bsam demo
 
 test: lint  ## everything that CI checks: lint, types, layers, tests
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n 3 --dist worksteal
 
 lint: $(READY)  ## style, types and layers
 	.venv/bin/ruff check .
