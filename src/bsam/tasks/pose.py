@@ -41,12 +41,6 @@ class Pose(PretrainedTask):
         data_dir: the folder with the data, for data that is read from files.
         data: the persons, in place of those that the run names.
         cache_dir: the folder for the crops of image files; None keeps them in a folder beside the files.
-
-    Example:
-        >>> settings = PoseSettings(model="simcc_resnet8", data="stick_figures", limit_test=20)
-        >>> task = Pose(settings, torch.device("cpu"))
-        >>> task.samples, sorted(task.evaluate(task.network()))[:2]
-        (800, ['test_loss', 'test_pck'])
     """
 
     measure = Measure("pck", "PCK in %", 100)
