@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import bsam
 from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
-from bsam.recipes.measure import STAGES, FlatnessSettings, loss_of, measure
+from bsam.recipes.measure import FlatnessSettings, loss_of, measure
 
 ITS = FlatnessSettings(
     k=3,
@@ -20,6 +20,8 @@ ITS = FlatnessSettings(
     rho=0.2,
     seed=3,
 )
+
+STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 
 @pytest.fixture

@@ -54,11 +54,13 @@ def fold_batch_norm(model: nn.Module) -> None:
     new: dict[nn.Module, nn.Module] = {}
     for node, norm in calls:
         before = node.args[0] if node.args else None
-        conv = called.get(before) if isinstance(before, fx.Node) else None
+        if not isinstance(before, fx.Node) or len(before.users) != 1:
+            continue
+        conv = called.get(before)
         # types of their own may do more, as timm's batch norm with an activation
         if not isinstance(norm, _BatchNorm) or type(norm) not in NORMS or type(conv) is not nn.Conv2d:
             continue
-        if len(before.users) != 1 or times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:  # type: ignore[union-attr]
+        if times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:
             continue
         fused = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
         if fused.bias is not None:  # it never is; that of a convolution without bias is frozen

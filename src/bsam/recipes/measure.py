@@ -26,7 +26,6 @@ T = TypeVar("T")
 ProgressOfStage = Callable[[str, int, int], None]
 
 MAX_POINTS = 1001  # a million losses
-STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
 
 
 @dataclass(frozen=True)
