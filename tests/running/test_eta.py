@@ -12,15 +12,14 @@ def measured(run, *seconds):
 
 def test_the_estimate():
     sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
-    eta = EtaEstimator([measured(sgd, 9.0, 1.0, 1.0, 4.0)])
-    assert eta.left(measured(sgd)) == 9 + 9 * 2.0  # the first epoch compiles
-    assert eta.left(measured(sgd, 9.0, 1.0)) == 9 + 7 * 2.0  # again after a new start
-    assert eta.left(measured(sam)) == 2 * (9 + 9 * 2.0)
+    eta = EtaEstimator([measured(sgd, 9.0, 1.0, 2.0), measured(sgd, 4.0)])
+    assert eta.left(measured(sgd)) == 10 * 3.0  # the median of 1, 2, 4, 9
+    assert eta.left(measured(sgd, 9.0, 1.0)) == 8 * 3.0
+    assert eta.left(measured(sam)) == 2 * 10 * 3.0
     assert eta.left(measured(replace(sam, model="resnet18"))) is None
     assert eta.left(measured(replace(sam, weight_bits=4))) is None
-    eta.add(sam, 3.0, first=False)
-    assert eta.left(measured(sam)) == 18 + 9 * 3.0
-    assert eta.left(replace(measured(sam), diverged="nan")) == 0
+    assert eta.left(replace(measured(sgd), diverged="nan")) == 0
+    eta = EtaEstimator([measured(sgd, 1.0), measured(sam, 3.0)])
+    assert eta.left(measured(sam)) == 10 * 3.0  # its own number of passes comes first
     states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
-    assert eta.total(states) == (9 + 2.0 + 45.0, 1)
-    assert EtaEstimator([measured(sgd, 4.0)]).left(measured(sgd)) == 40.0  # nothing but a first epoch is known
+    assert eta.total(states) == (2 * 1.0 + 10 * 3.0, 1)

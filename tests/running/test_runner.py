@@ -108,18 +108,13 @@ def test_what_others_finished_meanwhile_is_not_run(fake, tmp_path):
 
 
 def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_path):
-    seen, told, now = [], [], [0.0]
+    seen, told = [], []
 
     def note(run, folder, **options):
-        def each_epoch(*arguments):
-            now[0] += 1.0  # each epoch takes a second
-            options["each_epoch"](*arguments)
-
         seen.append({name: options[name] for name in ("data_dir", "device")})
-        FakeFit()(run, folder, each_epoch)
+        FakeFit()(run, folder, options["each_epoch"])
 
     monkeypatch.setattr(job, "fit", note)
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
     callbacks = Callbacks(
         on_end=lambda state, progress, failed: told.append((str(state), progress.done, failed)),
         on_progress=lambda progress: told.append((progress.running, progress.left)),
@@ -215,9 +210,8 @@ class TwoSlots:
 def test_runs_of_other_processes_are_told_and_measured(tmp_path, monkeypatch):
     """The process of a run is killed and it continues, another command ends a locked run, one fails, others end."""
     runs = [replace(TINY, seed=seed) for seed in range(4)]
-    executor, told, found, now = TwoSlots(), [], [], [0.0]
+    executor, told, found = TwoSlots(), [], []
     monkeypatch.setattr(runner, "LOOK", 0)
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def finish(run):
         FakeFit()(run, tmp_path / run_dir_name(run))
@@ -238,11 +232,10 @@ def test_runs_of_other_processes_are_told_and_measured(tmp_path, monkeypatch):
         if step == 5:
             assert list(given)[2:] == runs[2:3]
             given[runs[2]].set_result(Outcome(False, "no memory"))
-            now[0] = 6.0
             finish(runs[0])
             given[runs[0]].set_result(Outcome(True, told=("it was slow",)))
         if step == 7:
-            assert progress.left == (6.0, 0)  # as long as that one took
+            assert progress.left == (2.0, 0)  # two epochs of a second, as that one had
             finish(runs[3])
             given[runs[3]].set_result(Outcome(True))
 

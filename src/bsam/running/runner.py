@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -126,12 +125,11 @@ class _Runs:
         self.out, self.callbacks, self.executor, self.options = out, callbacks, executor, options
         self.states = {run_dir_name(run): state_of(run, out) for run in runs}
         self.failed: dict[str, str] = {}
-        self._eta = EtaEstimator(self.states.values())
         self._waiting: list[str] = []
         self._submitted: dict[Future[Outcome], str] = {}
+        self._running: set[str] = set()
         self._locked: list[str] = []
         self._lost: Counter[str] = Counter()  # how often the process of a run was killed
-        self._begun: dict[str, tuple[float, bool]] = {}  # of running ones: when the epoch began, if it is the first
 
     def run_each(self, names: list[str]) -> list[str]:
         """Run what is missing; returns the runs that are locked by another process."""
@@ -161,7 +159,7 @@ class _Runs:
         if initial is not None and not initial.finished:
             self._fail(name, f"it begins with {run.init}, which {'diverged' if initial.diverged else 'failed'}")
             return
-        self._begun[name] = time.monotonic(), True
+        self._running.add(name)
 
         def each_epoch(*_: object) -> None:
             self._update(name)
@@ -174,6 +172,7 @@ class _Runs:
         done, _ = wait(self._submitted, LOOK, FIRST_COMPLETED)
         for future in done:
             name = self._submitted.pop(future)
+            self._running.discard(name)
             try:
                 outcome = future.result()
             except BrokenProcessPool:
@@ -181,14 +180,12 @@ class _Runs:
                 if self._lost[name] <= RETRIES:
                     self.callbacks.tell(f"The process of {name} was killed: perhaps memory ran out. The run continues.")
                     self._waiting.insert(0, name)
-                    self._begun.pop(name)
                     continue
                 outcome = Outcome(False, f"its process was killed {self._lost[name]} times: try fewer --jobs")
             except Exception as error:  # of the executor
                 outcome = Outcome(False, message_of(error))
             if outcome.ended:
                 self._update(name)
-            self._begun.pop(name)
             for sentence in outcome.told:
                 self.callbacks.tell(sentence)
             if outcome.failed is not None:
@@ -203,24 +200,18 @@ class _Runs:
         self.callbacks.on_end(self.states[name], self._progress(), message)
 
     def _update(self, name: str) -> None:
-        before = len(self.states[name].epochs)
-        state = self.states[name] = state_of(self.states[name].run, self.out)
-        new = len(state.epochs) - before
-        if new > 0 and name in self._begun:
-            begun, first = self._begun[name]
-            self._begun[name] = now, _ = time.monotonic(), False
-            for number in range(new):
-                self._eta.add(state.run, (now - begun) / new, first=first and number == 0)
+        self.states[name] = state_of(self.states[name].run, self.out)
 
     def _progress(self) -> Progress:
         states = self.states.values()
-        seconds, unknown = self._eta.total(state for name, state in self.states.items() if name not in self.failed)
+        eta = EtaEstimator(states)
+        seconds, unknown = eta.total(state for name, state in self.states.items() if name not in self.failed)
         not_ended = sum(not state.ended for state in states) - len(self.failed)
         at_a_time = max(1, min(self.executor.slots, not_ended))
         return Progress(
             len(states),
             sum(state.finished for state in states),
-            len(self._begun),
+            len(self._running),
             len(self.failed) + sum(state.diverged is not None for state in states),
             (seconds / at_a_time, unknown),
         )

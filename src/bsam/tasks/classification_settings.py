@@ -59,5 +59,7 @@ class ClassificationSettings(TaskSettings):
             raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
         if self.weight_bits is not None and self.freeze_backbone:
             raise BsamValueError("freeze_backbone does not go with quantization, which trains all layers: leave it out")
+        if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
+            raise BsamValueError("head_lr and layer_decay do not go with quantization: leave them out")
         if self.perturb_scales and self.quantizer != "lsq":
             raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from ..common.checks import check_count, is_number
+from ..common.checks import check_count, check_number, is_number
 from ..common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose.augment import POSE_AUGMENTATIONS
@@ -98,6 +98,17 @@ class TaskSettings:
     freeze_backbone: bool = setting(
         False, "train the last layers alone (see --weights); batch norm before them is in eval mode", check_flag
     )
+    head_lr: float | None = setting(
+        None,
+        "the learning rate of the last layers at the start of the schedule; without it lr",
+        partial(check_number, low=0),
+    )
+    layer_decay: float = setting(
+        1.0,
+        "factor on the learning rate from each layer to the one before it, counted from the classification layer; "
+        "networks of timm only",
+        partial(check_number, low=0, high=1),
+    )
     data: str = setting(
         "digits",
         "a name of `bsam list data`, or folder:PATH for a folder of your own with a folder per class",
@@ -148,3 +159,11 @@ class TaskSettings:
                 item.metadata["check"](item.name, value)
         if self.init is not None and self.weights is not None:
             raise BsamValueError("init and weights both say what training begins with: leave one of them out")
+        for name in ("head_lr", "layer_decay"):
+            if getattr(self, name) == 0:
+                raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")
+        if self.freeze_backbone and self.layer_decay != 1:
+            raise BsamValueError(
+                f"freeze_backbone trains the classification layer alone, where layer_decay has no effect; got "
+                f"{self.layer_decay}: leave one of them out"
+            )

@@ -71,15 +71,6 @@ class Run(ClassificationSettings, PoseSettings):
     task: str = setting("classification", f"what is learned, one of {', '.join(TASKS)}", check_name)
     base: Base = setting("sgd", "the base optimizer, which takes the step", one_of(Base))
     lr: float = setting(0.05, "the learning rate at the start of the schedule", partial(check_number, low=0))
-    head_lr: float | None = setting(
-        None, "the learning rate of the last layers, likewise; without it lr", partial(check_number, low=0)
-    )
-    layer_decay: float = setting(
-        1.0,
-        "factor on the learning rate from each layer to the one before it, counted from the classification layer; "
-        "networks of timm only",
-        partial(check_number, low=0, high=1),
-    )
     schedule: Schedule = setting("cosine", "from lr to 0, step by step, or constant", one_of(Schedule))
     warmup: float = setting(
         0.0, "epochs in which the learning rate first rises linearly to lr", partial(check_number, low=0)
@@ -129,18 +120,8 @@ class Run(ClassificationSettings, PoseSettings):
             raise BsamValueError(
                 f"nesterov is a kind of SGD's momentum; got base {self.base}, momentum {self.momentum}: leave it out"
             )
-        for name in ("head_lr", "layer_decay"):
-            if getattr(self, name) == 0:
-                raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")
         if self.head_lr is not None and not self.lr:
             raise BsamValueError(f"head_lr is {self.head_lr} and lr is 0: to train the head alone, set freeze_backbone")
-        if self.freeze_backbone and self.layer_decay != 1:
-            raise BsamValueError(
-                f"freeze_backbone trains the classification layer alone, where layer_decay has no effect; got "
-                f"{self.layer_decay}: leave one of them out"
-            )
-        if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
-            raise BsamValueError("head_lr and layer_decay do not go with quantization: leave them out")
         if self.warmup > self.epochs:
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
 
