@@ -24,15 +24,18 @@ RUN = Run("sgd", **ON_FILES, model="digits_net", lr=0.1, label_smoothing=0.0, ep
 LONG = replace(RUN, method="bsam", epochs=60)
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A real Ray with two CPUs."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # with it, Ray writes a token into the home folder
+NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A real Ray with two CPUs. It takes seconds to start, so one test has it."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # with it, Ray writes a token into the home folder
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # beside other tests, workers would get no share of the cores
     before = signal.getsignal(signal.SIGTERM)
     with ray_tasks(cpus=2):
         assert signal.getsignal(signal.SIGTERM) == before
         yield
-    del os.environ["RAY_AUTH_MODE"]
 
 
 def last_start(state):
@@ -81,13 +84,17 @@ def test_interrupted_it_goes_on_where_a_worker_is_killed(cluster, tmp_path, monk
         same_end(one, other)
 
 
-@pytest.mark.parametrize("wanted", [{"gpus_per_run": 0.5}, {"device": "cuda"}])
-def test_what_no_node_can_meet_is_refused(cluster, wanted):
-    with pytest.raises(bsam.BsamError, match=r"a run takes 1 CPU and .* GPUs, and no node"), ray_tasks(**wanted):
-        pass
+def test_what_no_node_can_meet_is_refused(monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: [NODE])
+    for wanted in ({"gpus_per_run": 0.5}, {"device": "cuda"}):
+        with pytest.raises(bsam.BsamError, match=r"a run takes 1 CPU and .* GPUs, and no node"), ray_tasks(**wanted):
+            pass
 
 
-def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkeypatch):
+def test_what_a_task_is_given_and_that_it_is_cancelled(tmp_path, monkeypatch):
     import ray
 
     asked, cancelled, future = [], [], Future()
@@ -97,9 +104,9 @@ def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkey
         asked.append(named)
         return SimpleNamespace(remote=lambda *arguments: asked.append(arguments) or task)
 
-    (node,) = ray.nodes()
-    nodes = [{**node, "Resources": {**node["Resources"], "GPU": gpus}} for gpus in (1.0, 0.25)]
+    nodes = [{**NODE, "Resources": {"CPU": 2.0, "GPU": gpus}} for gpus in (1.0, 0.25)]
     nodes.append({**nodes[0], "Alive": False})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.25})
     monkeypatch.setattr(ray, "remote", lambda function: asked.append(function) or SimpleNamespace(options=options))
@@ -122,13 +129,14 @@ def test_what_a_task_is_given_and_that_it_is_cancelled(cluster, tmp_path, monkey
     assert f"in {tmp_path}\n" in job.log.read_text()
 
 
-def test_ray_is_stopped_where_its_cluster_is_refused(cluster, monkeypatch):
+def test_ray_is_stopped_where_its_cluster_is_refused(monkeypatch):
     import ray
 
     stopped = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
     monkeypatch.setattr(ray, "init", lambda *_, **options: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [NODE])
     with pytest.raises(bsam.BsamError, match="no node of the cluster has them"), ray_tasks(gpus_per_run=8):
         pass
     assert stopped == [True]
