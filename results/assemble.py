@@ -35,7 +35,7 @@ def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Ite
         path.mkdir()
         (path / "environment.json").write_text(json.dumps(listed["machines"].get(about.get("machine"), [])))
         if "top_eigenvalue" in about:
-            curvature = {"top_eigenvalue": about["top_eigenvalue"], "relief": None}
+            curvature = {"top_eigenvalue": about["top_eigenvalue"], "surface": None}
             (path / "curvature.json").write_text(json.dumps(curvature))
         yield RunState(run, path, tuple(map(json.loads, lines)), finished=True)
 

@@ -15,7 +15,7 @@ class FakeFit:
     def __init__(self, score=lambda run: 0.5):
         self.score, self.asked, self.trouble = score, [], {}
 
-    def __call__(self, run, folder, each_epoch=lambda *_: None, tell=print, **options):
+    def __call__(self, run, folder, on_epoch=lambda *_: None, on_message=print, **options):
         self.asked.append(run)
         trouble = self.trouble.pop(run_dir_name(run), None)
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ class FakeFit:
             metrics = {"epoch": epoch, f"{run.eval_split}_accuracy": score, "seconds": 1.0}
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(metrics) + "\n")
-            each_epoch(epoch, metrics)
+            on_epoch(epoch, metrics)
         write_network(folder)
 
 

@@ -32,7 +32,7 @@ def train_pose(folder: Path, **settings: Any) -> Path:
     """Train for an epoch on 16 drawings; returns the run directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bsam.data.NUM_FIGURES", 16)
-        fit(Run("sgd", **{**SETTINGS, **settings}), folder, device="cpu", tell=lambda _: None)
+        fit(Run("sgd", **{**SETTINGS, **settings}), folder, device="cpu", on_message=lambda _: None)
     return folder
 
 

@@ -148,7 +148,7 @@ def test_a_default_name_of_300_characters_is_refused(tmp_path, capsys, monkeypat
 
 @pytest.fixture
 def closed(home, monkeypatch):
-    """A folder that this user may not look into, as far as Python can tell: for root there is none."""
+    """A folder that this user may not look into, as far as Python can on_message: for root there is none."""
     (home / "closed").mkdir()
 
     def guarded(ordinary):

@@ -1,7 +1,7 @@
 """Train into flat minima: BSAM (*Bilateral* Sharpness-Aware Minimization) and its family, for PyTorch."""
 
+from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError
-from .common.joint import Joint as Joint
 from .core.objective import Objective as Objective
 from .core.optimizer import SharpnessAware as SharpnessAware
 from .core.vector import Vector as Vector

@@ -108,8 +108,8 @@ def test_interrupted_and_resumed_it_gives_the_numbers_of_its_settings(
             best = max(tried, key=lambda trial: trial["last"]["validation_accuracy"])["settings"]
             assert len(tried) == 3
             assert all(best[name] == run["settings"][name] for name in ("weight_decay", "arguments"))
-        assert (settings.epochs, settings.seed, settings.curvature, settings.relief) == (2, 4, True, 3)
-        result = fit(replace(settings, relief=None), device="cpu")
+        assert (settings.epochs, settings.seed, settings.curvature, settings.surface) == (2, 4, True, 3)
+        result = fit(replace(settings, surface=None), device="cpu")
         names = ("test_accuracy", "memorised")
         assert [run["last"][name] for name in names] == [result.last.metrics[name] for name in names]
         assert run["top_eigenvalue"] == result.top_eigenvalue

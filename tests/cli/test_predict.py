@@ -66,7 +66,7 @@ def joints_of(lines):
     return found
 
 
-def test_joints_are_printed_and_drawn(run, images, capsys):
+def test_combined_optimizers_are_printed_and_drawn(run, images, capsys):
     assert predict(run, *images, "--out", "new/drawn", "--grid", "grid.png") == 0
     *lines, grid, first, second, third = capsys.readouterr().out.splitlines()
     expected = find_joints(run, images, device="cpu")

@@ -30,7 +30,7 @@ def other(field, hint):
     special = {
         "method": "sam",
         "data": "cifar10",
-        "relief": 5,
+        "surface": 5,
         "weights": "pretrained",
     }  # looked up before the training
     if field.name in special:

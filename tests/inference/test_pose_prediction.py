@@ -60,7 +60,7 @@ def by_hand(network, run, pixels):
 
 
 @pytest.mark.parametrize("flip_test", [False, True])
-def test_joints_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
+def test_combined_optimizers_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
     """The stored crops are parts of larger images of noise, from which the boxes cut exactly them."""
     data, seen = stick_figures(16, seed=4, side=SIDE), []
     settings = Run(**{**RunDir(run).run().settings(), "flip_test": flip_test})
@@ -134,7 +134,7 @@ def test_many_images_keep_their_order(run, tmp_path, monkeypatch):
 def test_a_folder_with_other_files(run, tmp_path):
     path, told = save(noise(20, 30), tmp_path / "a.png"), []
     (tmp_path / "a.csv").write_text("no image")
-    (found,) = find_joints(run, tmp_path, device="cpu", tell=told.append)
+    (found,) = find_joints(run, tmp_path, device="cpu", on_message=told.append)
     assert found.path == path
     assert np.array_equal(found.joints, found_in(run, path).joints)
     assert told == [f"left out 1 of 2 files (cannot be decoded as images): {tmp_path / 'a.csv'}"]
@@ -186,7 +186,12 @@ def test_runs_that_find_no_joints_are_named(run, tmp_path):
     image = save(noise(20, 30), tmp_path / "a.png")
     with pytest.raises(bsam.BsamError, match="finds joints, not classes: use find_joints"):
         predict(run, image)
-    fit(Run("sgd", epochs=1, limit_train=128, limit_test=10), tmp_path / "digits", device="cpu", tell=lambda _: None)
+    fit(
+        Run("sgd", epochs=1, limit_train=128, limit_test=10),
+        tmp_path / "digits",
+        device="cpu",
+        on_message=lambda _: None,
+    )
     with pytest.raises(bsam.BsamError, match=r"digits, of the task classification, finds no joints"):
         find_joints(tmp_path / "digits", image)
     with pytest.raises(bsam.BsamError, match="is not a run directory of bsam train"):

@@ -52,7 +52,7 @@ def trained(request, tmp_path_factory):
     run = Run(
         "sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0
     )
-    fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", tell=lambda _: None)
+    fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", on_message=lambda _: None)
     shutil.copytree(images / "test", folder / "test")
     shutil.rmtree(images)
     (folder / "weights.pt").unlink()
@@ -132,7 +132,7 @@ def test_files_of_a_folder_that_are_no_images_are_left_out(trained, tmp_path, mo
     for name in ("0.txt", "1.txt", "2.txt"):
         (tmp_path / "test" / name).write_text("no image")
     told = []
-    found = predict(run, tmp_path / "test", device="cpu", tell=told.append)
+    found = predict(run, tmp_path / "test", device="cpu", on_message=told.append)
     for each, wanted in zip(found, predict(run, paths, device="cpu"), strict=True):
         assert each.classes == wanted.classes
         assert each.probabilities == pytest.approx(wanted.probabilities, rel=1e-3, abs=1e-6)

@@ -68,7 +68,7 @@ def test_every_setting_but_the_chosen_ones_is_shared():
         *(Run("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
         *(Run("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),
     ]
-    measured = {"curvature": True, "relief": 13}
+    measured = {"curvature": True, "surface": 13}
     assert recipe.runs()[:3] == [Run(name, **SHARED, **measured) for name in DEFAULT]
     assert [by_method(run).row for run in recipe.runs()] == ROWS
 
@@ -92,9 +92,9 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     assert {run.epochs for run in asked} == {4}
     assert {run.seed for run in tuning} == {10_003}
     assert [run.seed for run in final] == [3] * 4 + [4] * 4  # seed by seed, so that methods take turns
-    assert {(run.seed, run.relief) for run in final} == {(3, 13), (4, None)}
+    assert {(run.seed, run.surface) for run in final} == {(3, 13), (4, None)}
     assert {run.curvature for run in final} == {True}
-    assert {(run.curvature, run.relief) for run in tuning} == {(False, None)}
+    assert {(run.curvature, run.surface) for run in tuning} == {(False, None)}
     assert [by_method(run).row for run in final] == ROWS * 2
     chosen = [(5e-4, {}), (5e-4, {"rho": 0.2}), (5e-4, {"rho_max": 0.1, "rho_min": 0.1}), (0.1, {})]
     assert [(state.run.weight_decay, state.run.arguments) for state in states] == chosen * 2

@@ -102,7 +102,7 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     run, told = Run("sgd", init=run_dir_name(base), weight_bits=4, **settings), []
     with pytest.raises(RunsFailed, match=f"there is no folder .*{run_dir_name(base)}"):
         run_all([run], tmp_path)
-    states = run_all([run, base], tmp_path, Callbacks(tell=told.append))  # in the wrong order: it waits
+    states = run_all([run, base], tmp_path, Callbacks(on_message=told.append))  # in the wrong order: it waits
     assert [str(state) for state in states] == ["done", "done"]
     assert told == [f"Training begins with the network of {run_dir_name(base)}."]
     assert RunDir(tmp_path / run_dir_name(run)).note("weights")["loaded"] == 14

@@ -69,7 +69,7 @@ def write_run(run, out):
         "environment.json": [machine],
         **({"baseline.json": BASELINE} if run.task == "pose" else {}),
         **(
-            {"curvature.json": {"top_eigenvalue": 10 + base, "relief": surface if run.relief else None}}
+            {"curvature.json": {"top_eigenvalue": 10 + base, "surface": surface if run.surface else None}}
             if run.curvature
             else {}
         ),

@@ -38,7 +38,7 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
         (tmp_path / "log.txt").touch()
         callbacks.on_end(RunState(run, tmp_path), Progress(5, 1, 0, 4, (90.0, 0)), "out of memory")
-        callbacks.tell("Something else.")
+        callbacks.on_message("Something else.")
         callbacks.on_progress(Progress(5, 1, 2, 2, (45.0, 0)))
     out, error = capsys.readouterr()
     assert out.splitlines() == [

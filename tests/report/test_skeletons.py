@@ -63,7 +63,7 @@ def test_each_side_has_a_colour_over_a_wider_dark_outline():
     assert below <= above < dots
 
 
-def test_joints_that_are_not_labelled_or_not_finite_are_not_drawn():
+def test_combined_optimizers_that_are_not_labelled_or_not_finite_are_not_drawn():
     for ax in (
         drawn_on(JOINTS, labelled=np.array([True, False, True, True])),
         drawn_on([JOINTS[0], [np.nan, 20], *JOINTS[2:]]),

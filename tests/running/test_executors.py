@@ -43,7 +43,7 @@ def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, 
             killed.append(int((long.path / "log.txt").read_text().split("process ")[1].split()[0]))
             os.kill(killed[0], signal.SIGKILL)
 
-    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found, failed: kill(found), tell=told.append)
+    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found, failed: kill(found), on_message=told.append)
     with LocalProcesses(2, "cpu", 1) as pool, pytest.raises(RunsFailed, match="rho must be") as failure:
         run_all(runs, tmp_path / "there", callbacks, pool)
     assert sum(f"The process of {run_dir_name(good[1])} was killed" in sentence for sentence in told) == 1
@@ -94,15 +94,15 @@ def test_processes_have_a_device_and_threads_find_mps_and_are_replaced(control, 
 def test_what_a_worker_prints_is_in_the_log(tmp_path, monkeypatch, capfd):
     """Also what libraries in C print; and afterwards it is not."""
 
-    def fit(*_, tell, **options):
+    def fit(*_, on_message, **options):
         print("of Python", flush=True)
         ctypes.CDLL(None).write(1, b"of C\n", 5)
         ctypes.CDLL(None).write(2, b"errors of C\n", 12)
-        tell("for the user")
+        on_message("for the user")
 
     monkeypatch.setattr(job, "fit", fit)
     given = RunJob(RUN, tmp_path)
-    assert train_in_worker(given).told == ("for the user",)
+    assert train_in_worker(given).messages == ("for the user",)
     os.write(1, b"later\n")
     log = given.log.read_text().splitlines()
     assert {"of Python", "of C", "errors of C"} < set(log)
@@ -157,7 +157,7 @@ def control(tmp_path, monkeypatch):
         ("", "is on for this command", ["get_server_list", "quit"]),
         ("DENIED", "is not on (denied)", ["get_server_list", "quit"]),
         ("RUNS_ALREADY", None, ["get_server_list"]),
-        ("PATH", "No such file or directory: 'nvidia-cuda-mps-control'): runs that share a GPU take turns", []),
+        ("PATH", "No such file or directory: 'nvidia-cuda-mps-control'): runs on one GPU take turns", []),
     ],
 )
 def test_mps_is_started_and_stopped_or_it_is_said_that_it_is_not_on(case, words, calls, control, monkeypatch):

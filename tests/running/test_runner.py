@@ -92,7 +92,7 @@ def test_a_run_that_another_process_holds_is_tried_again_at_the_end(fake, tmp_pa
     """And one that begins with it after that."""
     told, runs = [], [*RUNS, replace(TINY, init=run_dir_name(RUNS[0]))]
     fake.trouble[run_dir_name(RUNS[0])] = RunLocked("another process is training there")
-    assert words(run_all(runs, tmp_path, Callbacks(tell=told.append))) == ["done"] * 5
+    assert words(run_all(runs, tmp_path, Callbacks(on_message=told.append))) == ["done"] * 5
     assert fake.asked == [*RUNS, RUNS[0], runs[4]]
     assert len(told) == 1
     assert run_dir_name(RUNS[0]) in told[0]
@@ -112,7 +112,7 @@ def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_pa
 
     def note(run, folder, **options):
         seen.append({name: options[name] for name in ("data_dir", "device")})
-        FakeFit()(run, folder, options["each_epoch"])
+        FakeFit()(run, folder, options["on_epoch"])
 
     monkeypatch.setattr(job, "fit", note)
     callbacks = Callbacks(
@@ -135,7 +135,7 @@ def test_real_runs_stopped_after_an_epoch_go_on_and_end_the_same(tmp_path):
 
     run = RUNS[1]
     with pytest.raises(Stop):
-        fit(run, tmp_path / "a" / run_dir_name(run), each_epoch=stop)
+        fit(run, tmp_path / "a" / run_dir_name(run), on_epoch=stop)
     assert str(state_of(run, tmp_path / "a")) == "epoch 1 of 2"
     (went_on,), (whole,) = run_all([run], tmp_path / "a"), run_all([run], tmp_path / "b")
     assert went_on.finished
@@ -159,7 +159,7 @@ def test_real_runs_diverge_and_the_next_one_does_not(tmp_path):
 def test_a_real_lock_is_passed_over(tmp_path):
     told = []
     with locked(tmp_path / run_dir_name(TINY), "training"):
-        assert words(run_all(RUNS[:2], tmp_path, Callbacks(tell=told.append))) == ["missing", "done"]
+        assert words(run_all(RUNS[:2], tmp_path, Callbacks(on_message=told.append))) == ["missing", "done"]
     assert len(told) == 2  # tried again at the end
     assert words(run_all(RUNS[:2], tmp_path)) == ["done", "done"]
 
@@ -227,20 +227,20 @@ def test_runs_of_other_processes_are_told_and_measured(tmp_path, monkeypatch):
             assert list(given) == runs[1:2]
         if step == 3:
             assert list(given) == [runs[1], runs[0]]
-            given[runs[1]].set_result(Outcome(False, told=("it is locked",)))
+            given[runs[1]].set_result(Outcome(False, messages=("it is locked",)))
             finish(runs[1])
         if step == 5:
             assert list(given)[2:] == runs[2:3]
             given[runs[2]].set_result(Outcome(False, "no memory"))
             finish(runs[0])
-            given[runs[0]].set_result(Outcome(True, told=("it was slow",)))
+            given[runs[0]].set_result(Outcome(True, messages=("it was slow",)))
         if step == 7:
             assert progress.left == (2.0, 0)  # two epochs of a second, as that one had
             finish(runs[3])
             given[runs[3]].set_result(Outcome(True))
 
     with pytest.raises(RunsFailed, match=f"1 of 4 runs failed: {run_dir_name(runs[2])}: no memory"):
-        run_all(runs, tmp_path, Callbacks(on_progress=look, tell=told.append), executor)
+        run_all(runs, tmp_path, Callbacks(on_progress=look, on_message=told.append), executor)
     killed, *others = told
     assert killed.startswith(f"The process of {run_dir_name(runs[0])} was killed")
     assert others == ["it is locked", "it was slow"]

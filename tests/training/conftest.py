@@ -29,7 +29,7 @@ def train(run: Run, folder: Path | None, stop: int | None = None, **options: Any
     if stop is None:
         return fit(run, folder, device="cpu", **options)
     with pytest.raises(Stop):
-        fit(run, folder, device="cpu", each_epoch=each, **options)
+        fit(run, folder, device="cpu", on_epoch=each, **options)
     return None
 
 

@@ -11,7 +11,7 @@ from bsam.training.config import Run, arguments_of, method_title
 from bsam.training.loop import fit
 
 NAMES = ("task", "model", "data", "augment")
-COUNTS = ("epochs", "batch", "limit_train", "limit_test", "probe", "relief")
+COUNTS = ("epochs", "batch", "limit_train", "limit_test", "probe", "surface")
 WRONG = {  # by setting: the values, and what the message says
     "method": [("adam", r"method must be one of base, sgd, sam, .*bsam; got 'adam'")],
     "arguments": [
@@ -40,7 +40,7 @@ TOGETHER = [
     ({"method": "sgd", "base": "adam"}, 'method "sgd" is SGD alone, and base is adam: set method to "base"'),
     *(({"method": name, "probe": 5}, "is not one: leave probe out") for name in ("sgd", "base", "saf", "mesa")),
     *(({name: None}, f"{name} must be a name, got None") for name in ("task", "model", "data")),
-    *(({"relief": wrong}, "relief must be 3, 5, 7") for wrong in (1, 4)),
+    *(({"surface": wrong}, "surface must be 3, 5, 7") for wrong in (1, 4)),
     ({"momentum": 1.0}, "momentum must be below 1"),
     ({"nesterov": True, "base": "adam"}, "nesterov is a kind of SGD's momentum"),
     ({"nesterov": True, "momentum": 0.0}, "nesterov is a kind of SGD's momentum"),

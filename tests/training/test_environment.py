@@ -64,7 +64,9 @@ def backend(monkeypatch):
 def trained(folder, run=RUN):
     """The metrics, what was told, and how the machine went about it."""
     told = []
-    metrics = [{**epoch.metrics, "seconds": 0} for epoch in fit(run, folder, device="cpu", tell=told.append).epochs]
+    metrics = [
+        {**epoch.metrics, "seconds": 0} for epoch in fit(run, folder, device="cpu", on_message=told.append).epochs
+    ]
     (machine,) = json.loads((folder / "environment.json").read_text())
     return metrics, told, (machine["compiled"], machine["captured"], machine["processes"])
 
@@ -142,7 +144,7 @@ def without_bf16(monkeypatch):
 
 def test_it_is_said_in_a_sentence_and_torch_is_silent(without_bf16):
     told = []
-    fit(BF16, device="cpu", tell=told.append)  # warnings are errors
+    fit(BF16, device="cpu", on_message=told.append)  # warnings are errors
     assert told == [SENTENCE]
     assert without_bf16 == [True, False] * 2  # each epoch and each evaluation finds oneDNN as the first one did ...
     assert torch.backends.mkldnn.enabled  # ... and so does what comes after the run

@@ -70,7 +70,7 @@ def test_every_setting_that_training_depends_on_matters():
     changes = [{**change, "arguments": {}} if change.get("method") else change for change in changes]
     found = [fit(replace(first, **change), device="cpu") for change in changes]
     assert len({repr(numbers(result)) for result in found}) == len(changes)
-    elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "relief"}  # in other tests
+    elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "surface"}  # in other tests
     elsewhere |= {"weights", "skip_corrupt", "layer_decay"}  # in those of image files
     elsewhere |= {"init"}  # in those of quantized runs
     elsewhere |= {"simcc_k", "simcc_sigma", "flip_test"}  # in those of poses
@@ -102,18 +102,18 @@ def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network_on_samples_o
     data, evenly, monkeypatch
 ):
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 60)
-    run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True, relief=5, **SAME)
+    run = Run("sam", {"rho": 0.1}, epochs=2, label_noise=0.4, seed=3, curvature=True, surface=5, **SAME)
     result, trainer = trained(run)
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)  # labels as trained on
     some = evenly(noisy, 60)
     model, x, y = trainer.network.eval(), data.train.x[some], noisy[some]
     centre = F.cross_entropy(model(x), y).item()
-    assert result.relief.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
-    assert [len(row) for row in result.relief.loss] == [5] * 5
-    assert result.relief.loss[2][2] == pytest.approx(centre, rel=1e-5)
-    assert result.relief.loss[0][0] > 1.1 * centre
-    without = fit(replace(run, curvature=False, relief=None), device="cpu")
-    assert (without.top_eigenvalue, without.relief) == (None, None)
+    assert result.surface.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
+    assert [len(row) for row in result.surface.loss] == [5] * 5
+    assert result.surface.loss[2][2] == pytest.approx(centre, rel=1e-5)
+    assert result.surface.loss[0][0] > 1.1 * centre
+    without = fit(replace(run, curvature=False, surface=None), device="cpu")
+    assert (without.top_eigenvalue, without.surface) == (None, None)
     assert numbers(without) == numbers(result)
 
     names, params = zip(*model.double().named_parameters(), strict=True)
@@ -130,22 +130,22 @@ def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network_on_samples_o
 
 
 def test_a_run_that_diverges_has_no_eigenvalue_and_is_a_result():
-    result = fit(Run("sgd", epochs=1, curvature=True, relief=3, **{**SAME, "lr": 1e30}), device="cpu")
+    result = fit(Run("sgd", epochs=1, curvature=True, surface=3, **{**SAME, "lr": 1e30}), device="cpu")
     assert math.isnan(result.top_eigenvalue)
-    assert math.isnan(result.relief.loss[1][1])
+    assert math.isnan(result.surface.loss[1][1])
     assert math.isnan(result.last.metrics["train_loss"])
 
 
 def test_each_epoch_is_told_with_its_metrics_and_may_end_the_run():
     told = []
 
-    def tell(epoch, metrics):
+    def on_epoch(epoch, metrics):
         told.append((epoch, metrics["epoch"], set(metrics)))
         if epoch == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        fit(Run("bsam", epochs=5, limit_train=64, limit_test=20, **SAME), device="cpu", each_epoch=tell)
+        fit(Run("bsam", epochs=5, limit_train=64, limit_test=20, **SAME), device="cpu", on_epoch=on_epoch)
     keys = {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"}
     assert told == [(1, 1, keys), (2, 2, keys)]
 

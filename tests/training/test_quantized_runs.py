@@ -36,8 +36,8 @@ def quiet(sentence):
 def runs(tmp_path_factory):
     """A folder with a finished run of a float network, ``float``, and a quantized one that begins with it, ``w4``."""
     out = tmp_path_factory.mktemp("runs")
-    fit(Run("sgd", **SMALL), out / "float", tell=quiet)
-    fit(Run("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", init=out / "float", tell=quiet)
+    fit(Run("sgd", **SMALL), out / "float", on_message=quiet)
+    fit(Run("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", init=out / "float", on_message=quiet)
     return out
 
 
@@ -50,7 +50,7 @@ def start_of(run, folder):
         raise Interrupted(trainer)
 
     with pytest.raises(Interrupted) as caught:
-        fit(run, folder, at_start=at_start, tell=told.append)
+        fit(run, folder, at_start=at_start, on_message=told.append)
     return seen, caught.value.args[0], told
 
 
@@ -166,9 +166,9 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_run_that
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        fit(run, tmp_path / "w4", init=tmp_path / "float", each_epoch=stop, tell=quiet)
+        fit(run, tmp_path / "w4", init=tmp_path / "float", on_epoch=stop, on_message=quiet)
     shutil.rmtree(tmp_path / "float")
-    fit(run, tmp_path / "w4", tell=quiet)
+    fit(run, tmp_path / "w4", on_message=quiet)
     ours, expected = RunDir(tmp_path / "w4").weights(), RunDir(runs / "w4").weights()
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
@@ -177,8 +177,8 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_run_that
 def test_flatness_in_training_is_that_of_the_weights_with_scales_fixed(runs, tmp_path, monkeypatch):
     """And scales go on being trained after it was measured."""
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 40)
-    settings = {**W4, "epochs": 2, "radius": 0.05, "curvature": True, "relief": 3}
-    result = fit(Run("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", tell=quiet)
+    settings = {**W4, "epochs": 2, "radius": 0.05, "curvature": True, "surface": 3}
+    result = fit(Run("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", on_message=quiet)
     network, loss_fn, _ = load_run(tmp_path / "w4", 40, CPU)
     data = Classification(RunDir(tmp_path / "w4").run(), CPU)
     top = top_eigenvalues(HessianOperator(network, loss_fn, data.examples(40)), k=1, tol=1e-3)
@@ -186,8 +186,8 @@ def test_flatness_in_training_is_that_of_the_weights_with_scales_fixed(runs, tmp
     expected = sharpness(network, loss_fn, data.examples(), rho_max=0.05, rho_min=0.05)
     assert result.last.sharpness.max_sharpness == pytest.approx(expected.max_sharpness, rel=1e-4)
     surface = landscape(network, loss_fn, data.examples(40), points=3)
-    assert result.relief.loss[0] == pytest.approx(surface.loss[0].tolist(), rel=1e-4)
-    plain = fit(Run("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}), tmp_path / "plain", tell=quiet)
+    assert result.surface.loss[0] == pytest.approx(surface.loss[0].tolist(), rel=1e-4)
+    plain = fit(Run("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}), tmp_path / "plain", on_message=quiet)
     measured, unmeasured = RunDir(tmp_path / "w4").weights(), RunDir(tmp_path / "plain").weights()
     assert all(torch.equal(measured[name], t) for name, t in unmeasured.items())
     assert plain.top_eigenvalue is None
@@ -200,10 +200,10 @@ def test_classes_of_image_files_must_be_those_of_the_run_to_begin_with(tmp_path)
     for split in ("train", "test"):
         (tmp_path / "two" / split / folder.name).rename(tmp_path / "two" / split / "another")
     small = {"model": "resnet8", "image_size": 16, "batch": 6, "epochs": 1, "label_smoothing": 0.0}
-    fit(Run("sgd", data=f"folder:{tmp_path / 'one'}", **small), tmp_path / "float", tell=quiet)
+    fit(Run("sgd", data=f"folder:{tmp_path / 'one'}", **small), tmp_path / "float", on_message=quiet)
     told = []
     run = Run("sgd", data=f"folder:{tmp_path / 'one'}", init=str(tmp_path / "float"), **small)
-    fit(run, tmp_path / "again", tell=told.append)
+    fit(run, tmp_path / "again", on_message=told.append)
     assert told == [f"Training begins with the network of {tmp_path / 'float'}."]  # and not that weights are random
     with pytest.raises(BsamError, match=r"learned other classes \(.*\) than this data has \(another, .*\): begin"):
-        fit(replace(run, data=f"folder:{tmp_path / 'two'}"), tell=quiet)
+        fit(replace(run, data=f"folder:{tmp_path / 'two'}"), on_message=quiet)

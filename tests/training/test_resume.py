@@ -53,9 +53,7 @@ def check(tmp_path, runs):
         whole = runs.train(run, tmp_path / "whole", **options)
         for epoch in range(run.epochs):
             runs.train(run, tmp_path / "stopped", stop=epoch + 1, **options)
-        last = fit(
-            run, tmp_path / "stopped", device="cpu", each_epoch=lambda *_: pytest.fail("one too many"), **options
-        )
+        last = fit(run, tmp_path / "stopped", device="cpu", on_epoch=lambda *_: pytest.fail("one too many"), **options)
         assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
         assert timeless(whole) == timeless(last)
         return runs.load(tmp_path / "stopped")

@@ -18,7 +18,7 @@ from bsam.training import loop, trainer
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
 
-RUN = Run("sam", epochs=3, batch=64, limit_train=128, limit_test=50, probe=1, curvature=True, relief=3)
+RUN = Run("sam", epochs=3, batch=64, limit_train=128, limit_test=50, probe=1, curvature=True, surface=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +72,7 @@ def test_the_state_follows_the_run(tmp_path, runs):
 def test_results_are_read_as_they_were_found(folder, runs, monkeypatch):
     monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
     result, run_dir = runs.train(RUN, folder), RunDir(folder)
-    assert (run_dir.run(), run_dir.top_eigenvalue(), run_dir.surface()) == (RUN, result.top_eigenvalue, result.relief)
+    assert (run_dir.run(), run_dir.top_eigenvalue(), run_dir.surface()) == (RUN, result.top_eigenvalue, result.surface)
     assert run_dir.metrics() == [epoch.metrics for epoch in result.epochs]
     assert run_dir.last_metrics() == result.last.metrics
     assert [reading["step"] for reading in run_dir.probe()] == [*range(6)]
@@ -162,6 +162,6 @@ def test_a_task_without_predictions_writes_none(tmp_path, runs):
     class Silent(Classification):
         predictions = Task.predictions
 
-    runs.train(replace(RUN, epochs=1, curvature=False, relief=None), tmp_path, task=Silent)
+    runs.train(replace(RUN, epochs=1, curvature=False, surface=None), tmp_path, task=Silent)
     assert not (tmp_path / "predictions.npz").exists()
     assert RunDir(tmp_path).predictions() == {}

@@ -104,7 +104,7 @@ def main(folder: pathlib.Path, stop: bool) -> None:
 
     pathlib.Path.open = watched  # type: ignore[method-assign, assignment]
     for name, run in RUNS.items():
-        result = fit(run, folder / name, device="cpu", task=Without, each_epoch=each)
+        result = fit(run, folder / name, device="cpu", task=Without, on_epoch=each)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
     seen = list(SEEN)
     data.NUM_FIGURES = FIGURES

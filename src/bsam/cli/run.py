@@ -205,7 +205,7 @@ def _train(
 
 
 def _executor(
-    arguments: argparse.Namespace, scale: Scale, tell: Callable[[str], None]
+    arguments: argparse.Namespace, scale: Scale, on_message: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[Executor]:
     jobs = scale.workers if arguments.jobs is None else arguments.jobs
     if arguments.ray is not None:
@@ -214,4 +214,4 @@ def _executor(
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
         raise BsamValueError("--gpus-per-run is for --ray: --jobs above the number of GPUs lets runs share them")
-    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, tell)
+    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message)

@@ -78,9 +78,9 @@ def _train(arguments: argparse.Namespace) -> None:
                 cache_dir=arguments.cache_dir,
                 device=arguments.device,
                 at_start=logger.start,
-                each_epoch=logger.epoch,
+                on_epoch=logger.epoch,
                 report=class_report,
-                tell=say,
+                on_message=say,
             )
         if context.is_main:
             _summarize(run, RunDir(folder))

@@ -67,7 +67,7 @@ def check_graph(loss: Tensor, twice: bool) -> None:
     """Raise if the graph holds what torch would silently leave out of a derivative.
 
     These are reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable`` and tensors that a
-    function names by index in ``not_twice``, which have no second derivative.
+    function names by index in ``no_second_derivative``, which have no second derivative.
     """
     seen, nodes = set[Any](), [loss.grad_fn]
     while nodes:
@@ -86,7 +86,7 @@ def check_graph(loss: Tensor, twice: bool) -> None:
                 f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
                 "write its backward in operations that torch can differentiate, and remove the mark"
             )
-        for index, what in getattr(function, "not_twice", {}).items() if twice else ():
+        for index, what in getattr(function, "no_second_derivative", {}).items() if twice else ():
             if node.next_functions[index][0] is not None:
                 raise BsamRuntimeError(f"among the trainable parameters are {what}")
         nodes += [following for following, _ in node.next_functions]

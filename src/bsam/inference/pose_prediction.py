@@ -53,7 +53,7 @@ def find_joints(
     box: Sequence[float] | None = None,
     flip_test: bool | None = None,
     device: str = "auto",
-    tell: Callable[[str], None] = print,
+    on_message: Callable[[str], None] = print,
 ) -> list[FoundJoints]:
     """Find the joints of the person in each image with the trained network of a run, without the data of the run.
 
@@ -67,7 +67,7 @@ def find_joints(
         flip_test: whether to take the mean of the probabilities of an image and of its mirror image; without it as the
             run was evaluated.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
     """
     paths = image_paths(images)
     given = None if box is None else check_box(box)
@@ -85,7 +85,9 @@ def find_joints(
     augment, flip = inputs.augment(), run.flip_test if flip_test is None else flip_test
     poses = []
     with torch.no_grad():
-        for batch in decoded_batches(paths, lambda path: _cut_out(path, given, inputs.side), EVALUATION_BATCH, tell):
+        for batch in decoded_batches(
+            paths, lambda path: _cut_out(path, given, inputs.side), EVALUATION_BATCH, on_message
+        ):
             boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
             x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
             unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=where)

@@ -79,7 +79,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def decoded_batches(
-    paths: Mapping[Path, bool], read: Callable[[Path], T], size: int, tell: Callable[[str], None]
+    paths: Mapping[Path, bool], read: Callable[[Path], T], size: int, on_message: Callable[[str], None]
 ) -> Iterator[list[tuple[Path, T]]]:
     """Yield batches of paths and what ``read`` returns for them, so that only one batch is in memory.
 
@@ -89,15 +89,15 @@ def decoded_batches(
         paths: of :func:`image_paths`.
         read: decodes a file.
         size: of a batch.
-        tell: called with the sentence.
+        on_message: called with the sentence.
     """
-    images = _decoded(paths, read, tell)
+    images = _decoded(paths, read, on_message)
     while batch := list(islice(images, size)):
         yield batch
 
 
 def _decoded(
-    paths: Mapping[Path, bool], read: Callable[[Path], T], tell: Callable[[str], None]
+    paths: Mapping[Path, bool], read: Callable[[Path], T], on_message: Callable[[str], None]
 ) -> Iterator[tuple[Path, T]]:
     left_out = []
     for path, is_named in paths.items():
@@ -113,7 +113,7 @@ def _decoded(
             yield path, content
     if left_out:
         names = ", ".join([*map(str, left_out[:3]), *(["..."] if len(left_out) > 3 else [])])
-        tell(f"left out {len(left_out)} of {len(paths)} files (cannot be decoded as images): {names}")
+        on_message(f"left out {len(left_out)} of {len(paths)} files (cannot be decoded as images): {names}")
 
 
 def predict(
@@ -121,7 +121,7 @@ def predict(
     images: str | Path | Iterable[str | Path],
     top: int = 3,
     device: str = "auto",
-    tell: Callable[[str], None] = print,
+    on_message: Callable[[str], None] = print,
 ) -> list[Prediction]:
     """Classify image files with the trained network of a run; the data that it was trained on is not needed.
 
@@ -130,7 +130,7 @@ def predict(
         images: files, or folders with image files; files in folders that are no images are left out.
         top: how many classes to return for each.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
     """
     paths = image_paths(images)
     run_dir = RunDir(folder)
@@ -146,7 +146,7 @@ def predict(
     network = run_dir.load_into(build_network(run, inputs, len(names))).eval().to(where)
     predictions = []
     with torch.no_grad():
-        for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, tell):
+        for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, on_message):
             x = torch.from_numpy(np.stack([pixels for _, pixels in batch])).permute(0, 3, 1, 2)
             likely = network(inputs(x.to(where))).float().softmax(1).cpu().topk(top)
             for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):

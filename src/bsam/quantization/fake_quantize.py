@@ -96,7 +96,7 @@ def fake_quantize(
 # torch._fake_quantize_learnable_per_tensor_affine reads scale and zero point on the host and clamps the zero point to
 # the codes.
 class _FakeQuantize(torch.autograd.Function):
-    not_twice: ClassVar = {  # bsam.flatness reads it: no second derivative by these inputs
+    no_second_derivative: ClassVar = {  # bsam.flatness reads it: no second derivative by these inputs
         1: "learned scales, by which the straight-through gradient has no symmetric derivative: hold them fixed, by "
         "bsam.quantization.freeze_scales(model); of a network in training, on a copy"
     }

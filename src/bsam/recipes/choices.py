@@ -119,4 +119,4 @@ def _by_key(found: Sequence[Choice]) -> dict[str, Choice]:
 
 def _key(run: Run) -> str:
     """Return a key that is equal for runs that differ only in their seed."""
-    return run_dir_name(replace(run, seed=0, relief=None, init=None))
+    return run_dir_name(replace(run, seed=0, surface=None, init=None))

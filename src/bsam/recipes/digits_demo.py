@@ -78,7 +78,7 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
         raise BsamValueError("methods must name at least one method, got none")
 
     def runs(scale: Scale | str) -> list[Run]:
-        settings = {**scale_of(scale).settings, "curvature": True, "relief": LANDSCAPE_POINTS}
+        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
         chosen = [variants()[name] for name in names]
         tuned = [Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else []
         return [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen] + tuned

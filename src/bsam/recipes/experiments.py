@@ -184,7 +184,7 @@ class Recipe:
         check_count("seed", first_seed, low=0)
         grid = self.grid(self.scale(scale))
         later = range(first_seed + 1, first_seed + seeds)
-        return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, relief=None)]
+        return with_seed(grid, first_seed) + [run for seed in later for run in with_seed(grid, seed, surface=None)]
 
     def at(self, scale: str) -> Recipe:
         """Return the recipe with the remark that its numbers have on a scale, in its title too."""

@@ -114,16 +114,16 @@ def measure(
     def timed(stage: str, instrument: Callable[[Progress], T]) -> T:
         expected = 1
 
-        def tell(done: int, total: int) -> None:
+        def show(done: int, total: int) -> None:
             nonlocal expected
             expected = total
             if progress is not None:
                 progress(stage, done, total)
 
         start = time.perf_counter()
-        found = instrument(tell)
+        found = instrument(show)
         seconds[stage] = time.perf_counter() - start
-        tell(expected, expected)
+        show(expected, expected)
         return found
 
     near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, instruments.rho, instruments.rho, **common))
@@ -133,15 +133,15 @@ def measure(
     with H.linearized(instruments.max_bytes):  # one recording for all three
         top = timed(
             "eigenvalues",
-            lambda tell: top_eigenvalues(
-                H, instruments.k, instruments.which, instruments.tol, instruments.seed, progress=tell
+            lambda show: top_eigenvalues(
+                H, instruments.k, instruments.which, instruments.tol, instruments.seed, progress=show
             ),
         )
-        total = timed("trace", lambda tell: trace(H, instruments.trace_samples, instruments.seed, progress=tell))
+        total = timed("trace", lambda show: trace(H, instruments.trace_samples, instruments.seed, progress=show))
         steps, probes = instruments.density_steps, instruments.density_probes
-        density = timed("density", lambda tell: spectral_density(H, steps, probes, instruments.seed, progress=tell))
+        density = timed("density", lambda show: spectral_density(H, steps, probes, instruments.seed, progress=show))
     where = (instruments.span, instruments.points, 2, instruments.seed)
-    land = timed("landscape", lambda tell: landscape(model, loss_fn, data, *where, progress=tell, **common))
+    land = timed("landscape", lambda show: landscape(model, loss_fn, data, *where, progress=show, **common))
     assert H.loss.num_samples is not None  # they were counted
     return Measured(H.size, H.loss.num_samples, near, top, total, density, land, seconds)
 

@@ -33,7 +33,7 @@ class Tuning:
 
     def run(self, run: Run, **candidate: Any) -> Run:
         """Return a tuning run. It does not see the test set, and measures nothing else."""
-        alone: dict[str, Any] = {"radius": None, "curvature": False, "relief": None, "probe": None, "limit_test": None}
+        alone: dict[str, Any] = {"radius": None, "curvature": False, "surface": None, "probe": None, "limit_test": None}
         return replace(run, seed=run.seed + TUNING_SEED, eval_split=self.split, **alone, **candidate)
 
     def runs(self, run: Run, runs: Sequence[Run]) -> list[Run]:

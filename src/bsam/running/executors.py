@@ -14,7 +14,7 @@ import torch
 
 from ..common.checks import check_count
 from ..training.environment import pick_device
-from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker
+from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
 from .mps import nvidia_mps
 from .processes import cores, worker_pool
 
@@ -26,7 +26,7 @@ class Executor(Protocol):
     def slots(self) -> int:
         """The number of runs that are trained at the same time. No more are submitted before one has ended."""
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Schedule a run. The two functions are called where training is in this process. A future that raises
         ``BrokenProcessPool`` has lost its process, and the run may be submitted again.
         """
@@ -37,10 +37,10 @@ class InProcess(contextlib.AbstractContextManager["InProcess"]):
 
     slots = 1
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Train a run."""
         future: Future[Outcome] = Future()
-        future.set_result(job.train(each_epoch, tell))
+        future.set_result(job.train(on_epoch, on_message))
         return future
 
     def __exit__(self, *_: object) -> None:
@@ -63,24 +63,28 @@ class LocalProcesses:
         slots: the number of processes.
         device: as for :func:`bsam.training.environment.pick_device`; without a number, all GPUs are used.
         threads: of torch in each process; None shares the cores among them.
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
     """
 
     def __init__(
-        self, slots: int, device: str | None = None, threads: int | None = None, tell: Tell = lambda sentence: None
+        self,
+        slots: int,
+        device: str | None = None,
+        threads: int | None = None,
+        on_message: OnMessage = lambda sentence: None,
     ) -> None:
         check_count("jobs", slots)
         self.slots = slots
         self._slots = [_Slot(name) for name in spread(device, slots)]
         self._threads = threads or max(1, cores() // slots)
-        self._tell = tell
+        self._on_message = on_message
         self._environment: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> LocalProcesses:
         devices = {slot.device for slot in self._slots}
         if "cpu" not in devices and len(devices) < self.slots:
-            self._environment = self._stack.enter_context(nvidia_mps(self._tell))
+            self._environment = self._stack.enter_context(nvidia_mps(self._on_message))
         return self
 
     def __exit__(
@@ -88,7 +92,7 @@ class LocalProcesses:
     ) -> None:
         self._stack.__exit__(exc_type, exc, traceback)
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Train a run in a process that is free; in a new one if that was killed."""
         slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
         with contextlib.suppress(BrokenProcessPool):

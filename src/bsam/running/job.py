@@ -22,8 +22,8 @@ from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
 from ..training.run_dir import LOG, run_dir_name
 
-EachEpoch: TypeAlias = Callable[[int, Mapping[str, Any]], None]
-Tell: TypeAlias = Callable[[str], None]
+OnEpoch: TypeAlias = Callable[[int, Mapping[str, Any]], None]
+OnMessage: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Outcome:
     Args:
         ended: whether it finished or diverged; False where another process trains it.
         failed: the message of the error that ended it; else None.
-        told: sentences for the user, of a run that was trained in another process.
+        messages: sentences for the user, of a run that was trained in another process.
     """
 
     ended: bool
     failed: str | None = None
-    told: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class RunJob:
         """Return the same job on another device."""
         return replace(self, options={**self.options, "device": device})
 
-    def train(self, each_epoch: EachEpoch, tell: Tell) -> Outcome:
+    def train(self, on_epoch: OnEpoch, on_message: OnMessage) -> Outcome:
         """Train what is left of the run. An error ends the run and is in the outcome, unless the output is closed.
 
         Args:
-            each_epoch: called after every epoch, as by :func:`bsam.training.loop.fit`.
-            tell: called with sentences for the user.
+            on_epoch: called after every epoch, as by :func:`bsam.training.loop.fit`.
+            on_message: called with sentences for the user.
         """
         run, begin = self.run, time.perf_counter()
         init = None if run.init is None else self.out / run.init
@@ -80,12 +80,12 @@ class RunJob:
 
             def say(sentence: str) -> None:
                 note(sentence)
-                tell(sentence)
+                on_message(sentence)
 
             def after(done: int, metrics: Mapping[str, Any]) -> None:
                 shown = (f"{name} {value:.5g}" for name, value in metrics.items() if isinstance(value, float))
                 note(f"epoch {done} of {run.epochs}: {', '.join(shown)}")
-                each_epoch(done, metrics)
+                on_epoch(done, metrics)
 
             device = self.options.get("device") or "auto"
             note(f"process {os.getpid()} on {platform.node()}, device {device}: {state_of(run, self.out)}")
@@ -93,7 +93,7 @@ class RunJob:
                 # graphs of earlier runs count against torch's limit of 8 for a function, and are slower for this one
                 torch.compiler.reset()
             try:
-                fit(run, self.log.parent, init=init, each_epoch=after, tell=say, **self.options)
+                fit(run, self.log.parent, init=init, on_epoch=after, on_message=say, **self.options)
             except Diverged:
                 pass  # it is recorded in the directory
             except RunLocked:
@@ -115,10 +115,10 @@ def message_of(error: BaseException) -> str:
 
 def train_in_worker(job: RunJob) -> Outcome:
     """Train a run in a process that does nothing else meanwhile: what it prints is added to the log."""
-    told: list[str] = []
+    messages: list[str] = []
     with _printing_to(job.log):
-        outcome = job.train(lambda *_: None, told.append)
-    return replace(outcome, told=tuple(told))
+        outcome = job.train(lambda *_: None, messages.append)
+    return replace(outcome, messages=tuple(messages))
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ CONTROL = "nvidia-cuda-mps-control"
 
 
 @contextlib.contextmanager
-def nvidia_mps(tell: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
+def nvidia_mps(on_message: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     """Use the MPS daemon that runs already, or start one and stop it at the end of the block; say where neither works.
 
     Args:
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
 
     Returns:
         the environment variables with which processes find the daemon.
@@ -29,9 +29,9 @@ def nvidia_mps(tell: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
         try:
             problem = _control("", environment, "-d")
             if problem is None:
-                tell("NVIDIA MPS is on for this command: runs that share a GPU compute at the same time.")
+                on_message("NVIDIA MPS is on for this command: runs that share a GPU compute at the same time.")
             else:
-                tell(f"NVIDIA MPS is not on ({problem}): runs that share a GPU take turns, which is hardly faster.")
+                on_message(f"NVIDIA MPS is not on ({problem}): runs on one GPU take turns, which is hardly faster.")
             yield environment if problem is None else {}
         finally:
             _control("quit", environment)

@@ -17,7 +17,7 @@ import torch
 from ..common.checks import is_number
 from ..common.errors import BsamRuntimeError, BsamValueError
 from ..common.extras import require_package
-from .job import EachEpoch, Outcome, RunJob, Tell, train_in_worker
+from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
 from .runner import RETRIES
 
 CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes, and then end the process
@@ -90,7 +90,7 @@ class RayTasks:
             total += int(min(has.get("CPU", 0.0), runs))
         return total
 
-    def submit(self, job: RunJob, each_epoch: EachEpoch, tell: Tell) -> Future[Outcome]:
+    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Train a run in a task."""
         import ray
 

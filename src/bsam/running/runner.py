@@ -50,12 +50,12 @@ class Callbacks:
         on_end: called with the state of a run that has ended, the progress of all, and why it failed, or None.
         on_progress: called with the progress of all runs: after every epoch where training is in this process, or every
             second.
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
     """
 
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
-    tell: Callable[[str], None] = field(default=lambda sentence: None)
+    on_message: Callable[[str], None] = field(default=lambda sentence: None)
 
 
 class RunsFailed(BsamRuntimeError):
@@ -161,12 +161,12 @@ class _Runs:
             return
         self._running.add(name)
 
-        def each_epoch(*_: object) -> None:
+        def on_epoch(*_: object) -> None:
             self._update(name)
             self.callbacks.on_progress(self._progress())
 
         job = RunJob(run, self.out, self.options)
-        self._submitted[self.executor.submit(job, each_epoch, self.callbacks.tell)] = name
+        self._submitted[self.executor.submit(job, on_epoch, self.callbacks.on_message)] = name
 
     def _take_results(self) -> None:
         done, _ = wait(self._submitted, LOOK, FIRST_COMPLETED)
@@ -178,7 +178,9 @@ class _Runs:
             except BrokenProcessPool:
                 self._lost[name] += 1
                 if self._lost[name] <= RETRIES:
-                    self.callbacks.tell(f"The process of {name} was killed: perhaps memory ran out. The run continues.")
+                    self.callbacks.on_message(
+                        f"The process of {name} was killed: perhaps memory ran out. The run continues."
+                    )
                     self._waiting.insert(0, name)
                     continue
                 outcome = Outcome(False, f"its process was killed {self._lost[name]} times: try fewer --jobs")
@@ -186,8 +188,8 @@ class _Runs:
                 outcome = Outcome(False, message_of(error))
             if outcome.ended:
                 self._update(name)
-            for sentence in outcome.told:
-                self.callbacks.tell(sentence)
+            for sentence in outcome.messages:
+                self.callbacks.on_message(sentence)
             if outcome.failed is not None:
                 self._fail(name, outcome.failed)
             elif outcome.ended:

@@ -125,10 +125,10 @@ class Classification(PretrainedTask):
         if self.run.weight_bits is None:
             return super().initialise(network, init)
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
-        told = super().initialise(latent, init)
+        messages = super().initialise(latent, init)
         network.load_state_dict(quantized(latent, self.run).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
-        return told
+        return messages
 
     def _check_classes(self, init: Path) -> None:
         """Raise if the run to begin with learned other classes, as far as it says."""

@@ -71,17 +71,17 @@ class PretrainedTask(Task):
         """Load the run's pretrained weights, if it names any, into all layers but the last; or those of another run
         into all layers.
         """
-        told = [f"Samples that are left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
+        messages = [f"Samples that are left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
         if self.run.weights is None and init is None and self._in_files:
-            told.append("The initial weights are random: --weights names pretrained ones.")
+            messages.append("The initial weights are random: --weights names pretrained ones.")
         if self.run.weights is not None:
             source = find_weights(self.run.weights, self._data_dir)
             self._weights = load_weights(network, self.run.model, source)
-            told.append(str(self._weights))
+            messages.append(str(self._weights))
         if init is not None:
             self._weights = load_weights(network, self.run.model, init, keep_head=True)
-            told.append(f"Training begins with the network of {self.run.init}.")
-        return told
+            messages.append(f"Training begins with the network of {self.run.init}.")
+        return messages
 
     def set_train_mode(self, network: nn.Module) -> None:
         """Set the network to training mode, but not the batch norm of a frozen backbone."""

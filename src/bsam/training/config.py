@@ -36,7 +36,7 @@ def arguments_of(method: str) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
 
-def _check_relief(name: str, value: object) -> None:
+def _check_surface(name: str, value: object) -> None:
     count = check_count(name, value)
     if count < 3 or count % 2 == 0:
         raise BsamValueError(f"{name} must be 3, 5, 7 ..., so that the network is at the centre; got {count}")
@@ -107,8 +107,8 @@ class Run(ClassificationSettings, PoseSettings):
     curvature: bool = setting(
         False, "whether the largest eigenvalue of the Hessian is computed after the last epoch", check_flag
     )
-    relief: int | None = setting(
-        None, "points along each axis of a loss surface computed after the last epoch; without it none", _check_relief
+    surface: int | None = setting(
+        None, "points along each axis of a loss surface computed after the last epoch; without it none", _check_surface
     )
 
     def __post_init__(self) -> None:

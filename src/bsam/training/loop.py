@@ -40,9 +40,9 @@ def fit(
     task: type[Task] | None = None,
     init: str | Path | None = None,
     at_start: Callable[[Trainer, int], None] | None = None,
-    each_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
+    on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
     report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
-    tell: Callable[[str], None] = print,
+    on_message: Callable[[str], None] = print,
 ) -> Result:
     """Train one network.
 
@@ -64,10 +64,10 @@ def fit(
         init: the directory of the run that ``run.init`` names, if that is not its path. A run that continues needs it
             no more.
         at_start: called with the trainer and the number of epochs done before, before the first epoch of this call.
-        each_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
+        on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         report: called after the last epoch, if there is a folder, with the run and what :meth:`Task.predictions
             <bsam.training.Task.predictions>` returned; returns files to write, by name. TensorBoard gets the PNG files.
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
 
     Example:
         >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
@@ -87,7 +87,7 @@ def fit(
         is_new = not out.has_checkpoint()
         network = initial_network(run, None if init is None else Path(init)) if is_new else None
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
-        trainer = Trainer(run, work, context, tell, is_new, network)
+        trainer = Trainer(run, work, context, on_message, is_new, network)
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
@@ -101,15 +101,15 @@ def fit(
             epochs.append(metrics)
             readings += trainer.take_readings()
             out.save(trainer, epochs, readings)
-            if each_epoch is not None and context.is_main:
-                each_epoch(number + 1, metrics)
+            if on_epoch is not None and context.is_main:
+                on_epoch(number + 1, metrics)
         top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
-        curvature = {"top_eigenvalue": top, "relief": None if surface is None else asdict(surface)}
-        measured = curvature if run.curvature or run.relief is not None else None
+        curvature = {"top_eigenvalue": top, "surface": None if surface is None else asdict(surface)}
+        measured = curvature if run.curvature or run.surface is not None else None
         predictions = {} if folder is None else trainer.predictions()
         files = report(run, predictions) if report is not None and predictions else {}
         out.finish(trainer.network, measured, predictions, files)
-        return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, relief=surface)
+        return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, surface=surface)
 
 
 def _divergence(run: Run, epochs: int, name: str, value: float, folder: str | Path) -> str:
@@ -131,8 +131,8 @@ def _top_eigenvalue(trainer: Trainer) -> float | None:
 
 
 def _loss_surface(trainer: Trainer) -> LossSurface | None:
-    if trainer.run.relief is None:
+    if trainer.run.surface is None:
         return None
     examples = trainer.task.examples(CURVATURE_SAMPLES)
-    found = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.relief)
+    found = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.surface)
     return LossSurface(tuple(found.axes[0].tolist()), tuple(map(tuple, found.loss.tolist())))

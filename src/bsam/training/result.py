@@ -31,7 +31,7 @@ class LossSurface:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. Eigenvalue and landscape (``relief``) are of the network after the last epoch, on some training
+    """A finished run. Eigenvalue and landscape (``surface``) are of the network after the last epoch, on some training
     data, with the labels used in training.
     """
 
@@ -39,7 +39,7 @@ class Result:
     epochs: tuple[Epoch, ...]
     seconds_per_step: float  #: the mean over an epoch, whose steps may differ; of these the median
     top_eigenvalue: float | None = None  #: the largest of the Hessian; NaN where that is not finite
-    relief: LossSurface | None = None
+    surface: LossSurface | None = None
     measure: str = "accuracy"  #: of the task
 
     def __repr__(self) -> str:

@@ -176,7 +176,7 @@ class RunDir:
 
     def surface(self) -> LossSurface | None:
         """Return the loss surface after the last epoch; None if the run has none."""
-        found = self._curvature().get("relief")
+        found = self._curvature().get("surface")
         if found is None:
             return None
         rows = (tuple(math.nan if value is None else value for value in row) for row in found["loss"])

@@ -42,7 +42,7 @@ class Trainer:
         run: the settings.
         task: what is learned.
         context: the processes that share the work.
-        tell: called with a sentence for the user.
+        on_message: called with a sentence for the user.
         is_new: whether training starts now; a checkpoint, which is loaded later, has all weights.
         init: the file with the network that training begins with.
     """
@@ -52,7 +52,7 @@ class Trainer:
         run: Run,
         task: Task,
         context: DistributedContext,
-        tell: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = lambda sentence: None,
         is_new: bool = True,
         init: Path | None = None,
     ) -> None:
@@ -70,16 +70,16 @@ class Trainer:
         self.network = task.network()
         for sentence in task.initialise(self.network, init) if is_new else ():
             if context.is_main:
-                tell(sentence)
+                on_message(sentence)
         capturable = run.method == BASE or METHODS[run.method].capturable
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
         self.compiled = run.compile and failure is None
         if failure is not None and context.is_main:
-            tell(f"torch.compile does not work on this machine ({failure}): continuing without it.")
+            on_message(f"torch.compile does not work on this machine ({failure}): continuing without it.")
         self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
         if self._emulated and context.is_main:
-            tell("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
+            on_message("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
         total = self.steps * run.epochs

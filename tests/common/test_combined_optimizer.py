@@ -33,7 +33,7 @@ def test_it_equals_its_members(problem):
     apart, whole, second = problem.clone(), problem.clone(), problem.clone()
     optimizers = members(apart.model)
     schedulers = [scheduled(optimizer) for optimizer in optimizers]
-    joint = bsam.Joint(members(whole.model))
+    joint = bsam.CombinedOptimizer(members(whole.model))
     scheduler, file = scheduled(joint), io.BytesIO()
     for t in range(8):
         if t == 4:
@@ -52,7 +52,7 @@ def test_it_equals_its_members(problem):
     file.seek(0)
     weights, state, schedule = torch.load(file, weights_only=True)
     second.model.load_state_dict(weights)
-    joint = bsam.Joint(members(second.model))
+    joint = bsam.CombinedOptimizer(members(second.model))
     scheduler = scheduled(joint)
     joint.load_state_dict(state)
     scheduler.load_state_dict(schedule)
@@ -66,7 +66,7 @@ def test_it_equals_its_members(problem):
 
 def test_the_groups_and_the_state_are_the_members_own(problem):
     muon, adamw = members(problem.model)
-    joint = bsam.Joint([muon, adamw])
+    joint = bsam.CombinedOptimizer([muon, adamw])
     assert all(a is b for a, b in zip(joint.param_groups, muon.param_groups + adamw.param_groups, strict=True))
     assert joint.step(lambda: (problem.loss().backward(), 3.5)[1]) == 3.5
     for p in problem.model.parameters():
@@ -87,7 +87,7 @@ def test_as_the_base_of_a_method(problem, method):
     """The base of a method steps as its members do on the direction; and a resumed run goes on bit for bit."""
     apart, second = problem.clone(), problem.clone()
     options = {"rho": 0.1} if method is bsam.MSAM else {}
-    optimizer = method(bsam.Joint(members(problem.model)), problem.model, **options)
+    optimizer = method(bsam.CombinedOptimizer(members(problem.model)), problem.model, **options)
     scheduler, optimizers = scheduled(optimizer), members(apart.model)
     others = [scheduled(own) for own in optimizers]
     for t in range(6):
@@ -101,7 +101,7 @@ def test_as_the_base_of_a_method(problem, method):
             each.step()
         assert same(problem.weights(), apart.weights())
     second.model.load_state_dict(saved[0])
-    optimizer = method(bsam.Joint(members(second.model)), second.model, **options)
+    optimizer = method(bsam.CombinedOptimizer(members(second.model)), second.model, **options)
     scheduler = scheduled(optimizer)
     optimizer.load_state_dict(saved[1])
     scheduler.load_state_dict(saved[2])
@@ -116,7 +116,9 @@ def test_what_a_member_keeps_beside_its_parameters_stays_with_it(plain):
     from pytorch_optimizer import MADGRAD
 
     first, rest = list(plain.model[0].parameters()), list(plain.model[2:].parameters())
-    joint = bsam.Joint([MADGRAD(first, lr=0.01), torch.optim.SGD(rest[:2], lr=0.1), MADGRAD(rest[2:], lr=0.02)])
+    joint = bsam.CombinedOptimizer(
+        [MADGRAD(first, lr=0.01), torch.optim.SGD(rest[:2], lr=0.1), MADGRAD(rest[2:], lr=0.02)]
+    )
     joint.members[2].state["k"] = torch.tensor([5])
     plain.loss().backward()
     joint.step()
@@ -124,7 +126,9 @@ def test_what_a_member_keeps_beside_its_parameters_stays_with_it(plain):
     beside = {k: int(v) for k, v in saved["state"].items() if isinstance(k, str)}
     assert set(beside.values()) == {int(joint.members[0].state["k"]), int(joint.members[2].state["k"])}
     assert len(set(beside.values())) == 2
-    other = bsam.Joint([MADGRAD(first, lr=0.01), torch.optim.SGD(rest[:2], lr=0.1), MADGRAD(rest[2:], lr=0.02)])
+    other = bsam.CombinedOptimizer(
+        [MADGRAD(first, lr=0.01), torch.optim.SGD(rest[:2], lr=0.1), MADGRAD(rest[2:], lr=0.02)]
+    )
     other.load_state_dict(saved)
     assert [int(other.members[i].state["k"]) for i in (0, 2)] == [int(joint.members[i].state["k"]) for i in (0, 2)]
 
@@ -143,7 +147,7 @@ def test_hooks_copies_and_modes(problem):
         [p for p in problem.model.parameters() if p.dim() == 2],
         [p for p in problem.model.parameters() if p.dim() != 2],
     )
-    joint = bsam.Joint([Moded(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)])
+    joint = bsam.CombinedOptimizer([Moded(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)])
     called = []
     joint.register_step_pre_hook(lambda *_: called.append("before step"))
     joint.register_step_post_hook(lambda *_: called.append("after step"))
@@ -160,8 +164,8 @@ def test_hooks_copies_and_modes(problem):
     assert joint.members[0].mode == "train"
     joint.eval()
     assert joint.members[0].mode == "eval"
-    assert not hasattr(bsam.Joint(members(problem.model)), "train")
-    plain = bsam.Joint(members(problem.model))
+    assert not hasattr(bsam.CombinedOptimizer(members(problem.model)), "train")
+    plain = bsam.CombinedOptimizer(members(problem.model))
     for twin in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
         assert [group["lr"] for group in twin.param_groups] == [0.02, 0.01, 0.002]
         assert same(
@@ -181,13 +185,13 @@ def test_what_is_refused(problem):
         ([muon, sgd], r"shape \(12, 6\) belongs to two members"),
     ]:
         with pytest.raises(bsam.BsamError, match=word):
-            bsam.Joint(wrong)
-    joint = bsam.Joint([muon, adamw])
+            bsam.CombinedOptimizer(wrong)
+    joint = bsam.CombinedOptimizer([muon, adamw])
     new = {"params": [nn.Parameter(torch.ones(2))]}
     for optimizer in (joint, bsam.SAM(joint, problem.model)):
-        with pytest.raises(bsam.BsamError, match="before Joint is built"):
+        with pytest.raises(bsam.BsamError, match="before CombinedOptimizer is built"):
             optimizer.add_param_group(new)
-    saved = bsam.Joint(members(problem.model)[::-1]).state_dict()
+    saved = bsam.CombinedOptimizer(members(problem.model)[::-1]).state_dict()
     before = str(joint.state_dict())
     with pytest.raises(bsam.BsamError, match=r"groups of \[2, 3, 3\]"):
         joint.load_state_dict(saved)
@@ -199,7 +203,7 @@ def test_members_without_state_keep_their_numbers(plain):
     first, *rest = plain.model.parameters()
 
     def build():
-        return bsam.Joint([torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(rest, lr=0.01)])
+        return bsam.CombinedOptimizer([torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(rest, lr=0.01)])
 
     joint = build()
     plain.loss().backward()

@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 
-class Joint(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers as one, each with parameters of its own, such as Muon for matrices and AdamW for the rest.
 
     ``param_groups`` are the members' own, in their order, so that a scheduler reaches all of them. ``state_dict`` is
@@ -24,7 +24,7 @@ class Joint(Optimizer):
     Example:
         >>> import bsam
         >>> model = torch.nn.Linear(3, 2)
-        >>> base = bsam.Joint(
+        >>> base = bsam.CombinedOptimizer(
         ...     [
         ...         torch.optim.Muon([model.weight], lr=0.02),
         ...         torch.optim.AdamW([model.bias], lr=0.001),
@@ -77,7 +77,7 @@ class Joint(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise an error: it is not known which member a new group belongs to."""
         raise BsamRuntimeError(
-            "Joint cannot tell which member a new group belongs to: add it to one of the members before Joint is built"
+            "a new group belongs to one of the members: add it there, before CombinedOptimizer is built"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Joint(Optimizer):
     def _all(self, name: str) -> Callable[[], None]:
         calls = [getattr(member, name) for member in self.members if hasattr(member, name)]
         if not calls:
-            raise AttributeError(f"no member of Joint has {name}()")
+            raise AttributeError(f"no member of CombinedOptimizer has {name}()")
 
         def call() -> None:
             for own in calls:
