@@ -198,7 +198,7 @@ def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monke
     clean = runs / "clean"
     for arguments, words in {
         (clean, "empty"): "empty is not a run directory of bsam train: it has no config.json",
-        (clean, "begun"): "the run in begun is not finished (1 of 3 epochs are)",
+        (clean, "begun"): "the run in begun is not finished (1 of 3 epochs)",
         (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
         (clean, "nowhere"): "there is no run directory or file nowhere: check its name",
         ("nowhere/net.pt",): "there is no run directory or file nowhere/net.pt: check its name",

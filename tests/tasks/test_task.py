@@ -136,9 +136,7 @@ def test_sharpness_and_the_probe_know_its_loss():
 
 @pytest.mark.parametrize("method", ["saf", "mesa"])
 def test_methods_that_compare_logits_are_refused_where_there_are_none(method):
-    with pytest.raises(
-        bsam.BsamError, match=f"{method} compares logits of classes, and regression has none: choose another method"
-    ):
+    with pytest.raises(bsam.BsamError, match=f"{method} .* logits"):
         fit(Run(method, task="regression", batch=50, epochs=1), device="cpu", task=Regression)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..common.errors import BsamError
 from ..common.extras import require_packages
+from ..training.run_dir import METRICS
 from . import demo, export, flatness, listing, predict, run, train
 from .signals import Terminated
 
@@ -60,8 +61,10 @@ def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> N
 
 def _saved(arguments: argparse.Namespace) -> str:
     """Return what an interrupted command has written, in a sentence; empty if it writes nothing."""
-    if "saved_items" not in arguments:
+    if "saved_items" not in arguments or arguments.out is None:  # it is chosen at the start of the command
         return ""
+    if arguments.saved_items == "epochs" and not any(file.stat().st_size for file in arguments.out.rglob(METRICS)):
+        return " No epoch was finished; run the same command again to start over."
     return f" Finished {arguments.saved_items} are saved in {arguments.out}; run the same command again to continue."
 
 

@@ -1,1 +1,1 @@
-"""Run many runs: in this process, in several, or as tasks of Ray."""
+"""Train many runs: in this process, in several processes, or as Ray tasks."""

@@ -1,4 +1,4 @@
-"""How long runs will take, from the epochs that were measured."""
+"""Estimate the remaining time of runs from the epochs already trained."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..training.run_dir import RunState
 
 
 class EtaEstimator:
-    """Estimate how long runs take: the median epoch of runs with the same network, data and number of passes, or else
-    of another number of passes, scaled.
+    """Estimate the remaining time of runs.
 
-    The median leaves out epochs that compile. The evaluation after an epoch is not counted.
+    The estimate is the median epoch of runs with the same network, data and number of passes. If there are none, runs
+    with another number of passes are scaled. The median excludes epochs that compile; evaluation is not counted.
 
     Args:
-        states: the runs whose epochs were measured.
+        states: the runs to measure.
 
     Example:
         >>> from pathlib import Path
@@ -44,19 +44,19 @@ class EtaEstimator:
         self._per_pass = {kind: median(seconds) for kind, seconds in seconds_per_pass.items() if seconds}
 
     def left(self, state: RunState) -> float | None:
-        """Return the seconds that are left of a run; None where nothing like it was measured."""
+        """Return a run's remaining seconds; None without measurements of similar runs."""
         if not state.left:
             return 0.0
         known = [self._per_pass[kind] for kind in _kinds(state.run) if kind in self._per_pass]
         return state.left * passes_of(state.run) * known[0] if known else None
 
     def total(self, states: Iterable[RunState]) -> tuple[float, int]:
-        """Return the seconds that are left of all runs, and the number of runs without an estimate."""
-        seconds = [self.left(state) for state in states]
-        return sum(known for known in seconds if known is not None), seconds.count(None)
+        """Return the remaining seconds of all runs, and the number of runs without an estimate."""
+        estimates = [self.left(state) for state in states]
+        return sum(seconds for seconds in estimates if seconds is not None), estimates.count(None)
 
 
 def _kinds(run: Run) -> tuple[tuple[Any, ...], ...]:
-    """Return what two runs have in common whose epochs take equally long, first with and then without the passes."""
+    """Return the settings that determine the duration of an epoch, with and without the number of passes."""
     kind = run.model, run.data, run.batch, run.limit_train, run.precision, run.compile, run.probe, run.weight_bits
     return (*kind, passes_of(run)), kind

@@ -1,4 +1,4 @@
-"""Where the runs of an experiment are trained: in this process, or in several on this machine."""
+"""Train the runs of an experiment in this process, or in several processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .processes import cores, worker_pool
 
 
 class Executor(Protocol):
-    """Trains runs, as a context manager: a block that ends by an exception, as by Ctrl-C, stops them."""
+    """Train runs, as a context manager. An exception in the block, such as Ctrl-C, stops them."""
 
     @property
     def slots(self) -> int:
-        """The number of runs that are trained at the same time. No more are submitted before one has ended."""
+        """The number of runs trained at the same time. Callers submit no more than this before one has ended."""
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
-        """Schedule a run. The two functions are called where training is in this process. A future that raises
-        ``BrokenProcessPool`` has lost its process, and the run may be submitted again.
+        """Schedule a run. The callbacks are called only if training is in this process. If the future raises
+        ``BrokenProcessPool``, its process was lost and the run can be submitted again.
         """
 
 
@@ -55,15 +55,15 @@ class _Slot:
 
 
 class LocalProcesses:
-    """Train in several processes on this machine, as a context manager. Each is started for its first run.
+    """Train in several processes on this machine, as a context manager. A process starts with its first run.
 
     The processes are spread over the GPUs; extra ones share the GPUs through NVIDIA MPS, if it can be started.
 
     Args:
         slots: the number of processes.
-        device: as for :func:`bsam.training.environment.pick_device`; without a number, all GPUs are used.
-        threads: of torch in each process; None shares the cores among them.
-        on_message: called with a sentence for the user.
+        device: as for :func:`bsam.training.environment.pick_device`; ``"cuda"`` without an index uses all GPUs.
+        threads: torch's threads in each process; None divides the cores among the processes.
+        on_message: called with messages for the user.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalProcesses:
         self._stack.__exit__(exc_type, exc, traceback)
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
-        """Train a run in a process that is free; in a new one if that was killed."""
+        """Train a run in a free process, or in a new one if that was killed."""
         slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
         with contextlib.suppress(BrokenProcessPool):
             if slot.pool is not None:
@@ -111,9 +111,9 @@ def spread(device: str | None, slots: int) -> list[str]:
         >>> spread("cpu", 2)
         ['cpu', 'cpu']
     """
-    found = pick_device(device)
-    if found.type == "cpu":
+    picked = pick_device(device)
+    if picked.type == "cpu":
         return ["cpu"] * slots
-    if found.index is not None:
-        return [str(found)] * slots
+    if picked.index is not None:
+        return [str(picked)] * slots
     return [f"cuda:{i % torch.cuda.device_count()}" for i in range(slots)]

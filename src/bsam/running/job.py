@@ -1,4 +1,4 @@
-"""One run of an experiment, as an executor trains it, and its log."""
+"""Train one run of an experiment, with a log."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OnMessage: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Args:
-        ended: whether it finished or diverged; False where another process trains it.
-        failed: the message of the error that ended it; else None.
-        messages: sentences for the user, of a run that was trained in another process.
+        ended: whether the run finished or diverged; False if it failed or another process is training it.
+        failed: the message of the error that ended the run; otherwise None.
+        messages: messages for the user from another process.
     """
 
     ended: bool
@@ -43,12 +43,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunJob:
-    """A run to finish.
+    """A run to train.
 
     Args:
-        run: its settings.
+        run: the settings.
         out: the folder of the experiment.
-        options: of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``.
+        options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``.
     """
 
     run: Run
@@ -57,7 +57,7 @@ class RunJob:
 
     @property
     def log(self) -> Path:
-        """The file to which its epochs, messages and errors are added."""
+        """The log file with epochs, messages and errors."""
         return self.out / run_dir_name(self.run) / LOG
 
     def on(self, device: str) -> RunJob:
@@ -65,11 +65,11 @@ class RunJob:
         return replace(self, options={**self.options, "device": device})
 
     def train(self, on_epoch: OnEpoch, on_message: OnMessage) -> Outcome:
-        """Train what is left of the run. An error ends the run and is in the outcome, unless the output is closed.
+        """Train the rest of the run. An error ends the run and is part of the outcome, except a BrokenPipeError.
 
         Args:
-            on_epoch: called after every epoch, as by :func:`bsam.training.loop.fit`.
-            on_message: called with sentences for the user.
+            on_epoch: called after every epoch, as in :func:`bsam.training.loop.fit`.
+            on_message: called with messages for the user.
         """
         run, begin = self.run, time.perf_counter()
         init = None if run.init is None else self.out / run.init
@@ -90,14 +90,14 @@ class RunJob:
             device = self.options.get("device") or "auto"
             note(f"process {os.getpid()} on {platform.node()}, device {device}: {state_of(run, self.out)}")
             if run.compile:
-                # graphs of earlier runs count against torch's limit of 8 for a function, and are slower for this one
+                # graphs of earlier runs count towards torch's limit of 8 per function and slow this one down
                 torch.compiler.reset()
             try:
                 fit(run, self.log.parent, init=init, on_epoch=after, on_message=say, **self.options)
             except Diverged:
-                pass  # it is recorded in the directory
+                pass  # recorded in the run directory
             except RunLocked:
-                say(f"{self.log.parent.name} is skipped for now: another process is training it")
+                say(f"Skipping {self.log.parent.name} for now: another process is training it.")
                 return Outcome(False)
             except BrokenPipeError:
                 raise
@@ -109,12 +109,12 @@ class RunJob:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error, and its kind if it is not one of ours."""
+    """Return the message of an error, with its class if it is not a BsamError."""
     return str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 
 def train_in_worker(job: RunJob) -> Outcome:
-    """Train a run in a process that does nothing else meanwhile: what it prints is added to the log."""
+    """Train a run in a process that does nothing else: everything it prints goes to the log."""
     messages: list[str] = []
     with _printing_to(job.log):
         outcome = job.train(lambda *_: None, messages.append)
@@ -123,7 +123,7 @@ def train_in_worker(job: RunJob) -> Outcome:
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """Add what this process prints to a file, also what libraries in C print."""
+    """Redirect stdout and stderr of this process to a file, including the output of C libraries."""
     with _appending(path) as log, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(log))
         stack.enter_context(contextlib.redirect_stderr(log))

@@ -1,4 +1,4 @@
-"""NVIDIA MPS, which lets several processes compute on one GPU at the same time rather than in turn."""
+"""NVIDIA MPS, which lets several processes use one GPU at the same time instead of taking turns."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ CONTROL = "nvidia-cuda-mps-control"
 
 @contextlib.contextmanager
 def nvidia_mps(on_message: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """Use the MPS daemon that runs already, or start one and stop it at the end of the block; say where neither works.
+    """Use the running MPS daemon, or start one for this block. If neither works, say so and go on.
 
     Args:
-        on_message: called with a sentence for the user.
+        on_message: called with messages for the user.
 
     Returns:
-        the environment variables with which processes find the daemon.
+        the environment variables that lead processes to the daemon.
     """
     if _control("get_server_list", {}) is None:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # its path is short: a socket's has a limit
+    with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # a short path: that of a socket has a limit
         environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         try:
             problem = _control("", environment, "-d")
             if problem is None:
                 on_message("NVIDIA MPS is on for this command: runs that share a GPU compute at the same time.")
             else:
-                on_message(f"NVIDIA MPS is not on ({problem}): runs on one GPU take turns, which is hardly faster.")
+                on_message(f"NVIDIA MPS is off ({problem}): runs on one GPU take turns, which saves little time.")
             yield environment if problem is None else {}
         finally:
             _control("quit", environment)
 
 
 def _control(command: str, environment: Mapping[str, str], *flags: str) -> str | None:
-    """Start the daemon, or send it a command; returns what went wrong."""
+    """Start the daemon or send it a command, and return the error message, or None on success."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [CONTROL, *flags],
             input=f"{command}\n",
             env={**os.environ, **environment},
@@ -51,5 +51,5 @@ def _control(command: str, environment: Mapping[str, str], *flags: str) -> str |
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    said = " ".join((done.stdout + done.stderr).split())
-    return None if done.returncode == 0 else said or f"{CONTROL} ended with status {done.returncode}"
+    output = " ".join((process.stdout + process.stderr).split())
+    return None if process.returncode == 0 else output or f"{CONTROL} exited with status {process.returncode}"

@@ -1,4 +1,4 @@
-"""Worker processes, and the number of cores for them."""
+"""Worker processes, and the number of available cores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-PRELOAD = ["torch"]  # imported once, by the process from which workers are forked
+PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use: a cluster job may get fewer than the machine has."""
+    """Return the number of cores available to this process: a cluster job may get fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -27,14 +27,14 @@ def worker_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes that ends with the block, and with this process.
 
-    A block that ends by an exception kills them. Ctrl-C reaches this process only.
+    An exception in the block kills the processes. They ignore Ctrl-C, which only this process handles.
 
     Args:
         count: the number of processes.
-        threads: of torch, in each process.
+        threads: torch's threads in each process.
         environment: variables to add to their environment.
     """
-    # a fork of this process could not use CUDA, and would have the locks of torch's threads in any state
+    # a fork of this process could not use CUDA, and might copy locks that torch's threads hold
     is_posix = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if is_posix else "spawn")
     if is_posix:
@@ -44,7 +44,7 @@ def worker_pool(
         yield pool
         pool.shutdown()
     finally:
-        for process in list((pool._processes or {}).values()):  # as kill_workers of Python 3.14 does
+        for process in list((pool._processes or {}).values()):  # like kill_workers in Python 3.14
             process.kill()
         pool.shutdown(cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""Runs as tasks of Ray, on one machine or on many that share a file system."""
+"""Train runs as Ray tasks, on one machine or on several that share a file system."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ..common.extras import require_package
 from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
 from .runner import RETRIES
 
-CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes, and then end the process
+CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then end the process
 START = "give HOST:PORT of a head node (`ray start --head`), or leave the address out"
-OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster: no arrays go through it
+OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster; small, since no arrays go through it
 
 
 @contextlib.contextmanager
 def ray_tasks(
     address: str = "", gpus_per_run: float | None = None, device: str | None = None, cpus: int | None = None
 ) -> Iterator[RayTasks]:
-    """Provide an executor that trains runs as tasks of Ray. Tasks that are left when the block ends are killed.
+    """Provide an executor that trains runs as Ray tasks. Unfinished tasks are killed at the end of the block.
 
     Args:
-        address: ``HOST:PORT`` of the head node; ``"auto"`` for the cluster that runs on this machine; empty starts one
-            on this machine for this block, unless ``RAY_ADDRESS`` is set.
-        gpus_per_run: how many GPUs a run takes, or which part of one; None: one if the cluster has any.
+        address: ``HOST:PORT`` of the head node, or ``"auto"`` for the cluster running on this machine. An empty string
+            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block.
+        gpus_per_run: the number of GPUs per run, possibly a fraction; None means one if the cluster has any.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        cpus: of the cluster that is started; None: as many as there are cores.
+        cpus: the number of CPUs of a cluster started here; None uses all cores.
     """
     require_package("ray", "ray")
     if device not in (None, "auto", "cpu", "cuda"):
@@ -44,10 +44,10 @@ def ray_tasks(
     share = 0 if gpus_per_run is None else gpus_per_run
     if not is_number(share) or share < 0 or (share > 1 and share != int(share)):
         raise BsamValueError(
-            f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}. 0 trains on CPUs"
+            f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}. Use 0 to train on CPUs"
         )
     with contextlib.ExitStack() as stack:
-        import ray  # here: it takes seconds
+        import ray  # not at the top: it takes seconds
 
         if not ray.is_initialized():
             _connect(address or os.environ.get("RAY_ADDRESS", ""), cpus)
@@ -57,7 +57,7 @@ def ray_tasks(
         executor = RayTasks(gpus_per_run)
         if not executor.capacity():
             raise BsamValueError(
-                f"a run takes 1 CPU and {gpus_per_run:g} GPUs, and no node of the cluster has them: choose another "
+                f"a run needs 1 CPU and {gpus_per_run:g} GPUs, which no node of the cluster has: choose another "
                 "--gpus-per-run, or --device cpu"
             )
         stack.callback(executor.cancel)
@@ -65,10 +65,10 @@ def ray_tasks(
 
 
 class RayTasks:
-    """Train as tasks of Ray. A run whose worker or node is lost starts again and continues after its last epoch.
+    """Train runs as Ray tasks. If a worker or node is lost, its run is restarted and continues after its last epoch.
 
     Args:
-        gpus_per_run: how many GPUs a run takes, or which part of one.
+        gpus_per_run: the number of GPUs per run, possibly a fraction.
     """
 
     def __init__(self, gpus_per_run: float) -> None:
@@ -77,7 +77,7 @@ class RayTasks:
 
     @property
     def slots(self) -> int:
-        """The number of runs that the nodes can train at the same time; at least one, which waits for a node."""
+        """The number of runs that the nodes can train at the same time; at least 1, since a run can wait for a node."""
         return max(1, self.capacity())
 
     def capacity(self) -> int:
@@ -85,9 +85,9 @@ class RayTasks:
         import ray
 
         total = 0
-        for has in (node["Resources"] for node in ray.nodes() if node["Alive"]):
-            runs = has.get("GPU", 0.0) / self._gpus + 1e-6 if self._gpus else float("inf")
-            total += int(min(has.get("CPU", 0.0), runs))
+        for resources in (node["Resources"] for node in ray.nodes() if node["Alive"]):
+            runs = resources.get("GPU", 0.0) / self._gpus + 1e-6 if self._gpus else float("inf")
+            total += int(min(resources.get("CPU", 0.0), runs))
         return total
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
@@ -96,7 +96,7 @@ class RayTasks:
 
         options = {name: value.absolute() if isinstance(value, Path) else value for name, value in job.options.items()}
         job = replace(job, out=job.out.absolute(), options=options).on("cuda" if self._gpus else "cpu")
-        remote: Any = ray.remote(_train_in_task)  # its types do not know these options
+        remote: Any = ray.remote(_train_in_task)  # Ray's annotations lack these options
         task = remote.options(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES).remote(job, os.getcwd())
         future: Future[Outcome] = task.future()
         self._tasks[future] = task
@@ -112,7 +112,7 @@ class RayTasks:
 
 
 def _train_in_task(job: RunJob, folder: str) -> Outcome:
-    with contextlib.suppress(OSError):  # where the node has it: for relative paths in the settings of a run
+    with contextlib.suppress(OSError):  # relative paths in the settings work if the node has this folder
         os.chdir(folder)
     torch.set_num_threads(1)
     return train_in_worker(job)
@@ -125,7 +125,7 @@ def _connect(address: str, cpus: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
-    stop = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         if address not in ("", "auto"):
             host, _, port = address.rpartition(":")
@@ -134,5 +134,5 @@ def _connect(address: str, cpus: int | None) -> None:
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BsamRuntimeError(f"Ray at {address or 'local'} cannot be used ({reason}): {START}") from error
-    with contextlib.suppress(ValueError):  # of a thread that may not set signals
-        signal.signal(signal.SIGTERM, stop or signal.SIG_DFL)  # Ray's handler ends the process at once
+    with contextlib.suppress(ValueError):  # only the main thread can set handlers
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray's handler would end the process at once

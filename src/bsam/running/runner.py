@@ -1,4 +1,4 @@
-"""Run many runs in one directory, skipping finished and continuing interrupted ones."""
+"""Train many runs in one folder, skipping finished and continuing interrupted ones."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .eta import EtaEstimator
 from .executors import Executor, InProcess
 from .job import Outcome, RunJob, message_of
 
-LOOK = 1.0  # seconds between two looks at the runs that other processes train
-RETRIES = 3  # of a run whose process was killed, by another program or by the system when memory ran out
+LOOK = 1.0  # seconds between checks of the runs in other processes
+RETRIES = 3  # restarts of a run whose process was killed, for example when memory ran out
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far runs are.
+    """The progress of all runs.
 
     Args:
         total: the number of runs.
-        done: those that are finished.
-        running: those that are trained now.
-        failed: those that failed or diverged.
-        left: the seconds that are left, with as many runs at a time as now, and the number of runs of which that is
-            unknown.
+        done: the number of finished runs.
+        running: the number of runs being trained.
+        failed: the number of runs that failed or diverged.
+        left: the remaining seconds, if as many runs are trained at a time as now, and the number of runs without an
+            estimate.
     """
 
     total: int
@@ -44,13 +44,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that are called while runs are run; by default nothing is.
+    """Functions called during training; by default they do nothing.
 
     Args:
-        on_end: called with the state of a run that has ended, the progress of all, and why it failed, or None.
-        on_progress: called with the progress of all runs: after every epoch where training is in this process, or every
-            second.
-        on_message: called with a sentence for the user.
+        on_end: called with the state of a run that has ended, the progress of all, and why it failed (or None).
+        on_progress: called with the progress of all runs: after every epoch when training in this process, otherwise
+            every second.
+        on_message: called with messages for the user.
     """
 
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
@@ -59,19 +59,19 @@ class Callbacks:
 
 
 class RunsFailed(BsamRuntimeError):
-    """Some runs failed; the others were run.
+    """Some runs failed; all others were trained.
 
     Args:
-        failed: the message of each, by the name of its directory.
-        total: the number of runs.
+        failed: the error messages, by the name of the run directory.
+        total: the number of all runs.
     """
 
     def __init__(self, failed: Mapping[str, str], total: int) -> None:
         names: dict[str, list[str]] = {}
         for name, message in failed.items():
             names.setdefault(" ".join(message.split()), []).append(name)
-        each = "; ".join(f"{', '.join(named)}: {message}" for message, named in names.items())
-        super().__init__(f"{len(failed)} of {total} runs failed: {each}")
+        reasons = "; ".join(f"{', '.join(group)}: {message}" for message, group in names.items())
+        super().__init__(f"{len(failed)} of {total} runs failed: {reasons}")
         self.failed = dict(failed)
 
 
@@ -82,24 +82,24 @@ def run_all(
     executor: Executor | None = None,
     **options: Any,
 ) -> list[RunState]:
-    """Run what is missing below ``out`` and continue what was interrupted, in order.
+    """Train all runs that are not finished, in order; interrupted runs continue.
 
-    Several processes may work on one folder: a run that is locked by another process is skipped and tried again at the
-    end. A run that begins with another one is started when that is finished. A run that diverged is recorded as such;
-    remove its directory to run it again. Neither that nor a run that fails stops the others.
+    Several processes can work on one folder: a run locked by another process is skipped and tried again at the end. A
+    run that starts from another one waits until that is finished. A run that diverged is recorded as such; remove its
+    directory to train it again. Runs that diverge or fail do not stop the others.
 
     Args:
         runs: the runs.
-        out: a folder, created if it does not exist.
-        callbacks: what to call meanwhile.
+        out: the folder for the run directories, created if it does not exist.
+        callbacks: functions to call during training.
         executor: where to train; None trains in this process, one run after the other.
-        options: of :func:`bsam.training.loop.fit`: ``data_dir``, ``device``.
+        options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``.
 
     Returns:
-        the state of each run now.
+        the state of each run.
 
     Raises:
-        RunsFailed: at the end, if a run failed.
+        RunsFailed: at the end, if any run failed.
 
     Example:
         >>> import tempfile
@@ -117,7 +117,7 @@ def run_all(
 
 
 class _Runs:
-    """The runs of one call of :func:`run_all`: which wait, which are submitted, and their states."""
+    """The runs of one call of :func:`run_all`: those waiting, those submitted, and the state of each."""
 
     def __init__(
         self, runs: Sequence[Run], out: Path, callbacks: Callbacks, executor: Executor, options: Mapping[str, Any]
@@ -129,10 +129,10 @@ class _Runs:
         self._submitted: dict[Future[Outcome], str] = {}
         self._running: set[str] = set()
         self._locked: list[str] = []
-        self._lost: Counter[str] = Counter()  # how often the process of a run was killed
+        self._lost: Counter[str] = Counter()  # how many times a run's process was killed
 
     def run_each(self, names: list[str]) -> list[str]:
-        """Run what is missing; returns the runs that are locked by another process."""
+        """Train the runs that are not finished, and return those locked by another process."""
         self._waiting, self._locked = names, []
         while self._waiting or self._submitted:
             unfinished = {*self._waiting, *self._submitted.values()}
@@ -142,7 +142,7 @@ class _Runs:
                 self._submit(name)
             self._take_results()
             for name in (*self._submitted.values(), *self._locked):
-                if (self.states[name].path / LOG).exists():  # otherwise it waits
+                if (self.states[name].path / LOG).exists():  # otherwise it has not started
                     self._update(name)
             self.callbacks.on_progress(self._progress())
         return self._locked
@@ -157,7 +157,7 @@ class _Runs:
             return
         initial = None if run.init is None or state.epochs else self.states.get(run.init)
         if initial is not None and not initial.finished:
-            self._fail(name, f"it begins with {run.init}, which {'diverged' if initial.diverged else 'failed'}")
+            self._fail(name, f"it starts from {run.init}, which {'diverged' if initial.diverged else 'failed'}")
             return
         self._running.add(name)
 
@@ -179,12 +179,12 @@ class _Runs:
                 self._lost[name] += 1
                 if self._lost[name] <= RETRIES:
                     self.callbacks.on_message(
-                        f"The process of {name} was killed: perhaps memory ran out. The run continues."
+                        f"The process of {name} was killed, perhaps because memory ran out. The run continues."
                     )
                     self._waiting.insert(0, name)
                     continue
                 outcome = Outcome(False, f"its process was killed {self._lost[name]} times: try fewer --jobs")
-            except Exception as error:  # of the executor
+            except Exception as error:  # raised by the executor
                 outcome = Outcome(False, message_of(error))
             if outcome.ended:
                 self._update(name)

@@ -1,4 +1,4 @@
-"""One run: its settings, its loop, its directory."""
+"""Train one network: the settings, the training loop and the run directory."""
 
 from ..tasks import Task as Task
 from .config import FINE_TUNING as FINE_TUNING

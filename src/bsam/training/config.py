@@ -1,4 +1,4 @@
-"""The settings of one training run."""
+"""Settings of one training run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def arguments_of(method: str) -> tuple[str, ...]:
-    """Return the arguments of a method that a run may set; the others (base, model ...) come from the run."""
+    """Return the arguments of a method that a run can set; training supplies the others (base, model ...)."""
     cls = METHODS[method]
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
@@ -39,16 +39,15 @@ def arguments_of(method: str) -> tuple[str, ...]:
 def _check_surface(name: str, value: object) -> None:
     count = check_count(name, value)
     if count < 3 or count % 2 == 0:
-        raise BsamValueError(f"{name} must be 3, 5, 7 ..., so that the network is at the centre; got {count}")
+        raise BsamValueError(f"{name} must be odd and at least 3, with the network at the centre; got {count}")
 
 
 @dataclass(frozen=True)
 class Run(ClassificationSettings, PoseSettings):
-    """The settings of one training run: those declared here, and those of the tasks. The defaults are the paper's for
-    CIFAR-10.
+    """Settings of one training run, including those of the tasks. The defaults are the paper's for CIFAR-10.
 
-    Runs with equal settings give equal numbers on one machine. The method ``"base"`` is the base optimizer alone;
-    ``"sgd"`` is another name for it where the base is SGD. ``bsam train --help`` explains each setting.
+    Equal settings give equal numbers on the same machine. The method ``"base"`` is the base optimizer alone;
+    ``"sgd"`` is another name for it when the base is SGD. ``bsam train --help`` explains each setting.
 
     Example:
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
@@ -62,53 +61,47 @@ class Run(ClassificationSettings, PoseSettings):
     """
 
     method: str = field(
-        metadata={
-            "help": "a name of `bsam list methods`, in any case, around the base optimizer; base or sgd: it alone"
-        }
+        metadata={"help": "a method of `bsam list methods`, upper or lower case; base or sgd: the base optimizer alone"}
     )
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     _: KW_ONLY
-    task: str = setting("classification", f"what is learned, one of {', '.join(TASKS)}", check_name)
+    task: str = setting("classification", f"the task, one of {', '.join(TASKS)}", check_name)
     base: Base = setting("sgd", "the base optimizer, which takes the step", one_of(Base))
     lr: float = setting(0.05, "the learning rate at the start of the schedule", partial(check_number, low=0))
-    schedule: Schedule = setting("cosine", "from lr to 0, step by step, or constant", one_of(Schedule))
+    schedule: Schedule = setting("cosine", "cosine decays lr to 0, step by step; constant keeps it", one_of(Schedule))
     warmup: float = setting(
-        0.0, "epochs in which the learning rate first rises linearly to lr", partial(check_number, low=0)
+        0.0, "epochs over which the learning rate first rises linearly to lr", partial(check_number, low=0)
     )
-    momentum: float = setting(0.9, "of SGD; of Adam, its first beta", partial(check_number, low=0))
-    nesterov: bool = setting(False, "whether SGD's momentum is Nesterov's", check_flag)
-    weight_decay: float = setting(1e-3, "of the base optimizer", partial(check_number, low=0))
+    momentum: float = setting(0.9, "momentum of SGD, or the first beta of Adam", partial(check_number, low=0))
+    nesterov: bool = setting(False, "use Nesterov momentum (SGD only)", check_flag)
+    weight_decay: float = setting(1e-3, "weight decay of the base optimizer", partial(check_number, low=0))
     epochs: int = setting(200, "the number of epochs", check_count)
-    batch: int = setting(
-        128, "samples in a step, of all processes together; an incomplete last batch is left out", check_count
-    )
+    batch: int = setting(128, "samples per step, over all processes; an incomplete last batch is dropped", check_count)
     precision: Precision = setting("fp32", "bf16 runs the network under autocast", one_of(Precision))
     compile: bool = setting(
         False,
-        "whether the network goes through torch.compile, where that works. Its kernels round differently: after 20 "
-        "steps in fp32 the weights differ from those of plain steps by less than 2 % of the distance from the start",
+        "compile the network with torch.compile, where that works. Its kernels round differently: after 20 steps in "
+        "fp32 the weights differ from those of plain steps by less than 2 % of the distance from the start",
         check_flag,
     )
     capture: bool = setting(
         True,
-        "whether a step becomes a CUDA graph, where that works: on one GPU, with methods whose steps are all alike. "
+        "capture the step in a CUDA graph, where that works: on one GPU, with methods whose steps are all alike. "
         "After 20 steps in fp32 the weights differ from those of plain steps by less than 0.5 % of the distance from "
-        "the start; with asam, gam, msam or Adam, which amplify rounding, 2 %, and 7 % were seen with bsam on Adam",
+        "the start; by 2 % with asam, gam, msam or Adam, which amplify rounding, and by up to 7 % with bsam on Adam",
         check_flag,
     )
     probe: int | None = setting(
-        None, "record sharpness and gradient norms every N steps (bsam.flatness.Probe); without it none", check_count
+        None, "record sharpness and gradient norms every N steps (bsam.flatness.Probe); default: never", check_count
     )
     radius: float | None = setting(
         None,
-        "measure the sharpness of the training set at this radius after every epoch; without it none",
+        "measure the sharpness of the training set at this radius after every epoch; default: never",
         check_radius,
     )
-    curvature: bool = setting(
-        False, "whether the largest eigenvalue of the Hessian is computed after the last epoch", check_flag
-    )
+    curvature: bool = setting(False, "compute the largest eigenvalue of the Hessian after the last epoch", check_flag)
     surface: int | None = setting(
-        None, "points along each axis of a loss surface computed after the last epoch; without it none", _check_surface
+        None, "compute a loss surface with N points along each axis after the last epoch; default: none", _check_surface
     )
 
     def __post_init__(self) -> None:
@@ -118,10 +111,10 @@ class Run(ClassificationSettings, PoseSettings):
             raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
         if self.nesterov and (self.base != "sgd" or not self.momentum):
             raise BsamValueError(
-                f"nesterov is a kind of SGD's momentum; got base {self.base}, momentum {self.momentum}: leave it out"
+                f"nesterov needs base sgd and a momentum above 0; got base {self.base} and momentum {self.momentum}"
             )
         if self.head_lr is not None and not self.lr:
-            raise BsamValueError(f"head_lr is {self.head_lr} and lr is 0: to train the head alone, set freeze_backbone")
+            raise BsamValueError(f"head_lr is {self.head_lr} but lr is 0: to train only the head, set freeze_backbone")
         if self.warmup > self.epochs:
             raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
 
@@ -129,22 +122,20 @@ class Run(ClassificationSettings, PoseSettings):
         object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
         if self.method == "sgd":
             if self.base != "sgd":
-                raise BsamValueError(f'method "sgd" is SGD alone, and base is {self.base}: set method to "base"')
+                raise BsamValueError(f'method "sgd" is SGD alone, but base is {self.base}: set method to "base"')
             object.__setattr__(self, "method", BASE)
         if not isinstance(self.arguments, Mapping):
-            raise BsamValueError(
-                f"arguments must be those of the method, by name, as {{'rho': 0.05}}; got {self.arguments!r}"
-            )
+            raise BsamValueError(f"arguments must map names to values, such as {{'rho': 0.05}}; got {self.arguments!r}")
         if self.method == BASE and self.arguments:
-            raise BsamValueError(f"the base optimizer alone takes no arguments of a method, got {self.arguments!r}")
+            raise BsamValueError(f"the base optimizer alone takes no method arguments, got {self.arguments!r}")
         known = () if self.method == BASE else arguments_of(self.method)
         for name in self.arguments:
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
         if self.probe is not None and (self.method == BASE or METHODS[self.method].is_loss):
             raise BsamValueError(
-                f"the probe reads the passes of a sharpness-aware optimizer, and {self.method} is not one: leave probe "
-                "out (sam with rho=0 is the base optimizer, and can be probed)"
+                f"probe needs a sharpness-aware optimizer, and {self.method} is not one. Leave probe out, or probe the "
+                "base optimizer as sam with rho=0"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -162,12 +153,12 @@ class Run(ClassificationSettings, PoseSettings):
 
 
 def method_title(run: Run) -> str:
-    """Return the title of a run's method in tables; of the base optimizer alone, that of the base."""
+    """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
     return BASE_TITLES[run.base] if run.method == BASE else METHODS[run.method].title
 
 
 def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds results of other settings."""
+    """Raise if a folder holds results with other settings."""
     differing = [
         f"{name} {theirs.get(name)} there, {ours.get(name)} here"
         for name in {**theirs, **ours}

@@ -1,4 +1,4 @@
-"""The processes of a run: one, or those that ``torchrun`` started."""
+"""The processes of a run: a single one, or those launched with ``torchrun``."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and evaluates the network."""
+        """Whether this process is the one that writes files and evaluates the network."""
         return self.rank == 0
 
     def share(self, batches: Tensor) -> Tensor:
-        """Return this process's part of each batch, a row."""
+        """Return this process's part of each row, which is a batch."""
         return batches[:, self.rank :: self.size]
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """Return the network, with gradients averaged over the processes."""
+        """Return the network, wrapped to average gradients over the processes."""
         if self.size == 1:
             return network
         return DistributedDataParallel(network, device_ids=[self.device] if self.device.type == "cuda" else None)
@@ -49,7 +49,7 @@ class DistributedContext:
         return value / self.size
 
     def broadcast(self, value: T) -> T:
-        """Return the first process's value in all of them."""
+        """Return the first process's value on all processes."""
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0, device=self.device)
@@ -63,10 +63,10 @@ class DistributedContext:
 
 @contextlib.contextmanager
 def distributed_context(device: str | None = None) -> Iterator[DistributedContext]:
-    """Return this process alone, or as one of those that ``torchrun`` started.
+    """Provide this process's device and rank. If the block succeeds, the processes leave it together.
 
     Args:
-        device: as for :func:`pick_device`. Of several processes each takes the GPU of its local rank.
+        device: as for :func:`pick_device`. With several processes, each takes the GPU of its local rank.
     """
     torch_device = pick_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -77,5 +77,6 @@ def distributed_context(device: str | None = None) -> Iterator[DistributedContex
         torch.cuda.set_device(torch_device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo")
-        atexit.register(dist.destroy_process_group)  # not earlier: the next run of this process needs the group again
+        atexit.register(dist.destroy_process_group)  # not earlier: the next run in this process needs the group again
     yield DistributedContext(torch_device, dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # otherwise a process could exit and close connections that another one still uses

@@ -1,4 +1,4 @@
-"""The machine: its devices and versions, and whether bf16 and ``torch.compile`` work on it."""
+"""The machine: devices, package versions, and support for bf16 and ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from .. import __version__
 from ..common.errors import BsamRuntimeError, BsamValueError
 
-# Torch's warning continues with the name of the fallback (BLAS gemm, or baddbmm) and over 20 lines of a C++ stack.
+# The warning continues with the name of the fallback (BLAS gemm, or baddbmm) and more than 20 lines of a C++ stack.
 BF16_WARNING = "mkldnn_matmul failed, switching to"
 
 
 def pick_device(name: str | None = None) -> torch.device:
-    """Return the device of a name; ``"auto"`` and None take a GPU if there is one."""
+    """Return the device with this name; ``"auto"`` and None take a GPU if there is one."""
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -33,12 +33,12 @@ def pick_device(name: str | None = None) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BsamRuntimeError(f"device is {name}, and torch sees {torch.cuda.device_count()} GPU(s) here: choose cpu")
+        raise BsamRuntimeError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPU(s): choose cpu")
     return device
 
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
-    """Return versions, machine and date as plain values; with a device also what it is."""
+    """Return versions, machine and date as plain values; with a device, also its description."""
     return {
         "bsam": __version__,
         "python": platform.python_version(),
@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def is_bf16_emulated(device: torch.device) -> bool:
-    """Return whether the device has no instructions for bf16: torch's plain loops are many times slower than fp32."""
+    """Return whether the device lacks bf16 instructions: torch's plain loops are many times slower than fp32."""
     if device.type != "cpu":
         return False
     return not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -73,10 +73,10 @@ def is_bf16_emulated(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def emulated_bf16(on: bool = True) -> Iterator[None]:
-    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing where ``on`` is false.
+    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing if ``on`` is false.
 
-    On aarch64 torch tries oneDNN all the same, warns, and disables oneDNN for the whole process, for fp32 as well. The
-    setting is restored afterwards.
+    On aarch64, torch tries oneDNN anyway, warns, and disables oneDNN for the whole process, even for fp32. The setting
+    is restored on exit.
     """
     if not on:
         yield
@@ -92,7 +92,7 @@ def emulated_bf16(on: bool = True) -> Iterator[None]:
 
 @functools.cache
 def why_compile_fails(device: torch.device) -> str | None:
-    """Return why ``torch.compile`` does not work on a device, tried once on a small layer; None where it does."""
+    """Return why ``torch.compile`` fails on a device, or None if it works; tried once, on a small layer."""
 
     def layer(x: Tensor, weight: Tensor) -> Tensor:
         return (x @ weight).relu().sum()

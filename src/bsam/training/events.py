@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: its settings, the numbers of each epoch, pictures."""
+"""TensorBoard events of a run: settings, metrics and images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..tasks import TASKS
 
 
 class Events:
-    """Write TensorBoard's events of a run; older ones in the folder are removed first.
+    """Write the TensorBoard events of a run, after removing older ones from the folder.
 
     Args:
-        folder: of the events.
-        settings: of the run. They become hyperparameters, and the task's measure the metric that they are compared by.
+        folder: the folder for the events.
+        settings: the settings of the run, shown as hyperparameters with the task's measure as their metric.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -28,12 +28,12 @@ class Events:
         plain = {name: value for name, value in settings.items() if name != "arguments"} | settings["arguments"]
         measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
         shown = {
-            # protobuf takes no surrogates, which stand for bytes of a path that are no text
+            # protobuf rejects surrogates, which stand for undecodable bytes of a path
             name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
             for name, value in plain.items()
             if value is not None
         }
-        # not add_hparams: it would write them to a second folder, as if they were another run
+        # not add_hparams, which would write them to a second folder, like another run
         *start, self._end = hparams(shown, {measure: 0.0} if measure else {})
         for summary in start:
             self._writer._get_file_writer().add_summary(summary)
@@ -44,7 +44,7 @@ class Events:
         self._writer.close()
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add an epoch's numbers; the step is the epoch."""
+        """Add the metrics of an epoch, with the epoch as the step."""
         self._epoch = metrics["epoch"]
         for name, value in metrics.items():
             if name != "epoch" and isinstance(value, (int, float)):
@@ -52,7 +52,7 @@ class Events:
         self._writer.flush()
 
     def finish(self, files: Mapping[str, bytes]) -> None:
-        """Add the files that are PNG pictures, and that the run is finished."""
+        """Add the PNG files, and mark the run as finished."""
         for name, content in files.items():
             if name.endswith(".png"):
                 self._writer.add_image(Path(name).stem, _pixels(content), self._epoch, dataformats="HWC")

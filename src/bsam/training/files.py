@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and files that are written completely or not at all."""
+"""Lock folders, and write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..common.errors import BsamRuntimeError
 
 T = TypeVar("T")
 
-LOCK = ".bsam-lock"  # the name of a lock file
+LOCK = ".bsam-lock"
 
 
 class RunLocked(BsamRuntimeError):
-    """Another process holds the lock of the folder."""
+    """Another process has locked the folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]:
-    """Lock a folder. The operating system releases the lock of a process that is killed; the lock file stays.
+    """Lock a folder. If the process is killed, the operating system releases the lock; the lock file stays.
 
     Args:
         folder: created if it does not exist.
-        activity: what this process does there, for the message to another one: ``"training"``.
-        wait: wait for the process that holds the lock, rather than raise :class:`RunLocked`.
+        activity: the word for the error message, such as ``"training"``.
+        wait: wait until the folder is free instead of raising :class:`RunLocked`.
     """
     with usable(folder, activity):
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,24 +46,22 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
 
 @contextlib.contextmanager
 def usable(folder: Path, purpose: str) -> Iterator[None]:
-    """Raise an ``OSError`` as a BsamRuntimeError: the folder cannot be used."""
+    """Turn an ``OSError`` into a BsamRuntimeError that says that the folder cannot be used."""
     try:
         yield
     except OSError as error:
         raise BsamRuntimeError(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
 
 
-def refuse_other_files(folder: Path, own: Iterable[str] = ()) -> None:
-    """Refuse a folder with other files than ``own``, lock files and unfinished files of a killed process."""
-    other = sorted({path.name for path in folder.iterdir() if path.suffix != ".draft"} - {LOCK, *own})
-    if other:
-        raise BsamRuntimeError(
-            f"{folder} holds files of something else ({', '.join(other[:3])}): choose another folder"
-        )
+def refuse_other_files(folder: Path, allowed: Iterable[str] = ()) -> None:
+    """Raise if a folder has files other than ``allowed``, a lock, and drafts left by a killed process."""
+    names = sorted({path.name for path in folder.iterdir() if path.suffix != ".draft"} - {LOCK, *allowed})
+    if names:
+        raise BsamRuntimeError(f"{folder} holds other files ({', '.join(names[:3])}): choose another folder")
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file. If the process is killed meanwhile, the path holds the old content or the new content."""
+    """Write a file atomically: if the process is killed, the path holds either the old or the new content."""
     draft = path.with_name(f"{path.name}.draft")
     try:
         with draft.open("wb") as file:
@@ -75,48 +73,48 @@ def write(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise BsamRuntimeError(
-            f"{path} could not be written ({error.strerror}); what was there before is kept. Free some space, or make "
-            "the folder writable, and call again"
+            f"{path} could not be written ({error.strerror}); any earlier version is kept. Free some space or make "
+            "the folder writable, and try again"
         ) from error
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write strict JSON. A number that is not finite becomes null."""
+    """Write strict JSON; non-finite numbers become null."""
     write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Write one line of strict JSON per row."""
+    """Write each row as a line of strict JSON."""
     write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode())
 
 
 @contextlib.contextmanager
 def reading(path: Path, hint: str) -> Iterator[None]:
-    """Raise any error as a BsamRuntimeError: the file cannot be read, and ``hint`` says what to do."""
+    """Turn any exception into a BsamRuntimeError that says that the file cannot be read, followed by ``hint``."""
     try:
         yield
     except Exception as error:  # zipfile, zlib, torch and safetensors raise many kinds
-        why = (isinstance(error, OSError) and error.strerror) or type(error).__name__
-        raise BsamRuntimeError(f"{path} cannot be read ({why}): {hint}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        raise BsamRuntimeError(f"{path} cannot be read ({reason}): {hint}") from error
 
 
 def read_json(path: Path, kind: type[T], hint: str) -> T:
-    """Return what a JSON file holds; raise a BsamRuntimeError if it cannot be read.
+    """Return the content of a JSON file; raise a BsamRuntimeError if it cannot be read.
 
     Args:
-        path: of the file.
-        kind: dict or list.
-        hint: what to do about a file that cannot be read.
+        path: the file.
+        kind: the expected type, dict or list.
+        hint: what to do if the file cannot be read.
     """
     with reading(path, hint):
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, kind):
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, kind):
             raise TypeError
-        return found
+        return content
 
 
 def read_json_lines(path: Path, hint: str) -> list[dict[str, Any]]:
-    """Return the JSON object on each line of a file; raise as :func:`read_json` does."""
+    """Return the JSON objects in a file with one per line; raise as :func:`read_json` does."""
     with reading(path, hint):
         return [dict(json.loads(line)) for line in path.read_bytes().splitlines()]
 

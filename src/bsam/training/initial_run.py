@@ -1,4 +1,4 @@
-"""Runs that begin with the trained network of another run."""
+"""Start a run from the trained network of another run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from .run_dir import NETWORK, RunDir
 
 
 def initial_network(run: Run, place: Path | None = None) -> Path | None:
-    """Return the file with the network that a run begins with; None if it names no other run. Raise if that is not
-    finished, or of another network.
+    """Return the file with the network that a run starts from, or None if ``run.init`` is None.
+
+    Raises a BsamError if that run is not finished, or trained a different network.
 
     Args:
         run: the settings.
-        place: the directory of the other run, if that is not the path in the settings.
+        place: the directory of the other run, if it is not at the path in ``run.init``.
     """
     if run.init is None:
         return None
     place = place or Path(run.init).expanduser()
     if not place.is_dir():
-        raise BsamValueError(f"there is no folder {place}: --init names the directory of a run of bsam train")
-    other = RunDir(place).finished_run()
-    if other.model != run.model:
+        raise BsamValueError(f"there is no folder {place}: --init must be a run directory of bsam train")
+    initial = RunDir(place).finished_run()
+    if initial.model != run.model:
         raise BsamValueError(
-            f"the run in {place} trained {other.model}, and this run trains {run.model}: give --model {other.model}, "
-            "or another run to begin with"
+            f"the run in {place} trained {initial.model}, but this run trains {run.model}: set --model "
+            f"{initial.model}, or choose another run for --init"
         )
-    theirs, ours = dataset_entry(other.data).classes, dataset_entry(run.data).classes
+    theirs, ours = dataset_entry(initial.data).classes, dataset_entry(run.data).classes
     if None not in (theirs, ours) and theirs != ours:
         raise BsamValueError(
-            f"the run in {place} learned {theirs} classes ({other.data}), and {run.data} has {ours}: begin with a run "
-            "on data with as many, or with --weights"
+            f"the run in {place} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from a "
+            "run with the same number of classes, or use --weights"
         )
-    if other.weight_bits is not None:
-        raise BsamValueError(f"the run in {place} trained a quantized network: begin with a run of a float one")
+    if initial.weight_bits is not None:
+        raise BsamValueError(f"the run in {place} trained a quantized network: start from a run of a float network")
     return place / NETWORK

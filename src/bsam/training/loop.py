@@ -1,4 +1,4 @@
-"""One run, from the first step to the last epoch."""
+"""Train one run from start to end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .run_writer import RunWriter
 from .steps import side_stream
 from .trainer import Trainer
 
-CURVATURE_SAMPLES = 256  # of the training data, balanced over the classes: Hessian products are expensive
+CURVATURE_SAMPLES = 256  # training samples, balanced over the classes; few, because Hessian products are expensive
 
 
 class Diverged(BsamRuntimeError):
@@ -46,28 +46,28 @@ def fit(
 ) -> Result:
     """Train one network.
 
-    With a folder, every epoch is saved there: called again, an interrupted run continues after its last finished epoch
-    and ends as it would have ended, on a CPU bit for bit; a non-finite loss raises
-    :class:`bsam.training.loop.Diverged`. Without a folder such a run continues to its end, and its metrics are NaN.
+    With a folder, the state is saved after every epoch. If the run is interrupted, the same call continues after the
+    last finished epoch, with the same result as an uninterrupted run (bit for bit on a CPU). A non-finite loss raises
+    :class:`bsam.training.loop.Diverged`; without a folder, training continues with NaN metrics.
 
-    Started by ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's
-    share, and methods that choose samples (esam, ksam) choose from it: two processes give the result of one only in
-    networks without batch norm, and with the other methods.
+    Launched with ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each
+    process's share, and methods that choose samples (esam, ksam) choose within it, so only networks without batch norm
+    and the other methods give the same result as a single process.
 
     Args:
         run: the settings.
-        folder: the run directory: settings, metrics, checkpoints and the trained network; None writes nothing.
-        data_dir: where the data is, if it is read from files.
-        cache_dir: where decoded image files are kept; None: in a folder ``.bsam-cache`` beside them.
+        folder: the run directory, for settings, metrics, checkpoints and the trained network; None writes nothing.
+        data_dir: the folder with the data, if it is read from files.
+        cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
-        task: what is learned; None takes the run's, from :data:`bsam.tasks.TASKS`.
-        init: the directory of the run that ``run.init`` names, if that is not its path. A run that continues needs it
-            no more.
-        at_start: called with the trainer and the number of epochs done before, before the first epoch of this call.
+        task: the task; None takes the run's from :data:`bsam.tasks.TASKS`.
+        init: the directory of the run to start from, if it is not at the path in ``run.init``. Not needed to continue.
+        at_start: called before the first epoch of this call with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
-        report: called after the last epoch, if there is a folder, with the run and what :meth:`Task.predictions
-            <bsam.training.Task.predictions>` returned; returns files to write, by name. TensorBoard gets the PNG files.
-        on_message: called with a sentence for the user.
+        report: called after the last epoch, if there is a folder, with the run and the result of
+            :meth:`Task.predictions <bsam.training.Task.predictions>`. Returns files to write, by name; TensorBoard
+            shows the PNG files.
+        on_message: called with messages for the user.
 
     Example:
         >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
@@ -113,7 +113,7 @@ def fit(
 
 
 def _divergence(run: Run, epochs: int, name: str, value: float, folder: str | Path) -> str:
-    """Return the message of a run that diverged; after the last step of an epoch only the test loss shows it."""
+    """Return the message for a run that diverged. A bad last step of an epoch shows only in the test loss."""
     kept = f"The checkpoint of epoch {epochs} is kept in {folder}" if epochs else "No epoch was finished"
     loss = name.replace("train_", "training_").replace("_", " ")
     return f"the {loss} is {value} in epoch {epochs + 1}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"
@@ -124,15 +124,16 @@ def _top_eigenvalue(trainer: Trainer) -> float | None:
         return None
     examples = trainer.task.examples(CURVATURE_SAMPLES)
     try:
-        found = top_eigenvalues(HessianOperator(trainer.measured_network(), trainer.task.loss, examples), k=1, tol=1e-3)
-    except BsamError:  # a product was not finite: a run that diverged is a result, too
+        operator = HessianOperator(trainer.measured_network(), trainer.task.loss, examples)
+        eigenvalues = top_eigenvalues(operator, k=1, tol=1e-3)
+    except BsamError:  # a non-finite product: a run that diverged still has a result
         return math.nan
-    return float(found.values[0]) if found.converged else math.nan
+    return float(eigenvalues.values[0]) if eigenvalues.converged else math.nan
 
 
 def _loss_surface(trainer: Trainer) -> LossSurface | None:
     if trainer.run.surface is None:
         return None
     examples = trainer.task.examples(CURVATURE_SAMPLES)
-    found = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.surface)
-    return LossSurface(tuple(found.axes[0].tolist()), tuple(map(tuple, found.loss.tolist())))
+    plane = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.surface)
+    return LossSurface(tuple(plane.axes[0].tolist()), tuple(map(tuple, plane.loss.tolist())))

@@ -1,4 +1,4 @@
-"""Names that a user gives: in any case, with a suggestion for a typo."""
+"""Look up names given by the user, in any case, with a suggestion for typos."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..common.errors import BsamValueError
 
 
 def find_name(kind: str, name: object, known: Collection[str]) -> str:
-    """Return the known name that equals ``name`` in another case; else raise, with the closest one.
+    """Return the known name that equals ``name``, ignoring case; if there is none, raise with the closest match.
 
     Args:
-        kind: what the name is of, for the error.
-        name: what the user gave.
-        known: the names.
+        kind: what is looked up, for the error message, such as ``"method"``.
+        name: the user's input.
+        known: the valid names.
     """
-    by_lower = {each.lower(): each for each in known}
+    by_lower = {valid.lower(): valid for valid in known}
     lower = str(name).lower()
     if lower in by_lower:
         return by_lower[lower]

@@ -1,4 +1,4 @@
-"""The optimizer that a run names, around its network."""
+"""Build the optimizer of a run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def build_train_step(
 
     Args:
         run: the settings.
-        task: what is learned.
+        task: the task.
         model: the network, or its DDP or compiled wrapper.
-        steps: the number of steps of the run.
+        steps: the number of steps in the whole run.
         capturable: whether steps will be captured in a CUDA graph.
-        processes: how many share each batch.
-        network: the network itself where ``model`` is a wrapper, which changes the names of the parameters.
+        processes: the number of processes that share each batch.
+        network: the network itself if ``model`` is a wrapper, which changes the parameter names.
     """
     device = next(model.parameters()).device
 
@@ -62,46 +62,44 @@ def build_train_step(
 
 
 def check_method(run: Run, task: Task, processes: int) -> None:
-    """Refuse a method that cannot train this task, or not with so many processes."""
+    """Raise if the method cannot train this task, or cannot run in several processes."""
     if run.method != BASE and METHODS[run.method].is_loss and not task.logits:
-        raise BsamValueError(f"{run.method} compares logits of classes, and {run.task} has none: choose another method")
+        raise BsamValueError(f"{run.method} compares class logits, but {run.task} has none: choose another method")
     if processes > 1 and run.method != BASE and (reason := METHODS[run.method].single_process):
         raise BsamValueError(f"{run.method} {reason}")
 
 
 def _check_state(run: Run, optimizer: Optimizer) -> None:
-    """Refuse a method whose state would differ between processes: a checkpoint holds that of the first one."""
+    """Raise if the optimizer's state would differ between processes: a checkpoint holds only the first one's."""
     if not isinstance(optimizer, SharpnessAware) or not optimizer.m_sharpness:
         return
-    if remembered := (*optimizer.vectors, *optimizer.numbers):
+    if state := (*optimizer.vectors, *optimizer.numbers):
         raise BsamRuntimeError(
-            f"{run.method} remembers something between steps ({', '.join(remembered)}), with m_sharpness each process "
-            "something of its own, and a checkpoint holds the first one's, so that a resumed run would be another: "
-            "leave m_sharpness out, or take a method that remembers nothing"
+            f"with m_sharpness, the state of {run.method} ({', '.join(state)}) differs between processes, and a "
+            "checkpoint holds only that of the first. Leave m_sharpness out, or choose a method without state"
         )
 
 
 def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
-    """Return the method's arguments in each process, which has its share of those that count samples of the batch."""
+    """Return the method's arguments for one process; numbers of samples in the batch are divided by the processes."""
     if run.method == BASE or processes == 1:
         return run.arguments
     cls, shares = METHODS[run.method], dict(run.arguments)
     for name in cls.counts_of_batch:
         count = check_count(name, shares.get(name, inspect.signature(cls).parameters[name].default))
         if count % processes:
-            share = "each of which chooses among its share of the batch"
-            raise BsamValueError(f"{name} must be a multiple of the {processes} processes, {share}; got {count}")
+            raise BsamValueError(f"{name} must be a multiple of the number of processes ({processes}), got {count}")
         shares[name] = count // processes
     return shares
 
 
 def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:
-    """Return the base optimizer; if capturable, its learning rates are tensors on the device."""
+    """Return the base optimizer; if ``capturable``, its learning rates are tensors on the device."""
     groups = parameter_groups(run, network)
     for group in groups:
         lr = run.lr
         if "lr_scale" in group:
-            group["initial_lr"], lr = lr, lr * group["lr_scale"]  # radii follow the learning rate without its factor
+            group["initial_lr"], lr = lr, lr * group["lr_scale"]  # radii follow the learning rate without lr_scale
         group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
     if run.base == "sgd":
         fused = {"fused": True} if capturable else {}
@@ -111,11 +109,10 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
 
 
 def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameters that are trained: one group, or one for each learning rate; of a quantized network a group
-    of weights and one of learned scales, which do not decay.
+    """Return the groups of trained parameters: one group, or one per learning rate. A quantized network has a group of
+    weights and a group of learned scales, which have no weight decay.
 
-    Groups with learning rates of their own have ``lr_scale``, by which the learning rate of the run is multiplied;
-    schedules of timm know it, too.
+    With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm.
     """
     if run.weight_bits is not None:
         return quantization.parameter_groups(network, perturb_scales=run.perturb_scales, weight_decay=0.0)
@@ -130,7 +127,7 @@ def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
 
 
 def _lr_scales(run: Run, network: nn.Module) -> dict[str, float]:
-    """Return the factor on the learning rate of each parameter, by name."""
+    """Return the learning-rate factor of each parameter, by name."""
     names = [name for name, _ in network.named_parameters()]
     depths = dict.fromkeys(names, 0) if run.layer_decay == 1 else layer_ids(network)
     scales = {name: run.layer_decay ** (max(depths.values()) - depths[name]) for name in names}
@@ -140,8 +137,8 @@ def _lr_scales(run: Run, network: nn.Module) -> dict[str, float]:
 
 
 def autocast(run: Run, device: torch.device) -> torch.autocast:
-    """Return the context in which the network runs.
+    """Return the autocast context for the network.
 
-    Torch's cache of casts is off: its entries would outlive the CUDA graph that captured them.
+    The cache of casts is off, since its entries would outlive the CUDA graph that captured them.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=run.precision == "bf16", cache_enabled=False)

@@ -13,7 +13,7 @@ from .config import Run
 
 @dataclass(frozen=True)
 class Epoch:
-    """The metrics after an epoch. ``sharpness`` is of the training data, with the labels used in training."""
+    """The metrics after an epoch. ``sharpness`` is measured on the training data, with the labels used in training."""
 
     metrics: Mapping[str, float]
     sharpness: Sharpness | None = None
@@ -21,8 +21,8 @@ class Epoch:
 
 @dataclass(frozen=True)
 class LossSurface:
-    """The loss on a plane through the network, as plain numbers: a row for each point along the first direction. The
-    network is at the centre.
+    """The loss on a plane with the network at its centre, as plain numbers: one row per point along the first
+    direction.
     """
 
     axis: tuple[float, ...]
@@ -31,40 +31,40 @@ class LossSurface:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. Eigenvalue and landscape (``surface``) are of the network after the last epoch, on some training
+    """A finished run. The eigenvalue and the loss surface are computed after the last epoch, on a part of the training
     data, with the labels used in training.
     """
 
     run: Run
     epochs: tuple[Epoch, ...]
-    seconds_per_step: float  #: the mean over an epoch, whose steps may differ; of these the median
-    top_eigenvalue: float | None = None  #: the largest of the Hessian; NaN where that is not finite
+    seconds_per_step: float  #: the median over the epochs of their mean time per step, since steps may differ
+    top_eigenvalue: float | None = None  #: the largest of the Hessian; NaN if it could not be computed
     surface: LossSurface | None = None
-    measure: str = "accuracy"  #: of the task
+    measure: str = "accuracy"  #: the name of the task's measure
 
     def __repr__(self) -> str:
-        """Return what matters in one line."""
+        """Return a one-line summary."""
         run, score = self.run, f"{self.measure} {self.score:.4g}"
         return f"Result({run.method}, {run.data}, seed {run.seed}: {score} after {run.epochs} epoch(s))"
 
     @property
     def last(self) -> Epoch:
-        """The epoch that is reported, which is the last one and never the best one."""
+        """The epoch that is reported: always the last one, not the best one."""
         return self.epochs[-1]
 
     @property
     def score(self) -> float:
-        """The task's measure (accuracy, as a share) after the last epoch, on the evaluation split."""
+        """The task's measure (accuracy, between 0 and 1) after the last epoch, on the evaluation split."""
         return self.last.metrics[f"{self.run.eval_split}_{self.measure}"]
 
 
 def result_of(run: Run, epochs: list[dict[str, Any]], steps: int, measure: str) -> Result:
-    """A finished run from its metrics, epoch by epoch."""
-    found = [
+    """Return the result of a finished run from its metrics, epoch by epoch."""
+    history = [
         Epoch(
             {k: v for k, v in e.items() if k != "sharpness"},
             None if e.get("sharpness") is None else Sharpness(**e["sharpness"]),
         )
         for e in epochs
     ]
-    return Result(run, tuple(found), statistics.median(e["seconds"] for e in epochs) / steps, measure=measure)
+    return Result(run, tuple(history), statistics.median(e["seconds"] for e in epochs) / steps, measure=measure)

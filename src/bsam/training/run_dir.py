@@ -1,4 +1,4 @@
-"""The directory of one run: its name, the state of the run, and the contents of its files."""
+"""Run directories: their names, their files, and the state of a run."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl"
 CHECKPOINT, NETWORK, CURVATURE, DIVERGED = "checkpoint.pt", "model.safetensors", "curvature.json", "diverged.json"
 PREDICTIONS = "predictions.npz"
 LOG = "log.txt"
-RERUN = "run the command that trained it again, which writes the file from the checkpoint"
-REPAIR = f"remove it, and {NETWORK} beside it if there is one, then {RERUN}"
+RERUN = "run the training command again, which restores it from the checkpoint"
+REPAIR = f"remove it and {NETWORK} (if there is one), then {RERUN}"
 
 
 def run_dir_name(run: Run) -> str:
-    """Return a name that describes the run and is unique: it ends in a digest of all settings that are not defaults.
+    """Return a unique name that describes the run; it ends in a digest of all settings that are not defaults.
 
     Example:
         >>> run_dir_name(Run("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1))
         'digits_net-cifar10-bsam-passes2-noise40-seed1-e2096c1b'
     """
-    default = _default_settings(run.method)  # a setting that Run gets in a later version leaves the names as they are
+    default = _default_settings(run.method)  # without defaults, so that settings added to Run later keep the names
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
     method = run.base if run.method == BASE else run.method
-    named = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
-    model, data = (re.sub(r"[^\w.]+", "_", name) for name in named)
+    titles = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
+    model, data = (re.sub(r"[^\w.]+", "_", title) for title in titles)
     return "-".join([model, data, method, *arguments, *noise, f"seed{run.seed}", digest])
 
 
@@ -58,11 +58,11 @@ class RunState:
     """The state of a run.
 
     Args:
-        run: its settings.
-        path: its directory.
-        epochs: the metrics of the finished epochs.
-        finished: whether the trained network is there, too.
-        diverged: the message of a run that ended with a non-finite loss; else None.
+        run: the settings.
+        path: the run directory.
+        epochs: the metrics of each finished epoch.
+        finished: whether all epochs are finished and the trained network is saved.
+        diverged: the message of a run that ended with a non-finite loss; otherwise None.
     """
 
     run: Run
@@ -73,12 +73,12 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is finished or diverged."""
+        """Whether the run has finished or diverged."""
         return self.finished or self.diverged is not None
 
     @property
     def left(self) -> int:
-        """The number of epochs that are left."""
+        """The number of remaining epochs."""
         return 0 if self.ended else max(self.run.epochs - len(self.epochs), 0)
 
     def __str__(self) -> str:
@@ -90,17 +90,17 @@ class RunState:
 
 
 class RunDir:
-    """Read the directory of a run.
+    """Read a run directory.
 
-    ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` each
-    machine that worked on it, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
-    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch, ``curvature.json`` the
-    eigenvalue and the loss surface after the last epoch, ``model.safetensors`` the trained network, and
-    ``predictions.npz`` its outputs for some samples. Other files hold notes of the task: of classification
-    ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; of pose ``data.json``, ``pose.json``,
-    ``baseline.json`` and ``weights.json``. ``bsam train`` adds ``classes.md``, ``confusion.png`` and ``mistakes.png``
-    to a run of classification. Each file is written completely or not at all, except ``log.txt``, to which ``bsam
-    run`` adds epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
+    ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` the
+    machines that trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
+    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last finished epoch, ``curvature.json``
+    the eigenvalue and the loss surface of the trained network, ``model.safetensors`` its weights, and
+    ``predictions.npz`` its outputs for some samples. The task writes notes: classification ``flipped.json``,
+    ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``, ``pose.json``, ``baseline.json`` and
+    ``weights.json``. For classification, ``bsam train`` adds ``classes.md``, ``confusion.png`` and ``mistakes.png``.
+    Each file is written completely or not at all, except ``log.txt``, to which ``bsam run`` appends epochs, messages
+    and errors. A file that cannot be read raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -113,7 +113,7 @@ class RunDir:
             return Run(**settings)
         except (BsamError, TypeError) as error:
             raise BsamRuntimeError(
-                f"{self.path / CONFIG} does not describe a run of this version of bsam ({error}): choose another folder"
+                f"{self.path / CONFIG} is not a run of this version of bsam ({error}): choose another folder"
             ) from error
 
     def finished_run(self) -> Run:
@@ -123,8 +123,8 @@ class RunDir:
         state = self.state(self.run())
         if not state.finished:
             raise BsamRuntimeError(
-                f"the run in {self.path} is not finished ({len(state.epochs)} of {state.run.epochs} epochs are): run "
-                "the command that started it again to continue"
+                f"the run in {self.path} is not finished ({len(state.epochs)} of {state.run.epochs} epochs): run the "
+                "training command again to continue"
             )
         return state.run
 
@@ -140,7 +140,7 @@ class RunDir:
         return RunState(run, self.path, tuple(epochs), finished, diverged)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics of each finished epoch; none where there is no ``metrics.jsonl``."""
+        """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""
         file = self.path / METRICS
         return read_json_lines(file, REPAIR) if file.exists() else []
 
@@ -149,38 +149,38 @@ class RunDir:
         return self.metrics()[-1]
 
     def probe(self) -> list[dict[str, Any]]:
-        """Return the probe's readings; a number that is not finite is None."""
+        """Return the probe's readings; non-finite numbers are None."""
         return read_json_lines(self.path / PROBE, REPAIR)
 
     def note(self, name: str) -> dict[str, Any]:
-        """Return one of the files that a task writes, as ``data.json``, by name; an empty dict if it wrote none."""
+        """Return a note of the task by name (``"data"`` reads ``data.json``); an empty dict if there is none."""
         file = self.path / f"{name}.json"
         return read_json(file, dict, REPAIR) if file.exists() else {}
 
     def predictions(self) -> dict[str, NDArray[Any]]:
-        """Return what the network said of some samples, as its task wrote it; an empty dict if it wrote nothing."""
+        """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
         file = self.path / PREDICTIONS
         if not file.exists():
             return {}
-        with reading(file, REPAIR), file.open("rb") as stream, np.load(stream, allow_pickle=False) as found:
-            return dict(found)
+        with reading(file, REPAIR), file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return dict(arrays)
 
     def machines(self) -> list[dict[str, Any]]:
-        """Return what is known of each machine that worked on the run, with dates."""
+        """Return a description of each machine that trained the run, with dates."""
         file = self.path / MACHINES
-        return read_json(file, list, "remove it, and the machines are not reported") if file.exists() else []
+        return read_json(file, list, "remove it; the machines will not be reported") if file.exists() else []
 
     def top_eigenvalue(self) -> float | None:
-        """Return the largest eigenvalue of the Hessian after the last epoch; None if the run has none."""
+        """Return the largest eigenvalue of the Hessian after the last epoch; None if it was not computed."""
         return self._curvature().get("top_eigenvalue")
 
     def surface(self) -> LossSurface | None:
-        """Return the loss surface after the last epoch; None if the run has none."""
-        found = self._curvature().get("surface")
-        if found is None:
+        """Return the loss surface after the last epoch; None if it was not computed."""
+        surface = self._curvature().get("surface")
+        if surface is None:
             return None
-        rows = (tuple(math.nan if value is None else value for value in row) for row in found["loss"])
-        return LossSurface(tuple(found["axis"]), tuple(rows))
+        rows = (tuple(math.nan if value is None else value for value in row) for row in surface["loss"])
+        return LossSurface(tuple(surface["axis"]), tuple(rows))
 
     def _curvature(self) -> dict[str, Any]:
         file = self.path / CURVATURE
@@ -194,13 +194,13 @@ class RunDir:
             return load((self.path / NETWORK).read_bytes())
 
     def load_into(self, network: nn.Module) -> nn.Module:
-        """Load the trained network's weights into one of its architecture, and return it."""
+        """Load the trained weights into a network of the same architecture, and return it."""
         weights = self.weights()
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:
             raise BsamRuntimeError(
-                f"{self.path / NETWORK} is not of the network that {CONFIG} names ({' '.join(str(error).split())}): "
+                f"{self.path / NETWORK} does not match the network in {CONFIG} ({' '.join(str(error).split())}): "
                 f"remove it, then {RERUN}"
             ) from error
         return network

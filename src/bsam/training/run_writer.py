@@ -1,4 +1,4 @@
-"""Write a run directory during training, and continue from its checkpoint after an interruption."""
+"""Write a run directory during training, and resume from its checkpoint."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ IDENTITY = "identity.json"
 
 
 class RunWriter(RunDir):
-    """A run directory that is written during training, locked by one process at a time.
+    """Write a run directory, which stays locked until the end of the block.
 
     Args:
-        path: created if it does not exist. A directory of another run, or of something else, is refused and not
-            changed. None: write nothing.
+        path: created if it does not exist. A directory with another run or with other files raises a BsamError and is
+            not changed. None writes nothing.
         run: the settings.
-        context: the processes of the run, of which the first one writes.
+        context: the processes of the run; only the first one writes.
     """
 
     def __init__(self, path: str | Path | None, run: Run, context: DistributedContext) -> None:
@@ -59,7 +59,7 @@ class RunWriter(RunDir):
 
     def __enter__(self) -> RunWriter:
         if self._writes:
-            require_package("safetensors", "train")  # now, not after the last epoch
+            require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 if (self.path / CONFIG).exists():
@@ -76,29 +76,29 @@ class RunWriter(RunDir):
         self._stack.close()
 
     def has_checkpoint(self) -> bool:
-        """Return whether an epoch was finished before."""
+        """Return whether an earlier call finished an epoch."""
         return self._reads and (self.path / CHECKPOINT).exists()
 
     def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far."""
         epochs, readings = [], []
         if self.has_checkpoint():
-            hint = "remove it to train the run from the start, or choose another folder"
-            with reading(self.path / CHECKPOINT, hint):  # also one of another network
+            hint = "remove it to train from the start, or choose another folder"
+            with reading(self.path / CHECKPOINT, hint):  # also fails for a checkpoint of another network
                 state = torch.load(self.path / CHECKPOINT, map_location=self._context.device, weights_only=True)
                 trainer.load_state_dict(state)
                 epochs, readings = state["epochs"], state["readings"]
         elif self._reads and (self.path / NETWORK).exists():
             raise BsamRuntimeError(
-                f"{self.path} has {NETWORK}, but no {CHECKPOINT} to continue from: remove {NETWORK} to train the run "
-                "from the start, or choose another folder"
+                f"{self.path} has {NETWORK} but no {CHECKPOINT} to continue from: remove {NETWORK} to train from the "
+                "start, or choose another folder"
             )
         if self._writes:
             self._begin(trainer, epochs, readings)
         return epochs, readings
 
     def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write the settings, data and machine; and the metrics so far, which a killed process may not have written."""
+        """Write settings, data and machine, and the metrics so far, in case a killed process did not write them."""
         task, file = trainer.task, self.path / IDENTITY
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
@@ -106,10 +106,10 @@ class RunWriter(RunDir):
             check_settings(self.path, before, identity)
         if before["data"] != identity["data"]:
             raise BsamRuntimeError(
-                f"the data has changed since the run in {self.path} began: restore it, or choose another run directory"
+                f"the data has changed since the run in {self.path} began: restore it, or choose another folder"
             )
-        how = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
-        machine = {**environment_info(self._context.device), **how}
+        execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
+        machine = {**environment_info(self._context.device), **execution}
         write_json(self.path / CONFIG, self.settings)
         write_json(file, identity)
         write_json(self.path / MACHINES, [*self.machines(), machine])
@@ -121,12 +121,12 @@ class RunWriter(RunDir):
             self._events = self._stack.enter_context(
                 contextlib.closing(Events(self.path / "tensorboard", self.settings))
             )
-            for metrics in epochs:  # written again, since events of a killed process may be cut short
+            for metrics in epochs:  # again, because the events of a killed process may be cut short
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)
 
     def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write the state after an epoch, with the metrics and the readings so far."""
+        """Write the state after an epoch, with all metrics and readings so far."""
         if self._writes:
             buffer = io.BytesIO()
             torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
@@ -153,13 +153,13 @@ class RunWriter(RunDir):
         predictions: Mapping[str, NDArray[Any]] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Write what was measured after the last epoch, if anything, and the network, which marks a finished run.
+        """Write the results after the last epoch, and finally the network, which marks the run as finished.
 
         Args:
-            network: the trained one.
+            network: the trained network.
             curvature: the eigenvalue and the loss surface.
             predictions: arrays of the task, by name.
-            files: others, by name; TensorBoard gets the PNG files.
+            files: further files, by name; TensorBoard shows the PNG files.
         """
         if not self._writes:
             return
@@ -176,5 +176,5 @@ class RunWriter(RunDir):
         if self._events is not None:
             self._events.finish(files or {})
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
-        # one entry of metadata: several are written in a random order
+        # a single metadata entry, since several would be written in random order
         write(self.path / NETWORK, save(tensors, {"run": json.dumps(self.settings)}))

@@ -1,4 +1,4 @@
-"""Run training steps one by one, or as one CUDA graph that is replayed."""
+"""Run training steps as replays of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from ..core.optimizer import SharpnessAware
 from .train_step import TrainStep
 
-WARM_UP = 3  # steps before the capture: they allocate, choose kernels and compile
+WARM_UP = 3  # eager steps before the capture, which allocate, choose kernels and compile
 
 
 @contextlib.contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Work on a stream of its own, as CUDA graphs require from the construction of the network on; no-op on a CPU.
+    """Work on a separate stream, which CUDA graphs need from the construction of the network on; no-op on a CPU.
 
-    cuDNN's benchmark mode is on: the batches of a run have one shape, so that a search for the best kernels pays.
+    cuDNN's benchmark mode is on: all batches of a run have the same shape, so searching for the best kernels pays off.
     """
     if device.type != "cuda":
         yield
@@ -35,13 +35,13 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 class CapturedSteps:
-    """Run steps as one CUDA graph. The first steps are run one by one, and the next one is captured.
+    """Run a few steps eagerly, capture the next one in a CUDA graph, and replay it from then on.
 
-    The learning rate must be a tensor on the device, and every step the same sequence of kernels.
+    The learning rate must be a tensor on the device, and every step must be the same sequence of kernels.
 
     Args:
         train_step: the step to capture.
-        probed: returns whether the step with this number is read by a probe, and must not be a replay.
+        probed: returns whether a probe reads the step with this number, which is then run eagerly.
     """
 
     def __init__(self, train_step: TrainStep, probed: Callable[[int], bool] | None = None) -> None:
@@ -51,7 +51,7 @@ class CapturedSteps:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """Take one step and return the loss before it, which the next step overwrites."""
+        """Take one step and return the loss before it, in a tensor that the next step overwrites."""
         optimizer = self.train_step.optimizer
         if self._eager_steps < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._probed(optimizer.t)):
             self._eager_steps += 1
@@ -68,6 +68,6 @@ class CapturedSteps:
             for captured, new in zip(self._inputs, batch, strict=True):
                 captured.copy_(new)
             if isinstance(optimizer, SharpnessAware):
-                optimizer.count_step()  # Python code, which a replay does not run
+                optimizer.count_step()  # a replay runs no Python code
         self._graph.replay()
         return self._loss

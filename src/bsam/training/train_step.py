@@ -1,4 +1,4 @@
-"""One training step of a network, with any method of METHODS or the base optimizer alone."""
+"""One training step, with any method of METHODS or with the base optimizer alone."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
 
 
 def cross_entropy(logits: Tensor, batch: TaskBatch) -> Tensor:
-    """One per sample; the classes are the batch's second tensor."""
+    """Return the loss of each sample; the classes are the batch's second tensor."""
     return F.cross_entropy(logits, batch[1], reduction="none")
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A network, the optimizer that updates its weights, and the loss that is minimised.
+    """A network with its optimizer and loss.
 
     Args:
         model: the network, or a function that calls it.
-        optimizer: sharpness-aware or any other.
+        optimizer: a sharpness-aware or any other optimizer.
         criterion: maps outputs and a batch to one loss per sample.
-        loss: SAF or MESA, in place of the criterion.
+        loss: SAF or MESA, used instead of the criterion.
     """
 
     model: Callable[[Tensor], Any]
@@ -46,14 +46,14 @@ class TrainStep:
             self.loss.set_epoch(epoch)
 
     def losses(self, *batch: Tensor) -> Tensor:
-        """Return the loss of each sample of a batch: inputs, targets, indices in the training set."""
+        """Return the loss of each sample in a batch: inputs, targets, indices in the training set."""
         outputs = self.model(batch[0])
         if self.loss is None:
             return self.criterion(outputs, batch)
         return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1])
 
     def backward(self, *batch: Tensor) -> Tensor:
-        """Add the optimizer's direction on this batch to ``p.grad``. Return the mean loss."""
+        """Add the optimizer's direction for this batch to ``p.grad``, and return the mean loss."""
 
         def closure(chosen: Tensor | slice = slice(None)) -> Tensor:
             return self.losses(*(t[chosen] for t in batch))
@@ -65,7 +65,7 @@ class TrainStep:
         return loss.detach()
 
     def step(self, *batch: Tensor) -> Tensor:
-        """Take one step on one batch. Return the mean loss before it."""
+        """Take one step on a batch, and return the mean loss before it."""
         self.optimizer.zero_grad()
         loss = self.backward(*batch)
         self.optimizer.step()
@@ -81,24 +81,25 @@ def build_optimizer(
     criterion: Criterion = cross_entropy,
     **known: Any,
 ) -> TrainStep:
-    """Build the training step of a network: with ``base`` alone for the method ``"base"``, else with one of METHODS.
+    """Build the training step for a method.
 
     Args:
-        method: its name.
-        arguments: of the method, by name.
-        base: the optimizer that takes the step.
+        method: a name in METHODS, or ``"base"`` for the base optimizer alone.
+        arguments: the method's arguments, by name.
+        base: the base optimizer.
         model: the network, or its DDP or compiled wrapper.
-        forward: a function that calls it, under autocast for example; None: the model itself.
+        forward: a function that calls the network, for instance under autocast; None calls the model itself.
         criterion: maps outputs and a batch to one loss per sample.
-        known: what the run knows and some methods have as an argument, by name: ``seed``, ``total_steps``,
-            ``samples``, ``classes``. ``arguments`` take precedence.
+        known: values for the methods that have them as arguments: ``seed``, ``total_steps``, ``samples``,
+            ``classes``. ``arguments`` take precedence.
     """
     forward = forward or model
     if method == "base":
         return TrainStep(forward, base, criterion)
     cls: Any = METHODS[method]
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
-    own = cls(**{**{name: known[name] for name in inspect.signature(cls).parameters if name in known}, **arguments})
+    accepted = {name: known[name] for name in inspect.signature(cls).parameters if name in known}
+    optimizer_or_loss = cls(**{**accepted, **arguments})
     if METHODS[method].is_loss:
-        return TrainStep(forward, base, criterion, own.to(next(model.parameters()).device))
-    return TrainStep(forward, own, criterion)
+        return TrainStep(forward, base, criterion, optimizer_or_loss.to(next(model.parameters()).device))
+    return TrainStep(forward, optimizer_or_loss, criterion)

@@ -1,4 +1,4 @@
-"""Training of a network: one epoch, and all that the next epoch depends on."""
+"""Train and evaluate a network, one epoch at a time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from .optimizers import autocast, build_train_step, check_method
 from .steps import CapturedSteps
 
 T = TypeVar("T")
-# settings of this machine, not loaded from a checkpoint written on another; the schedule sets lr
+# These depend on this machine and are not loaded from a checkpoint; the schedule sets the value of lr.
 _MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
-_SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # separate the random numbers that are drawn from one (seed, epoch)
+_SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # independent random numbers from the same (seed, epoch)
 
 
 class Trainer:
@@ -40,11 +40,11 @@ class Trainer:
 
     Args:
         run: the settings.
-        task: what is learned.
+        task: the task.
         context: the processes that share the work.
-        on_message: called with a sentence for the user.
-        is_new: whether training starts now; a checkpoint, which is loaded later, has all weights.
-        init: the file with the network that training begins with.
+        on_message: called with messages for the user.
+        is_new: initialise the network; not needed if a checkpoint is loaded later.
+        init: the file with the network to start from.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Trainer:
         """Train for an epoch, counted from 0.
 
         Returns:
-            the mean of the losses before each step, the learning rate and the scheduled radii of the last step, and
-            seconds.
+            the mean over the steps of the loss before the step, the learning rate and the scheduled radii of the last
+            step, and the duration in seconds.
         """
         run, device = self.run, self.context.device
         start = time.perf_counter()
@@ -116,7 +116,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
-        """Seed torch's generators from seed, epoch and rank, and restore them on exit."""
+        """Seed torch's generators with seed, epoch and rank, and restore them on exit."""
         device = self.context.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             seed = int(np.random.default_rng((self.run.seed, number, _TORCH_STREAM, self.context.rank)).integers(2**63))
@@ -127,14 +127,14 @@ class Trainer:
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
-            own = lr * group.get("lr_scale", 1.0)
+            scaled = lr * group.get("lr_scale", 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own)
+                group["lr"].fill_(scaled)
             else:
-                group["lr"] = own
+                group["lr"] = scaled
 
     def _radii(self) -> dict[str, float]:
-        """Return the radii that follow the learning rate, in the last step, by name."""
+        """Return the last step's values of the radii that follow the learning rate, by name."""
         if not isinstance(self.optimizer, SharpnessAware):
             return {}
         group = self.optimizer.param_groups[0]
@@ -142,25 +142,25 @@ class Trainer:
         return {name: float(self.optimizer.radius(group, name)) for name in following}
 
     def evaluate(self) -> dict[str, float]:
-        """Return the task's metrics of the network; in the first process only."""
+        """Return the task's metrics; empty except in the first process."""
         return self._in_eval_mode(self.task.evaluate) if self.context.is_main else {}
 
     def predictions(self) -> Mapping[str, NDArray[Any]]:
-        """Return what the network says of some samples, as the task wants it shown; in the first process only."""
+        """Return the task's predictions for some samples; empty except in the first process."""
         return self._in_eval_mode(self.task.predictions) if self.context.is_main else {}
 
-    def _in_eval_mode(self, ask: Callable[[nn.Module], T]) -> T:
+    def _in_eval_mode(self, function: Callable[[nn.Module], T]) -> T:
         self.network.eval()
         with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
-            return ask(self.network)
+            return function(self.network)
 
     def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Return the first loss that is not finite, with its name; the same in all processes."""
+        """Return the name and value of the first non-finite loss, the same in all processes; None if all are finite."""
         losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
         return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
 
     def measured_network(self) -> nn.Module:
-        """Return the network whose flatness is measured: of a quantized one a copy, in which scales are fixed."""
+        """Return the network for flatness measurements; for a quantized network, a copy with fixed scales."""
         if self.run.weight_bits is None:
             return self.network
         network = copy.deepcopy(self.network)
@@ -168,7 +168,7 @@ class Trainer:
         return network
 
     def sharpness(self, radius: float) -> Sharpness:
-        """Return the sharpness of the whole training set at a radius, uphill and downhill."""
+        """Return the sharpness on the whole training set at a radius, uphill and downhill."""
         return sharpness(self.measured_network(), self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
 
     def take_readings(self) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ class Trainer:
         return readings
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next epoch depends on."""
+        """Return everything that the next epoch depends on."""
         loss = self.train_step.loss
         return {
             "network": self.network.state_dict(),
@@ -189,11 +189,11 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned."""
+        """Load a state from :meth:`state_dict`."""
         self.network.load_state_dict(state["network"])
-        own = [{k: group[k] for k in _MACHINE_SETTINGS if k in group} for group in self.optimizer.param_groups]
+        kept = [{k: group[k] for k in _MACHINE_SETTINGS if k in group} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
             group.update(settings)
         if self.train_step.loss is not None:
             self.train_step.loss.load_state_dict(state["loss"])
