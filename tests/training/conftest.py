@@ -1,4 +1,4 @@
-"""What the tests of training share: runs that are stopped after an epoch, and comparisons of what they leave behind."""
+"""Train runs, stop them after an epoch, and compare their files."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Stop(Exception):
 
 
 def train(run: Run, folder: Path | None, stop: int | None = None, **options: Any) -> Any:
-    """Train on the CPU to the end, or until an epoch is finished."""
+    """Train on the CPU to the end, or stop after an epoch."""
 
-    def each(epoch: int, metrics: object) -> None:
+    def on_epoch(epoch: int, metrics: object) -> None:
         if epoch == stop:
-            torch.manual_seed(epoch)  # the next call finds other random numbers, as another process would
+            torch.manual_seed(epoch)  # another process would also start with other random numbers
             raise Stop
 
     if stop is None:
         return fit(run, folder, device="cpu", **options)
     with pytest.raises(Stop):
-        fit(run, folder, device="cpu", on_epoch=each, **options)
+        fit(run, folder, device="cpu", on_epoch=on_epoch, **options)
     return None
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nests of plain values and tensors agree in every bit, NaN with NaN."""
+    """Return whether two nested structures of plain values and tensors are equal bit for bit; NaN equals NaN."""
     if isinstance(a, torch.Tensor):
         alike = isinstance(b, torch.Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape)
         return alike and a.numpy().tobytes() == b.numpy().tobytes()
@@ -50,7 +50,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def end(folder: Path) -> list[Any]:
-    """All that a finished run leaves behind, without the times."""
+    """Return the checkpoint, the probe's readings and the network of a finished run, without times."""
     state = load(folder)
     rows = [{**epoch, "seconds": 0} for epoch in RunDir(folder).metrics()]
     assert [{**epoch, "seconds": 0} for epoch in state["epochs"]] == rows
