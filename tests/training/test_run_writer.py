@@ -1,12 +1,12 @@
-"""What a run writes, and how it continues after interruptions, full disks and divergence."""
+"""The files of a run, and how it continues after interruptions, full disks and divergence."""
 
 import errno
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -19,20 +19,20 @@ from bsam.models.digits_net import DigitsNet
 from bsam.tasks.classification import Classification
 from bsam.training import run_writer, trainer
 from bsam.training.config import Run
-from bsam.training.files import LOCK, RunLocked
+from bsam.training.files import LOCK, RunLocked, locked
 from bsam.training.loop import Diverged, fit
 from bsam.training.run_dir import CHECKPOINT, RunDir
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 8, "label_smoothing": 0.0, "limit_train": 24, "limit_test": 20}
-RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=3, seed=2, probe=2, **SAME)
+RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=2, seed=2, probe=2, **SAME)
 FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", "identity.json"}
 FILES |= {CHECKPOINT, LOCK, "predictions.npz", "tensorboard"}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, runs):
-    """A run that was not interrupted."""
+    """The directory of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("run") / "whole"
     runs.train(RUN, folder)
     return folder
@@ -40,7 +40,7 @@ def whole(tmp_path_factory, runs):
 
 @pytest.fixture
 def ends_like_whole(whole, runs):
-    """Trains a run directory to its end, and compares it with the run that was not interrupted."""
+    """Return a function that trains a run directory to its end and compares it with ``whole``."""
 
     def check(folder, **options):
         runs.train(RUN, folder, **options)
@@ -52,13 +52,13 @@ def ends_like_whole(whole, runs):
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory, runs):
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    runs.train(RUN, folder, stop=2)
+    runs.train(RUN, folder, stop=1)
     return folder
 
 
 @pytest.fixture
 def stopped(stopped_once, tmp_path):
-    """A run directory with two finished epochs of three."""
+    """A run directory with one finished epoch of two."""
     return shutil.copytree(stopped_once, tmp_path / "run")
 
 
@@ -70,26 +70,26 @@ def test_the_directory_has_settings_metrics_machine_and_network(whole):
     assert (machine["torch"], machine["device"]) == (torch.__version__, "cpu")
     assert [machine[name] for name in ("processes", "compiled", "captured")] == [1, False, False]
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [row["epoch"] for row in rows] == [1, 2]
     names = {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"}
     assert all(set(row) == names for row in rows)
     readings = RunDir(whole).probe()
-    assert [reading["step"] for reading in readings] == [0, 2, 4, 6, 8]
+    assert [reading["step"] for reading in readings] == [0, 2, 4]
     for reading in readings:
         assert reading["bilateral"] == pytest.approx(reading["max_sharpness"] + reading["min_sharpness"], abs=1e-6)
 
 
 def test_the_saved_network_gives_the_last_accuracy(whole):
     network, last = RunDir(whole).load_into(DigitsNet()).eval(), RunDir(whole).metrics()[-1]
-    found = Classification(RUN, CPU).evaluate(network)
-    assert found == {name: last[name] for name in ("test_loss", "test_accuracy")}
+    metrics = Classification(RUN, CPU).evaluate(network)
+    assert metrics == {name: last[name] for name in ("test_loss", "test_accuracy")}
     from safetensors import safe_open
 
     with safe_open(whole / "model.safetensors", "pt") as file:
         assert Run(**json.loads(file.metadata()["run"])) == RUN
 
 
-def test_a_run_without_directory_gives_the_same_numbers(whole):
+def test_a_run_without_a_directory_gives_the_same_numbers(whole):
     here = [{**epoch.metrics, "seconds": 0} for epoch in fit(RUN, device="cpu").epochs]
     assert here == [{**epoch, "seconds": 0} for epoch in RunDir(whole).metrics()]
 
@@ -104,8 +104,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, runs):
     assert len(json.loads(after["environment.json"])) == 2
 
 
-def test_what_a_killed_process_did_not_write_is_written(stopped, ends_like_whole):
-    """The checkpoint is on the disk, and the process was killed before it wrote anything else."""
+def test_a_process_killed_after_it_wrote_the_checkpoint(stopped, ends_like_whole):
     (stopped / "metrics.jsonl").unlink()
     (stopped / "probe.jsonl").unlink()
     (stopped / "metrics.jsonl.draft").write_bytes(b'{"epo')
@@ -115,7 +114,7 @@ def test_what_a_killed_process_did_not_write_is_written(stopped, ends_like_whole
 
 
 @pytest.mark.parametrize("at", ["config", "environment"])
-def test_killed_while_the_first_files_were_written(tmp_path, at, ends_like_whole):
+def test_a_process_killed_while_it_wrote_the_first_files(tmp_path, at, ends_like_whole):
     (tmp_path / LOCK).touch()
     if at == "environment":
         (tmp_path / "config.json").write_text(json.dumps(RUN.settings()))
@@ -123,121 +122,69 @@ def test_killed_while_the_first_files_were_written(tmp_path, at, ends_like_whole
     ends_like_whole(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({"seed": 3}, "seed 2 there, 3 here"),
-        ({"method": "sam", "arguments": {}}, "method bsam there, sam here"),
-    ],
-)
-def test_a_directory_with_other_settings_is_refused_and_not_changed(whole, other, words, runs):
+def test_a_directory_with_other_settings_is_not_changed(whole, runs):
     before, times = runs.contents(whole), {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    with pytest.raises(bsam.BsamError, match=rf"other settings .*{words}.*choose another folder"):
-        runs.train(replace(RUN, **other), whole)
+    with pytest.raises(bsam.BsamError, match="seed 2 there, 3 here"):
+        runs.train(replace(RUN, seed=3), whole)
     assert runs.contents(whole) == before
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == times
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content"),
     [
-        ("thesis.tex", "precious", r"files of something else \(thesis\.tex\)"),
-        (CHECKPOINT, "precious", "files of something else"),
-        ("config.json", "not json", r"config.json cannot be read \(JSONDecodeError\): choose another folder"),
-        ("config.json", "[1, 2]", r"config.json cannot be read \(TypeError\): choose another folder"),
-        ("config.json", '{"architectures": ["BertModel"]}', r"not describe a run .*architectures.*: choose another"),
+        ("thesis.tex", "precious"),
+        (CHECKPOINT, "precious"),
+        ("config.json", "not json"),
+        ("config.json", '{"architectures": ["BertModel"]}'),
     ],
 )
-def test_a_folder_of_something_else_is_refused_and_not_changed(tmp_path, name, content, words, runs):
+def test_a_folder_with_other_files_is_not_changed(tmp_path, name, content, runs):
     (tmp_path / name).write_text(content)
-    with pytest.raises(bsam.BsamError, match=words):
-        runs.train(RUN, tmp_path)
-    assert runs.contents(tmp_path) == {name: content.encode()}
-    for path in (tmp_path / name, tmp_path / name / "below"):
-        with pytest.raises(bsam.BsamError, match="cannot be used as a folder for a run"):
+    for path in (tmp_path, tmp_path / name, tmp_path / name / "below"):
+        with pytest.raises(bsam.BsamError, match=name):
             runs.train(RUN, path)
+    assert runs.contents(tmp_path) == {name: content.encode()}
 
 
-def test_a_missing_package_is_named_before_the_first_epoch(tmp_path, monkeypatch, runs):
+def test_a_missing_package_is_reported_before_the_first_epoch(tmp_path, monkeypatch, runs):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(bsam.BsamError, match=r"safetensors.*pip install -c constraints.txt '\.\[train\]'"):
+    with pytest.raises(bsam.BsamError, match="safetensors"):
         runs.train(RUN, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    fit(replace(RUN, epochs=1, probe=None), device="cpu")  # without a directory nothing is missing
+    fit(replace(RUN, epochs=1, probe=None), device="cpu")  # not needed without a directory
 
 
-HOLDER = """
-import sys
-from filelock import FileLock
-with FileLock(sys.argv[1]):
-    print('held', flush=True)
-    sys.stdin.read()
-"""
+def test_a_locked_directory_is_not_changed(stopped, runs):
+    with locked(stopped, "training"):
+        before = runs.contents(stopped)
+        with pytest.raises(RunLocked):
+            runs.train(RUN, stopped)
+        assert runs.contents(stopped) == before
 
 
-def test_two_processes_do_not_train_in_one_directory(stopped, runs, ends_like_whole):
-    before, command = {**runs.contents(stopped), LOCK: b""}, [sys.executable, "-c", HOLDER, str(stopped / LOCK)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
-        try:
-            with pytest.raises(RunLocked, match="another process is training there"):
-                runs.train(RUN, stopped)
-            assert runs.contents(stopped) == before
-        finally:
-            other.kill()  # and the lock goes with it
-    ends_like_whole(stopped)
+@pytest.mark.parametrize("write", [0, 5, 7, 11])
+def test_after_a_full_disk_the_same_call_continues(write, tmp_path, monkeypatch, runs, ends_like_whole):
+    """The disk is full at the first file, after a checkpoint, at a checkpoint, and at the network."""
+    calls, flush = itertools.count(), os.fsync
 
-
-def openings(monkeypatch, full=None):
-    """The files that are opened to be written, in their order; the one with the number ``full`` is on a full disk."""
-    names, ordinary = [], pathlib.Path.open
-
-    def counted(path, mode="r", *more, **named):
-        if mode[0] in "wa":
-            names.append(path.name)
-            if len(names) - 1 == full:
-                path = pathlib.Path("/dev/full")
-        return ordinary(path, mode, *more, **named)
-
-    def flushed(descriptor):
-        if os.path.samestat(os.fstat(descriptor), os.stat("/dev/full")):  # an empty file finds out only here
+    def fsync(descriptor):
+        if next(calls) == write:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(descriptor)
 
-    monkeypatch.setattr(pathlib.Path, "open", counted)
-    monkeypatch.setattr(os, "fsync", flushed)
-    return names
-
-
-def test_a_full_disk_is_reported_and_the_same_call_continues_later(tmp_path, monkeypatch, runs, ends_like_whole):
-    """At each kind of write: a clear message, a checkpoint that loads once there is one, and the same end."""
-    monkeypatch.setattr(run_writer, "find_spec", lambda name: None)  # TensorBoard opens its files in its own way
-    with pytest.MonkeyPatch.context() as patch:
-        names = openings(patch)
-        runs.train(RUN, tmp_path / "counted")
-    epoch = ["checkpoint", "metrics", "probe"]
-    assert [name.split(".")[0] for name in names] == [
-        *("config", "identity", "environment", "metrics"),
-        *(epoch * 3),
-        *("predictions", "model"),
-    ]
-    for n in (0, 3, 4, 5, 7, len(names) - 2, len(names) - 1):
-        run = tmp_path / str(n)
-        message = r"could not be written \(No space left on device\); what was there before is kept\. Free some space"
-        with pytest.MonkeyPatch.context() as patch:
-            openings(patch, full=n)
-            with pytest.raises(bsam.BsamError, match=message):
-                runs.train(RUN, run)
-        finished = sum(name.startswith(CHECKPOINT) for name in names[:n])
-        assert (run / CHECKPOINT).exists() == (finished > 0)
-        if finished:
-            assert len(runs.load(run)["epochs"]) == finished
-        assert not list(run.glob("*.draft"))
-        ends_like_whole(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(bsam.BsamError, match="No space left"):
+            runs.train(RUN, tmp_path)
+    assert not list(tmp_path.glob("*.draft"))
+    assert not (tmp_path / "model.safetensors").exists()
+    ends_like_whole(tmp_path)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_no_checkpoint_is_written(tmp_path, runs):
+def test_a_non_finite_loss_ends_the_run_without_a_checkpoint(tmp_path, runs):
     run = replace(RUN, lr=1e30, probe=None)
-    message = r"training loss is nan in epoch 1: a smaller lr \(now 1e\+30\) or radius may help\. No epoch was finished"
+    message = r"training loss is nan in epoch 1: .*lr \(now 1e\+30\).* No epoch was finished"
     with pytest.raises(Diverged, match=message) as error:
         runs.train(run, tmp_path)
     assert not list(tmp_path.glob("checkpoint*"))
@@ -246,31 +193,30 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_no_checkpoint_is_written(tmp
     assert (state.diverged, str(state), state.ended, state.left) == (str(error.value), "diverged", True, 0)
 
 
-def test_a_loss_that_is_not_finite_later_leaves_the_last_good_checkpoint(tmp_path, runs, ends_like_whole):
+def test_a_non_finite_loss_in_a_later_epoch_keeps_the_last_good_checkpoint(tmp_path, runs, ends_like_whole):
     class Poisoned(Classification):
         def begin_epoch(self, epoch):
             super().begin_epoch(epoch)
-            self.poison = float("nan") if epoch == 2 else 1.0
+            self.poison = float("nan") if epoch == 1 else 1.0
 
         def losses(self, outputs, batch):
             return super().losses(outputs, batch) * self.poison
 
     Poisoned.__module__, Poisoned.__qualname__ = Classification.__module__, Classification.__qualname__
-    kept = rf"training loss is nan in epoch 3.*The checkpoint of epoch 2 is kept in {tmp_path}"
-    with pytest.raises(bsam.BsamError, match=kept):
+    with pytest.raises(Diverged, match=rf"epoch 2.*The checkpoint of epoch 1 is kept in {tmp_path}"):
         runs.train(RUN, tmp_path, task=Poisoned)
     state = runs.load(tmp_path)
-    assert [epoch["epoch"] for epoch in state["epochs"]] == [1, 2]
+    assert [epoch["epoch"] for epoch in state["epochs"]] == [1]
     assert all(t.isfinite().all() for t in state["network"].values())
     assert RunDir(tmp_path).state(RUN).diverged is not None
     ends_like_whole(tmp_path)
     assert (RunDir(tmp_path).state(RUN).diverged, (tmp_path / "diverged.json").exists()) == (None, False)
 
 
-def test_weights_that_the_last_step_of_an_epoch_ruined_are_not_saved(tmp_path, runs):
-    """The loss before that step is finite; the network after it is not."""
-    run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, epochs=2, batch=24)
-    with pytest.raises(bsam.BsamError, match=r"test loss is (nan|inf) in epoch 1.*No epoch was finished"):
+def test_weights_ruined_by_the_last_step_of_an_epoch_are_not_saved(tmp_path, runs):
+    """The loss before that step is finite."""
+    run = replace(RUN, method="sgd", arguments={}, probe=None, lr=1e30, batch=24)
+    with pytest.raises(Diverged, match="test loss"):
         runs.train(run, tmp_path)
     assert not list(tmp_path.glob("checkpoint*"))
 
@@ -288,61 +234,58 @@ class Harmful:
 def test_a_crafted_checkpoint_executes_nothing(stopped, tmp_path, runs):
     trap = tmp_path / "executed"
     torch.save({**runs.load(stopped), "epochs": Harmful(trap)}, stopped / CHECKPOINT)
-    with pytest.raises(bsam.BsamError, match=r"checkpoint\.pt cannot be read \(UnpicklingError\): remove it"):
+    with pytest.raises(bsam.BsamError, match="UnpicklingError"):
         runs.train(RUN, stopped)
     assert not trap.exists()
     torch.load(stopped / CHECKPOINT, weights_only=False)
-    assert trap.exists()  # it was a trap indeed
+    assert trap.exists()  # the trap works
 
 
-@pytest.mark.parametrize("content", [None, {}, {"network": {"other": torch.ones(2)}, "epochs": [], "readings": []}])
-def test_a_checkpoint_that_cannot_be_read_is_named_and_stays(content, stopped, runs, ends_like_whole):
-    if content is None:
-        os.truncate(stopped / CHECKPOINT, 1000)
-    else:
-        torch.save(content, stopped / CHECKPOINT)
-    before = runs.contents(stopped)
-    message = r"checkpoint\.pt cannot be read \(\w+\): remove it to train the run from the start"
-    with pytest.raises(bsam.BsamError, match=message):
-        runs.train(RUN, stopped)
-    assert {**runs.contents(stopped), LOCK: b""} == {**before, LOCK: b""}
+def test_a_checkpoint_that_cannot_be_read_is_kept(stopped, runs, ends_like_whole):
+    for content in (None, {}, {"network": {"other": torch.ones(2)}, "epochs": [], "readings": []}):
+        if content is None:
+            os.truncate(stopped / CHECKPOINT, 1000)
+        else:
+            torch.save(content, stopped / CHECKPOINT)
+        before = runs.contents(stopped)
+        with pytest.raises(bsam.BsamError, match=rf"{CHECKPOINT} cannot be read"):
+            runs.train(RUN, stopped)
+        assert {**runs.contents(stopped), LOCK: b""} == {**before, LOCK: b""}
     (stopped / CHECKPOINT).unlink()
     ends_like_whole(stopped)
 
 
-def test_a_network_without_a_checkpoint_is_not_trained_again(whole, tmp_path, runs):
+def test_a_network_without_a_checkpoint_is_kept(whole, tmp_path, runs):
     folder = shutil.copytree(whole, tmp_path / "run")
     (folder / CHECKPOINT).unlink()
-    with pytest.raises(bsam.BsamError, match=r"no checkpoint\.pt .* remove model\.safetensors"):
+    with pytest.raises(bsam.BsamError, match=CHECKPOINT):
         runs.train(RUN, folder)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def events(folder):
-    """(step, tag, value) of every event but the settings, as TensorBoard reads them; and the number of files."""
+    """Return (step, tag, value) of the events as TensorBoard reads them, without the settings, and the file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports
+        warnings.simplefilter("ignore")  # raised by its imports
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    files = list((folder / "tensorboard").glob("events.out.tfevents.*"))
-    found = (event for file in files for event in EventFileLoader(str(file)).Load())
-    values = ((e.step, v) for e in found for v in e.summary.value if not v.tag.startswith("_hparams_"))
-    return {(step, v.tag, v.tensor.float_val[0]) for step, v in values}, len(files)
+    (file,) = (folder / "tensorboard").glob("events.out.tfevents.*")
+    loaded = EventFileLoader(str(file)).Load()
+    values = ((e.step, v) for e in loaded for v in e.summary.value if not v.tag.startswith("_hparams_"))
+    return {(step, v.tag, v.tensor.float_val[0]) for step, v in values}, file
 
 
-def test_tensorboard_reads_each_epoch_once_also_after_interruptions(tmp_path, runs):
+def test_tensorboard_shows_each_epoch_once_after_an_interruption(tmp_path, runs):
     (tmp_path / "tensorboard").mkdir(parents=True)
     (other := tmp_path / "tensorboard" / "notes.txt").write_text("mine")
     (tmp_path / "config.json").write_text(json.dumps(RUN.settings()))
-    for stop in (1, 2, None):
+    for stop in (1, None):
         runs.train(RUN, tmp_path, stop=stop)
-        found, files = events(tmp_path)
+        shown, file = events(tmp_path)
         rows = RunDir(tmp_path).metrics()
         expected = {(row["epoch"], name, value) for row in rows for name, value in row.items() if name != "epoch"}
-        assert {(step, tag) for step, tag, _ in found} == {(step, tag) for step, tag, _ in expected}
-        assert sorted(value for *_, value in found) == pytest.approx(sorted(value for *_, value in expected), rel=1e-6)
-        assert files == 1
-        (file,) = (tmp_path / "tensorboard").glob("events*")
+        assert {(step, tag) for step, tag, _ in shown} == {(step, tag) for step, tag, _ in expected}
+        assert sorted(value for *_, value in shown) == pytest.approx(sorted(value for *_, value in expected), rel=1e-6)
         file.write_bytes(file.read_bytes() + b"\x18\x00\x00\x00\x00\x00\x00\x00half")  # as a killed process leaves it
     assert other.read_text() == "mine"
 

@@ -1,28 +1,24 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bsam
-from bsam.methods import METHODS
-from bsam.training.train_step import TrainStep, build_optimizer
+from bsam.training.train_step import build_optimizer
 
 KNOWN = {"seed": 7, "total_steps": 40, "samples": 24, "classes": 3}
 
 
-class Watched(nn.Module):
-    """Notes the first feature of every sample that it sees: its number."""
+class Recording(nn.Module):
+    """Records the first feature of every sample in a pass, which is its index."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Linear(4, 3)
-        self.seen = []
+        self.passes = []
 
     def forward(self, x):
-        self.seen.append(x[:, 0].long().tolist())
+        self.passes.append(x[:, 0].long().tolist())
         return self.body(x / 10)
 
 
@@ -33,43 +29,30 @@ def batch(start=8, size=8):
     return x, torch.randint(0, 3, (size,), generator=generator), index
 
 
-def made(method, **arguments):
-    model = Watched()
+def build(method, **arguments):
+    model = Recording()
     return build_optimizer(
         method, arguments, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, **KNOWN
     )
 
 
-@pytest.mark.parametrize("method", ["base", *METHODS])
-def test_every_method_is_made_and_steps(method):
-    learner = made(method)
-    own = learner.optimizer if learner.loss is None else learner.loss
-    assert type(own) is (torch.optim.SGD if method == "base" else METHODS[method])
-    before = copy.deepcopy(learner.model.state_dict())
-    for epoch in range(7):  # the losses have their second term from the sixth on
-        learner.begin_epoch(epoch)
-        learner.step(*batch())
-    assert all(not torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
-    assert all(p.grad is not None for p in learner.model.parameters())
-
-
-def test_a_method_gets_what_it_asks_for_and_the_arguments_come_first():
-    assert made("rst").optimizer.seed == 7
-    assert made("esam").optimizer.seed == 7
-    assert made("rst", seed=3).optimizer.seed == 3
-    assert made("aesam").optimizer.total_steps == 40
-    assert made("saf").loss.table.shape[1:] == (24, 3)
-    assert made("sam", rho=0.3).optimizer.param_groups[0]["rho"] == 0.3
+def test_a_method_gets_the_values_it_accepts_and_arguments_take_precedence():
+    assert build("rst").optimizer.seed == 7
+    assert build("esam").optimizer.seed == 7
+    assert build("rst", seed=3).optimizer.seed == 3
+    assert build("aesam").optimizer.total_steps == 40
+    assert build("saf").loss.table.shape[1:] == (24, 3)
+    assert build("sam", rho=0.3).optimizer.param_groups[0]["rho"] == 0.3
     with pytest.raises(TypeError, match="rhoo"):
-        made("sam", rhoo=0.3)
+        build("sam", rhoo=0.3)
 
 
 @pytest.mark.parametrize("method", ["base", "sam", "gam"])
 def test_a_step_is_the_step_on_the_mean_loss(method):
-    learner, other = made(method), made(method)
+    train_step, other = build(method), build(method)
     x, y, index = batch()
     for _ in range(3):
-        learner.step(x, y, index)
+        train_step.step(x, y, index)
 
         def closure():
             other.optimizer.zero_grad()
@@ -78,45 +61,39 @@ def test_a_step_is_the_step_on_the_mean_loss(method):
             return loss
 
         other.optimizer.step(closure)
-    for p, q in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+    for p, q in zip(train_step.model.parameters(), other.model.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=0, atol=1e-6)
 
 
-def test_a_method_that_chooses_gets_the_samples_that_it_chose():
-    learner = made("ksam", k=3)
+def test_ksam_passes_over_the_samples_that_it_chose():
+    train_step = build("ksam", k=3)
     x, y, index = batch()
-    losses = F.cross_entropy(learner.model(x), y, reduction="none")
+    losses = F.cross_entropy(train_step.model(x), y, reduction="none")
     hardest = sorted(index[losses.topk(3).indices].tolist())
-    learner.model.seen.clear()
-    learner.step(x, y, index)
-    assert learner.model.seen == [index.tolist(), hardest, hardest]
+    train_step.model.passes.clear()
+    train_step.step(x, y, index)
+    assert train_step.model.passes == [index.tolist(), hardest, hardest]
 
 
-def test_saf_knows_samples_by_their_place_in_the_training_set():
-    learner = made("saf", start_epoch=0, epochs_back=1)
+def test_saf_stores_logits_by_index_in_the_training_set():
+    train_step = build("saf", start_epoch=0, epochs_back=1)
     x, y, index = batch()
-    learner.begin_epoch(0)
-    logits = learner.model(x).detach()
-    learner.step(x, y, index)
-    assert (learner.loss.stamp[0] == 0).nonzero().flatten().tolist() == index.tolist()
-    assert torch.equal(learner.loss.table[0, index], logits.half())
-    learner.begin_epoch(1)
-    far = learner.losses(-x, y, index)
-    assert (far > F.cross_entropy(learner.model(-x), y, reduction="none")).all()
+    train_step.begin_epoch(0)
+    logits = train_step.model(x).detach()
+    train_step.step(x, y, index)
+    assert (train_step.loss.stamp[0] == 0).nonzero().flatten().tolist() == index.tolist()
+    assert torch.equal(train_step.loss.table[0, index], logits.half())
+    train_step.begin_epoch(1)
+    far = train_step.losses(-x, y, index)
+    assert (far > F.cross_entropy(train_step.model(-x), y, reduction="none")).all()
 
 
-def test_mesa_sees_the_inputs_and_follows_the_optimizer():
-    learner = made("mesa", start_epoch=0, decay=0.5)
+def test_mesa_averages_the_weights():
+    train_step = build("mesa", start_epoch=0, decay=0.5)
     x, y, index = batch()
-    learner.loss.average.seen.clear()
-    before = learner.model.body.weight.detach().clone()
-    learner.step(x, y, index)
-    assert learner.loss.average.seen == [index.tolist()]
-    assert not torch.equal(learner.model.body.weight, before)
-    assert torch.allclose(learner.loss.average.body.weight, (before + learner.model.body.weight) / 2)
-
-
-def test_the_loss_is_one_per_sample():
-    learner = TrainStep(nn.Linear(4, 3), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-    assert learner.losses(*batch()).shape == (8,)
-    assert isinstance(made("bsam").optimizer, bsam.BSAM)
+    train_step.loss.average.passes.clear()
+    before = train_step.model.body.weight.detach().clone()
+    train_step.step(x, y, index)
+    assert train_step.loss.average.passes == [index.tolist()]
+    assert not torch.equal(train_step.model.body.weight, before)
+    assert torch.allclose(train_step.loss.average.body.weight, (before + train_step.model.body.weight) / 2)
