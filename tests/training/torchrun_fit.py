@@ -1,4 +1,4 @@
-"""Started by test_distributed.py: what each process of a shared training sees and does.
+"""Train in two processes, for test_distributed.py.
 
 python torchrun_fit.py FOLDER
 """
@@ -16,45 +16,38 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bsam import BsamError, data
+from bsam import BsamError
 from bsam.tasks.classification import Classification
-from bsam.tasks.pose import Pose
 from bsam.tasks.task import TaskBatch
 from bsam.training.config import Run
 from bsam.training.loop import fit
 from bsam.training.run_dir import RunDir
 
-SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 256, "limit_test": 200, "seed": 4}
+SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 192, "limit_test": 50, "seed": 4}
 RUNS = {
-    "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=3, **SAME),
-    "sgd": Run("sgd", **SAME),
+    "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=2, **SAME),
     "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, **SAME),
 }
-FIGURES = 16
-PERSONS = {"task": "pose", "data": "stick_figures", "model": "simcc_resnet8", "label_smoothing": 0.0, "image_size": 32}
-JOINTS = Run("bsam", base="adam", lr=0.01, batch=8, epochs=2, **PERSONS)
-SHORT = {**SAME, "epochs": 1}
+SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {
     "ksam": Run("ksam", {"k": 16}, **SHORT),
-    "by default": Run("ksam", **{**SHORT, "batch": 128}),
-    "alone": Run("sam", {"m_sharpness": True}, **SHORT),
+    "default k": Run("ksam", **{**SHORT, "batch": 128}),
+    "m_sharpness": Run("sam", {"m_sharpness": True}, **SHORT),
 }
 REFUSED = {
     "saf": Run("saf", **SAME),
-    "odd": Run("sgd", **{**SAME, "batch": 63}),
-    "odd k": Run("ksam", {"k": 33}, **SAME),
+    "batch": Run("sgd", **{**SAME, "batch": 63}),
+    "k": Run("ksam", {"k": 33}, **SAME),
     **{name: Run(name, {"m_sharpness": True}, **SAME) for name in ("friendly_sam", "looksam", "aesam")},
-    "lost at last": Run("sgd", **{**SAME, "lr": 1e30, "batch": 256}),
+    "diverged": Run("sgd", **{**SAME, "lr": 1e30, "batch": 192}),
 }
 
 
-SEEN: list[list[int]] = []  # the places of the samples of each batch in this process
+class WithoutBatchNorm(Classification):
+    """Digits without batch norm, which would use the statistics of each process's part of the batch."""
 
-
-class Without(Classification):
-    """Digits by a network without batch norm, where every sample stands for itself: with it, each process would use the
-    statistics of its own part.
-    """
+    indices: ClassVar[list[list[int]]] = []  # the indices of the samples in each batch of this process
+    sizes: ClassVar[list[int]] = []  # the number of samples in each pass
 
     def network(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -62,69 +55,50 @@ class Without(Classification):
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)).to(self.device)
 
     def batch(self, index: Tensor) -> TaskBatch:
-        SEEN.append(index.tolist())
+        self.indices.append(index.tolist())
         return super().batch(index)
-
-
-class WithoutJoints(Pose):
-    """Likewise the joints of stick figures."""
-
-    def network(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.run.seed)
-            layers = nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 14 * 2 * 64), nn.Unflatten(1, (14, 2, 64))
-            return nn.Sequential(*layers).to(self.device)
-
-
-class Sized(Without):
-    """Notes how many samples each pass sees."""
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         self.sizes.append(len(outputs))
         return super().losses(outputs, batch)
 
-    sizes: ClassVar[list[int]] = []
-
 
 def main(folder: pathlib.Path, stop: bool) -> None:
-    """All cases, or the first one until its first epoch is done."""
+    """Train all runs, or only the first epoch of the first run."""
     torch.set_num_threads(1)
-    rank, ordinary, told = int(os.environ["RANK"]), pathlib.Path.open, []
+    rank, ordinary, epochs = int(os.environ["RANK"]), pathlib.Path.open, []
     notes: dict[str, object] = {}
 
-    def watched(path: pathlib.Path, mode: str = "r", *more: object, **named: object) -> object:
+    def guarded(path: pathlib.Path, mode: str = "r", *more: object, **named: object) -> object:
         if rank and mode[0] in "wax":
             raise AssertionError(f"rank {rank} writes {path}")
         return ordinary(path, mode, *more, **named)  # type: ignore[call-overload]
 
-    def each(epoch: int, metrics: object) -> None:
-        told.append(epoch)
+    def on_epoch(epoch: int, metrics: object) -> None:
+        epochs.append(epoch)
         if stop:
-            raise InterruptedError("as a kill would")
+            raise InterruptedError("stopped by the test")
 
-    pathlib.Path.open = watched  # type: ignore[method-assign, assignment]
+    pathlib.Path.open = guarded  # type: ignore[method-assign, assignment]
     for name, run in RUNS.items():
-        result = fit(run, folder / name, device="cpu", task=Without, on_epoch=each)
+        result = fit(run, folder / name, device="cpu", task=WithoutBatchNorm, on_epoch=on_epoch)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
-    seen = list(SEEN)
-    data.NUM_FIGURES = FIGURES
-    result = fit(JOINTS, folder / "joints", device="cpu", task=WithoutJoints)
-    notes["joints"] = [epoch.metrics["train_loss"] for epoch in result.epochs]
+    notes |= {"on_epoch": epochs, "batches": list(WithoutBatchNorm.indices)}
     for name, run in SIZED.items():
-        Sized.sizes.clear()
-        fit(run, device="cpu", task=Sized)
-        notes[name] = list(Sized.sizes)
+        WithoutBatchNorm.sizes.clear()
+        fit(run, device="cpu", task=WithoutBatchNorm)
+        notes[name] = list(WithoutBatchNorm.sizes)
     for name, run in REFUSED.items():
         try:
-            fit(run, folder / "refused" / name, device="cpu", task=Without)
-        except BsamError as refusal:
-            notes[name] = str(refusal)
+            fit(run, folder / "refused" / name, device="cpu", task=WithoutBatchNorm)
+        except BsamError as error:
+            notes[name] = str(error)
     pathlib.Path.open = ordinary  # type: ignore[method-assign]
-    (folder / f"rank{rank}.json").write_text(json.dumps({**notes, "told": told, "seen": seen}))
+    (folder / f"rank{rank}.json").write_text(json.dumps(notes))
 
 
 def two_processes(folder: pathlib.Path, stop: bool) -> int:
-    """Fork two processes, each with the environment that torchrun gives it; the first exit status that is not 0."""
+    """Fork two processes with the environment variables of torchrun; return the first exit status that is not 0."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -143,9 +117,8 @@ def two_processes(folder: pathlib.Path, stop: bool) -> int:
 
 
 if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1])
-    found = []
+    folder, outcomes = pathlib.Path(sys.argv[1]), []
     for stop in (True, False):
         status = two_processes(folder, stop)
-        found.append({"status": status, "epochs": [row["epoch"] for row in RunDir(folder / "bsam").metrics()]})
-    (folder / "statuses.json").write_text(json.dumps(found))
+        outcomes.append({"status": status, "epochs": [row["epoch"] for row in RunDir(folder / "bsam").metrics()]})
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
