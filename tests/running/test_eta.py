@@ -20,6 +20,6 @@ def test_the_estimate():
     assert eta.left(measured(replace(sam, weight_bits=4))) is None
     assert eta.left(replace(measured(sgd), diverged="nan")) == 0
     eta = EtaEstimator([measured(sgd, 1.0), measured(sam, 3.0)])
-    assert eta.left(measured(sam)) == 10 * 3.0  # its own number of passes comes first
+    assert eta.left(measured(sam)) == 10 * 3.0  # the same number of passes takes precedence
     states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
     assert eta.total(states) == (2 * 1.0 + 10 * 3.0, 1)

@@ -21,33 +21,27 @@ from processes import PRELOAD  # the workers are forked from a process that has 
 RUN = Run("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
 
 
-def same_end(one, other):
-    assert one.finished
-    assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
-    assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
-
-
-def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, monkeypatch):
-    """One run fails and one diverges, one begins with another one, and a process is killed after an epoch."""
+def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_path, monkeypatch):
+    """One run fails, one diverges, one starts from another one, and a process is killed after an epoch."""
     assert "bsam.cli" in PRELOAD
     good = [replace(RUN, seed=1, radius=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
-    begun = replace(RUN, seed=4, init=run_dir_name(good[0]))
-    wild, wrong = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
-    runs, killed, progress, told = [begun, wrong, wild, *good], [], [], []
+    next_run = replace(RUN, seed=4, init=run_dir_name(good[0]))
+    diverging, failing = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
+    runs, killed, history, messages = [next_run, failing, diverging, *good], [], [], []
     monkeypatch.setattr(runner, "LOOK", 0.05)
 
-    def kill(found):
-        progress.append(found)
+    def kill(progress):
+        history.append(progress)
         long = state_of(good[1], tmp_path / "there")
         if 0 < len(long.epochs) < 12 and not killed:
             killed.append(int((long.path / "log.txt").read_text().split("process ")[1].split()[0]))
             os.kill(killed[0], signal.SIGKILL)
 
-    callbacks = Callbacks(on_progress=kill, on_end=lambda state, found, failed: kill(found), on_message=told.append)
-    with LocalProcesses(2, "cpu", 1) as pool, pytest.raises(RunsFailed, match="rho must be") as failure:
+    callbacks = Callbacks(on_progress=kill, on_end=lambda _, progress, __: kill(progress), on_message=messages.append)
+    with LocalProcesses(2, "cpu", 1) as pool, pytest.raises(RunsFailed, match="rho") as failure:
         run_all(runs, tmp_path / "there", callbacks, pool)
-    assert sum(f"The process of {run_dir_name(good[1])} was killed" in sentence for sentence in told) == 1
-    assert list(failure.value.failed) == [run_dir_name(wrong)]
+    assert sum(run_dir_name(good[1]) in message and "killed" in message for message in messages) == 1
+    assert list(failure.value.failed) == [run_dir_name(failing)]
     there = [state_of(run, tmp_path / "there") for run in runs]
     assert [str(state) for state in there] == ["done", "missing", "diverged", "done", "done", "done"]
     log = (there[4].path / "log.txt").read_text()
@@ -55,13 +49,15 @@ def test_two_processes_end_as_one_does_and_one_that_is_killed_goes_on(tmp_path, 
     assert killed
     assert killed[0] != os.getpid()
     assert "epoch 12 of 12: train_loss" in log
-    assert max(found.running for found in progress) == 2
-    assert (progress[-1].done, progress[-1].failed, progress[-1].left) == (4, 2, (0.0, 0))
-    here = run_all([*good, begun], tmp_path / "here", device="cpu")
+    assert max(progress.running for progress in history) == 2
+    assert (history[-1].done, history[-1].failed, history[-1].left) == (4, 2, (0.0, 0))
+    here = run_all([*good, next_run], tmp_path / "here", device="cpu")
     for one, other in zip([*there[3:], there[0]], here, strict=True):
-        same_end(one, other)
+        assert one.finished
+        assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
+        assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
     monkeypatch.setattr(executors, "worker_pool", None)
-    with LocalProcesses(2, "cpu") as pool:  # nothing is left to do, and no process is started
+    with LocalProcesses(2, "cpu") as pool:  # nothing is left to do, so no process is started
         run_all(good, tmp_path / "there", executor=pool)
 
 
@@ -70,19 +66,19 @@ def settings_of(job):
     return os.getpid(), job.options["device"], os.environ["CUDA_MPS_PIPE_DIRECTORY"], torch.get_num_threads()
 
 
-def test_processes_have_a_device_and_threads_find_mps_and_are_replaced(control, tmp_path, monkeypatch):
+def test_processes_have_devices_threads_and_mps_and_are_replaced(control, tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "spread", lambda device, slots: ["cuda:0", "cuda:1", "cuda:0"])
     monkeypatch.setattr(executors, "train_in_worker", settings_of)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
-    given = RunJob(RUN, tmp_path, {"device": "auto"})
+    run_job = RunJob(RUN, tmp_path, {"device": "auto"})
     with pytest.raises(KeyboardInterrupt), LocalProcesses(3) as pool:  # noqa: PT012
         pids, devices, folders, threads = zip(
-            *[future.result() for future in [pool.submit(given, None, None) for _ in range(2)]], strict=True
+            *[future.result() for future in [pool.submit(run_job, None, None) for _ in range(2)]], strict=True
         )
-        os.kill(pids[0], signal.SIGKILL)  # while it has nothing to do
+        os.kill(pids[0], signal.SIGKILL)  # while it is idle
         while pool._slots[0].pool._broken is False:
             time.sleep(0.01)
-        again, device, *_ = pool.submit(given, None, None).result()
+        again, device, *_ = pool.submit(run_job, None, None).result()
         raise KeyboardInterrupt
     assert (len({*pids, again, os.getpid()}), device) == (4, "cuda:0")
     assert devices == ("cuda:0", "cuda:1")
@@ -91,8 +87,8 @@ def test_processes_have_a_device_and_threads_find_mps_and_are_replaced(control, 
     assert control.read_text().split() == ["get_server_list", "quit"]
 
 
-def test_what_a_worker_prints_is_in_the_log(tmp_path, monkeypatch, capfd):
-    """Also what libraries in C print; and afterwards it is not."""
+def test_the_output_of_a_worker_goes_to_the_log(tmp_path, monkeypatch, capfd):
+    """Also that of C libraries, but not what is printed afterwards."""
 
     def fit(*_, on_message, **options):
         print("of Python", flush=True)
@@ -101,10 +97,10 @@ def test_what_a_worker_prints_is_in_the_log(tmp_path, monkeypatch, capfd):
         on_message("for the user")
 
     monkeypatch.setattr(job, "fit", fit)
-    given = RunJob(RUN, tmp_path)
-    assert train_in_worker(given).messages == ("for the user",)
+    run_job = RunJob(RUN, tmp_path)
+    assert train_in_worker(run_job).messages == ("for the user",)
     os.write(1, b"later\n")
-    log = given.log.read_text().splitlines()
+    log = run_job.log.read_text().splitlines()
     assert {"of Python", "of C", "errors of C"} < set(log)
     assert capfd.readouterr() == ("later\n", "")
 
@@ -121,9 +117,9 @@ def test_processes_are_spread_over_the_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert spread("auto", 3) == spread("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
-    assert spread("cuda:1", 2) == ["cuda:1", "cuda:1"]  # where all are asked for on one
+    assert spread("cuda:1", 2) == ["cuda:1", "cuda:1"]
     assert spread("cpu", 2) == ["cpu", "cpu"]
-    with pytest.raises(bsam.BsamError, match="jobs must be"):
+    with pytest.raises(bsam.BsamError, match="jobs"):
         LocalProcesses(0)
 
 
@@ -141,7 +137,7 @@ echo "$command" >> "$CALLS"
 
 @pytest.fixture
 def control(tmp_path, monkeypatch):
-    """A program in place of NVIDIA's; the file to which it adds what it is asked."""
+    """Install a stand-in for NVIDIA's program, and return the file to which it appends its commands."""
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text(CONTROL)
     program.chmod(0o755)
@@ -154,20 +150,19 @@ def control(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("case", "words", "calls"),
     [
-        ("", "is on for this command", ["get_server_list", "quit"]),
-        ("DENIED", "is not on (denied)", ["get_server_list", "quit"]),
+        ("", "is on", ["get_server_list", "quit"]),
+        ("DENIED", "denied", ["get_server_list", "quit"]),
         ("RUNS_ALREADY", None, ["get_server_list"]),
-        ("PATH", "No such file or directory: 'nvidia-cuda-mps-control'): runs on one GPU take turns", []),
+        ("PATH", "No such file", []),
     ],
 )
-def test_mps_is_started_and_stopped_or_it_is_said_that_it_is_not_on(case, words, calls, control, monkeypatch):
-    """With a program in place of NVIDIA's, which is stopped also where the block is interrupted."""
+def test_mps_is_started_and_stopped_or_reported_as_off(case, words, calls, control, monkeypatch):
     control.touch()
     if case:
         monkeypatch.setenv(case, "" if case == "PATH" else "1")
-    told = []
-    with pytest.raises(KeyboardInterrupt), nvidia_mps(told.append) as environment:  # noqa: PT012
+    messages = []
+    with pytest.raises(KeyboardInterrupt), nvidia_mps(messages.append) as environment:  # noqa: PT012
         assert ("CUDA_MPS_PIPE_DIRECTORY" in environment) == (case == "")
         raise KeyboardInterrupt
     assert control.read_text().split() == calls
-    assert [words in sentence for sentence in told] == ([] if words is None else [True])
+    assert [words in message for message in messages] == ([] if words is None else [True])

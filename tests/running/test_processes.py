@@ -13,30 +13,29 @@ from bsam.running.processes import worker_pool
 from processes import Process
 
 
-def refuse():
-    raise bsam.BsamError("not like this")
+def fail():
+    raise bsam.BsamError("in the worker")
 
 
-def test_calls_in_another_process_with_its_threads_and_variables():
+def test_a_worker_has_its_threads_and_variables_and_ignores_ctrl_c():
     with worker_pool(1, threads=2, environment={"BSAM_OF_THE_TEST": "there"}) as pool:
         pid = pool.submit(os.getpid).result()
         assert pid != os.getpid()
-        os.kill(pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
+        os.kill(pid, signal.SIGINT)
         assert pool.submit(os.getpid).result() == pid
         assert pool.submit(torch.get_num_threads).result() == 2
         assert pool.submit(os.getenv, "BSAM_OF_THE_TEST").result() == "there"
-        with pytest.raises(bsam.BsamError, match="not like this"):
-            pool.submit(refuse).result()
+        with pytest.raises(bsam.BsamError, match="in the worker"):
+            pool.submit(fail).result()
     assert not is_alive(pid)
 
 
 def is_alive(pid):
     stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"  # nobody waits for orphans
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"  # nobody reaps orphans
 
 
-def test_processes_are_killed_when_the_block_ends_by_an_exception():
-    """Also where one of them has ended."""
+def test_an_exception_in_the_block_kills_the_workers():
     with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:  # noqa: PT012
         pid = pool.submit(os.getpid).result()
         future = pool.submit(signal.pause)
@@ -49,13 +48,13 @@ def test_processes_are_killed_when_the_block_ends_by_an_exception():
 
 def die_beside_a_worker(path):
     get_context = multiprocessing.get_context
-    multiprocessing.get_context = lambda method: get_context("fork")  # another fork server would import torch again
+    multiprocessing.get_context = lambda method: get_context("fork")  # another fork server would import torch
     with worker_pool(1) as pool:
         path.write_text(str(pool.submit(os.getpid).result()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path):
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
     assert Process(die_beside_a_worker, tmp_path / "pid").wait() == -signal.SIGKILL
     pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 20
     while is_alive(pid):
