@@ -1,4 +1,4 @@
-"""Files that cannot be read or reached: each is named in a sentence, with status 2."""
+"""Commands report files that cannot be read or reached in one sentence, with status 2."""
 
 import contextlib
 import errno
@@ -18,17 +18,18 @@ from bsam.report import measurements
 from bsam.training.run_dir import RunDir, run_dir_name
 
 LONG = "x" * 300
-TRAIN = ("train", "--method", "sam", "--epochs", "2", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
-SMALL = (*TRAIN, "--curvature", "--probe", "1")
+TRAIN = ("train", "--method", "sam", "--epochs", "1", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
+SMALL = (*TRAIN, "--probe", "1")
 FLATNESS = ("--k", "1", "--tol", "0.1", "--trace-samples", "6", "--density-steps", "2", "--density-probes", "1")
 CHEAP = (*FLATNESS, "--points", "3", "--images", "50", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run, and what was measured on it."""
+    """A folder with a finished run and its measurements."""
     folder = tmp_path_factory.mktemp("finished")
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurements, "_draw", lambda *_: [])
         assert cli.main([*SMALL, "--out", "run"]) == 0
         assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
     return folder
@@ -36,14 +37,14 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def home(finished, tmp_path, monkeypatch):
-    """A copy of it, as the current folder."""
+    """A copy of that folder, as the current folder."""
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def sentence(capsys, *arguments):
-    """What is said by a command that is refused."""
+    """Return the error message of a command."""
     capsys.readouterr()
     assert cli.main(list(map(str, arguments))) == 2
     error = capsys.readouterr().err
@@ -52,36 +53,30 @@ def sentence(capsys, *arguments):
     return error
 
 
-def test_a_network_of_another_architecture_is_named_with_the_reason(home, capsys):
+def test_a_network_of_another_architecture(home, capsys):
     weights = RunDir(home / "run").weights()
     name = next(name for name, t in weights.items() if t.dim() == 1)
     (home / "run/model.safetensors").write_bytes(save({**weights, name: torch.zeros(3)}))
-    said = sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
-    assert f"size mismatch for {name}" in said
-    assert "remove it, then run the command that trained it again, which writes the file from the checkpoint" in said
+    assert f"size mismatch for {name}" in sentence(capsys, "flatness", "run", "--out", "other", *CHEAP)
 
 
-def test_measurements_are_read_again_and_stay_as_they_are(home, monkeypatch):
-    file = home / "flatness/flatness.json"
-    before = file.read_bytes()
-    monkeypatch.setattr(measurements, "measure", lambda *_: pytest.fail("it measures"))
-    monkeypatch.setattr(measurements, "_draw", lambda *_: [])  # the same figures as when it was measured
-    assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
-    assert file.read_bytes() == before
-
-
-def test_numbers_that_are_not_finite_and_notes_are_accepted(home, monkeypatch):
-    file = home / "flatness/flatness.json"
+def test_measurements_are_read_also_with_nulls_notes_and_a_long_name(home, monkeypatch):
+    file, name = home / "flatness/flatness.json", "r" * 255
+    (home / "run").rename(name)
     content = json.loads(file.read_bytes())
     (entry,) = content["models"]
     entry["sharpness"]["cosine"] = entry["trace"]["standard_error"] = entry["landscape"]["loss"][0][0] = None
     entry["trace"]["note"] = "some products were not recorded"
-    file.write_text(json.dumps(content))
+    entry["file"] = name
+    file.write_text(before := json.dumps(content))
     monkeypatch.setattr(measurements, "measure", lambda *_: pytest.fail("it measures"))
-    assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
+    assert cli.main(["flatness", name, "--out", "flatness", *CHEAP]) == 0
+    assert file.read_text() == before
+    (figure,) = (home / "flatness").glob("probe_*.png")
+    assert figure.name == f"probe_{'r' * 50}.png"
 
 
-DAMAGED = {  # a file, and the commands that read it
+DAMAGED = {  # files, and the commands that read them
     "flatness/flatness.json": ["flatness run --out flatness"],
     "run/config.json": ["train --out run", "flatness run --out other"],
     "run/metrics.jsonl": ["train --out run", "flatness run --out other"],
@@ -90,19 +85,19 @@ DAMAGED = {  # a file, and the commands that read it
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_file_that_cannot_be_read_is_named_and_stays(name, home, capsys):
+def test_a_damaged_file_is_kept(name, home, capsys):
     file = home / name
     content = file.read_bytes()[:100]
     file.write_bytes(content)
     for command in DAMAGED[name]:
         command_name, *arguments = command.split()
         options = SMALL[1:] if command_name == "train" else CHEAP
-        said = sentence(capsys, command_name, *arguments, *options)
-        assert re.search(rf"{name} cannot be read \(\w+\): .*remove", said)
+        error = sentence(capsys, command_name, *arguments, *options)
+        assert re.search(rf"{name} cannot be read \(\w+\): .*remove", error)
     assert file.read_bytes() == content
 
 
-def test_a_report_names_a_run_whose_file_cannot_be_read(tmp_path, capsys):
+def test_a_report_with_a_damaged_run(tmp_path, capsys):
     out = tmp_path / "out"
     run = next(run for run in RECIPES["sharpness-curves"].runs("smoke") if run.method == "sam")
     assert cli.main(["run", "sharpness-curves", "--only", "sam", "--device", "cpu", "--out", str(out)]) == 0
@@ -110,8 +105,7 @@ def test_a_report_names_a_run_whose_file_cannot_be_read(tmp_path, capsys):
         file = out / run_dir_name(run) / name
         content = file.read_bytes()
         file.write_text("{")
-        said = sentence(capsys, "run", "sharpness-curves", "--out", out, "--report")
-        assert f"{file} cannot be read (JSONDecodeError): " in said
+        assert f"{file} cannot be read" in sentence(capsys, "run", "sharpness-curves", "--out", out, "--report")
         file.write_bytes(content)
 
 
@@ -133,22 +127,22 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_name_of_300_characters_is_refused(command, home, capsys):
-    said = sentence(capsys, *(argument.format(LONG) for argument in COMMANDS[command]))
-    assert LONG in said
-    assert "File name too long" in said
+def test_a_name_of_300_characters(command, home, capsys):
+    error = sentence(capsys, *(argument.format(LONG) for argument in COMMANDS[command]))
+    assert LONG in error
+    assert "File name too long" in error
 
 
-def test_a_default_name_of_300_characters_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_default_name_of_300_characters(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     beta = f"beta=[{','.join(['1.000000000001'] * 30)}]"
-    said = sentence(capsys, "train", "--method", "gam", "--set", beta, "--epochs", "1", "--device", "cpu")
-    assert "File name too long" in said
+    error = sentence(capsys, "train", "--method", "gam", "--set", beta, "--epochs", "1", "--device", "cpu")
+    assert "File name too long" in error
 
 
 @pytest.fixture
 def closed(home, monkeypatch):
-    """A folder that this user may not look into, as far as Python can on_message: for root there is none."""
+    """A folder that Python functions report as forbidden, since root may read every folder."""
     (home / "closed").mkdir()
 
     def guarded(ordinary):
@@ -166,26 +160,17 @@ def closed(home, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_without_permission_is_refused(command, closed, capsys):
+def test_a_folder_without_permission(command, closed, capsys):
     if command == "train below":
         (Path("runs") / closed).mkdir(parents=True)
-    said = sentence(capsys, *(argument.format(f"{closed}/further") for argument in COMMANDS[command]))
-    assert closed in said
-    assert "Permission denied" in said
+    error = sentence(capsys, *(argument.format(f"{closed}/further") for argument in COMMANDS[command]))
+    assert closed in error
+    assert "Permission denied" in error
 
 
-def test_an_error_of_the_operating_system_says_what_to_do(capsys, monkeypatch):
+def test_an_error_of_the_operating_system(capsys, monkeypatch):
     def fail(arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
     monkeypatch.setattr(cli.listing, "_list", fail)
-    mend = "Check the path and its permissions, or choose another path."
-    assert sentence(capsys, "list") == f"bsam: some/file: Read-only file system. {mend}\n"
-
-
-def test_a_run_with_a_long_name_has_a_shorter_title(home):
-    name = "r" * 255
-    (home / "run").rename(name)
-    assert cli.main(["flatness", name, "--out", "out", *CHEAP]) == 0
-    (figure,) = (home / "out").glob("probe_*.png")
-    assert figure.name == f"probe_{'r' * 50}.png"
+    assert "some/file: Read-only file system" in sentence(capsys, "list")
