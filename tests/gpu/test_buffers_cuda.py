@@ -1,4 +1,4 @@
-"""Buffers that move in every pass, on a CUDA device: eager, compiled and captured steps."""
+"""Buffers that every pass updates, in eager, compiled and captured steps on a CUDA device."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_sam_without_a_radius_equals_its_base(name):
     assert_same(model, other, 0)
 
 
-@pytest.mark.filterwarnings("default")  # inductor's own imports warn
+@pytest.mark.filterwarnings("default")  # importing inductor warns
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_compiled_network_equals_the_eager_one(name):
     (model, x), (other, _) = task(name), task(name)
@@ -99,6 +99,6 @@ def test_check_changes_nothing_on_the_device():
     assert optimizer.check(lambda: nn.functional.dropout(model(x), 0.5).square().mean()) == []
     assert torch.equal(generator, torch.cuda.get_rng_state())
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-    assert optimizer.check(lambda: model(x * torch.rand(()).item()).square().mean()) == []  # drawn from the CPU's
+    assert optimizer.check(lambda: model(x * torch.rand(()).item()).square().mean()) == []  # drawn on the CPU
     batches = iter(torch.randn(2, 16, 4, device="cuda"))
     assert len(optimizer.check(lambda: model(next(batches)).square().mean())) == 1

@@ -1,6 +1,4 @@
-"""What only a CUDA device can show: no host synchronisation, capture in a CUDA graph, half precision with a scaler,
-compiled CUDA graphs.
-"""
+"""No host synchronisation, capture in a CUDA graph, half precision with a scaler, and compiled CUDA graphs."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def batch(dtype=torch.float32):
 
 
 def closure_of(optimizer, model, x, y):
-    """The mean loss; one loss per sample of those asked for, where a method chooses samples (which need not be on the
-    device of x).
-    """
+    """Return a closure for the mean loss, or for the loss of each chosen sample if the method selects samples."""
 
     def closure(indices=slice(None)):
         chosen = [t[indices if isinstance(indices, slice) else indices.to(t.device)] for t in (x, y)]
@@ -125,7 +121,7 @@ def test_no_host_synchronisation_in_a_step(method, base):
         try:
             with pytest.raises(RuntimeError, match="synchronizing"):
                 x.sum().item()  # the check itself works
-            for _ in range(6):  # steps of both kinds, where a method has two
+            for _ in range(6):  # both kinds of steps, if a method has two
                 optimizer.step(closure)
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -134,9 +130,7 @@ def test_no_host_synchronisation_in_a_step(method, base):
 @pytest.mark.parametrize("name", sorted(WAITING))
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_these_wait_for_the_device(name):
-    """So that they are left out above for no other reason; and such an error in the middle of a step leaves the weights
-    as they were.
-    """
+    """Only for that reason they are left out above. An error during a step leaves the weights unchanged."""
     model, (x, y) = network(), batch()
     optimizer = METHODS[name](BASES["sgd"](model.parameters()), model)
     optimizer.step(closure_of(optimizer, model, x, y))
@@ -156,7 +150,7 @@ def test_these_wait_for_the_device(name):
 def test_a_captured_step_replays_to_the_weights_of_the_eager_step(method, base):
     stream = torch.cuda.Stream()
     options = {"capturable": True} if base is BASES["adamw"] else {}
-    with torch.cuda.stream(stream):  # all that is captured lives on one stream from the start
+    with torch.cuda.stream(stream):  # everything captured is on one stream from the start
         model, (x, y) = network(), batch()
         optimizer = method(base(model.parameters(), **options), model)
         for _ in range(3):
@@ -193,8 +187,8 @@ def test_the_gpu_equals_the_cpu_in_double(method, base):
 
 
 def test_single_precision_agrees_with_double_on_the_cpu(method):
-    """Single precision takes other kernels than double: factors stay on the device, and products need no memory. (Adam
-    would divide rounding by rounding.)
+    """Single precision uses other kernels: factors stay on the device, and products need no memory. Adam is left out,
+    since it would divide rounding errors by rounding errors.
     """
     ends = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
@@ -212,7 +206,7 @@ def test_single_precision_agrees_with_double_on_the_cpu(method):
 
 
 def test_half_precision_with_a_scaler(method, base):
-    """Overflows at first, then trains as the run without a scaler does in single precision."""
+    """After overflows at first, training is as in single precision without a scaler."""
     model, (x, y) = network(), batch()
     optimizer = method(base(model.parameters()), model)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40)
@@ -240,14 +234,14 @@ def test_half_precision_with_a_scaler(method, base):
     assert 0 < skipped < 40
     part = isinstance(
         optimizer, (bsam.ESAM, bsam.KSAM)
-    )  # who learns from a part of the batch lowers the loss of the whole less
+    )  # a method that uses a part of the batch lowers the loss of the whole less
     assert losses[-1] < losses[0] * (0.9 if part else 0.8)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     state = optimizer.state_dict()
     kept = [value for entry in state["state"].values() for name, value in entry.items() if name in optimizer.vectors]
     numbers = [group[name] for group in state["param_groups"] for name in optimizer.numbers]
     assert all(torch.isfinite(value).all() for value in kept)
-    assert all(math.isfinite(number) for number in numbers)  # no overflow was remembered
+    assert all(math.isfinite(number) for number in numbers)  # no overflow is left in the state
 
 
 @pytest.mark.parametrize("around", [False, True])
@@ -267,9 +261,9 @@ def test_bf16_autocast_sees_the_moved_weights(around):
     assert seen[2] < seen[0] < seen[1]
 
 
-@pytest.mark.filterwarnings("default")  # inductor's own imports warn
+@pytest.mark.filterwarnings("default")  # importing inductor warns
 def test_a_model_compiled_with_cuda_graphs():
-    """Its gradients live in memory that the next pass overwrites: they have to be copied out."""
+    """The next pass overwrites the memory of the gradients, which have to be copied."""
     torch._dynamo.reset()
     model, (x, y) = network(), batch()
     twin = copy.deepcopy(model)

@@ -38,7 +38,7 @@ def setting(device, *extra):
     first = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
     model = nn.Sequential(*first, *extra, nn.Flatten(), nn.Linear(4 * 25, 5)).double()
     x, y = torch.randn(40, 2, 5, 5).double(), torch.randint(5, (40,))
-    model(x)  # statistics of its own
+    model(x)  # updates the running statistics
     model, x, y = copy.deepcopy(model).to(device), x.to(device), y.to(device)
     return model, [(x[:25], y[:25]), (x[25:], y[25:])]
 
@@ -57,38 +57,38 @@ def test_products_equal_those_of_the_cpu(mode, extra):
             with H.linearized(1 << 30) as recording:
                 products.append(H.times(H.random(torch.Generator().manual_seed(1))).cpu())
             assert recording.recorded == (0 if extra else 2), recording.note
-    for found in products[2:]:
-        torch.testing.assert_close(found, products[0], rtol=1e-10, atol=1e-12)
+    for product in products[2:]:
+        torch.testing.assert_close(product, products[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(products[1], products[0], rtol=1e-10, atol=1e-12)
 
 
 def test_spectra_equal_those_of_the_cpu():
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         model, data = setting(device)
         H = HessianOperator(model, F.cross_entropy, data)
         top = top_eigenvalues(H, k=10, tol=1e-9)
         assert top.converged
         density = spectral_density(H, steps=20, probes=2)
-        found.append(np.concatenate([top.values, [trace(H, samples=12).value], [density.weights @ density.nodes]]))
-    np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-10)
+        results.append(np.concatenate([top.values, [trace(H, samples=12).value], [density.weights @ density.nodes]]))
+    np.testing.assert_allclose(*results, rtol=1e-8, atol=1e-10)
 
 
 def test_sharpness_and_landscapes_equal_those_of_the_cpu():
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         model, data = setting(device)
         measured = sharpness(model, F.cross_entropy, data, random_directions=3)
         land = landscape(model, F.cross_entropy, data, points=3)
         assert land.loss[1, 1] == measured.loss
-        found.append(
+        results.append(
             np.concatenate([land.loss.reshape(-1), [measured.bilateral, measured.cosine, measured.average_sharpness]])
         )
-    np.testing.assert_allclose(*found, rtol=1e-9)
+    np.testing.assert_allclose(*results, rtol=1e-9)
 
 
 class Function(nn.Linear):
-    """Adds a function of the weight to what a layer gives."""
+    """Adds a function of the weight to the output of a layer."""
 
     def __init__(self, function):
         super().__init__(4, 4)
@@ -125,7 +125,7 @@ NETS = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NETS)
-def test_what_was_wrong_in_forward_mode_equals_the_cpu(name, dtype):
+def test_operations_that_were_wrong_in_forward_mode_equal_the_cpu(name, dtype):
     products = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
@@ -143,8 +143,8 @@ def test_what_was_wrong_in_forward_mode_equals_the_cpu(name, dtype):
         with H.linearized(1 << 30):
             products.append(H.times(v).cpu())
     tolerance = 1e-9 if dtype == torch.float64 else 2e-3
-    for found in products[1:]:
-        assert float((found - products[0]).norm() / products[0].norm()) < tolerance
+    for product in products[1:]:
+        assert float((product - products[0]).norm() / products[0].norm()) < tolerance
 
 
 def test_a_recurrent_network_has_a_sharpness():

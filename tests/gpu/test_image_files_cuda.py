@@ -1,4 +1,4 @@
-"""Trainings on images that stay in host memory, mapped from a file: the same as with the images on the device."""
+"""Training on images mapped from a file in host memory equals training on images on the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _deterministic():
 
 @pytest.fixture
 def data(tmp_path):
-    """160 images of 24 x 24 pixels, mapped from a file; those with a digest stay there."""
+    """160 images of 24 x 24 pixels, mapped from a file; with a digest they stay there."""
     random = np.random.default_rng(0)
     np.save(tmp_path / "pixels.npy", random.integers(0, 256, (160, 24, 24, 3), np.uint8))
     images = torch.from_numpy(np.load(tmp_path / "pixels.npy", mmap_mode="c")).permute(0, 3, 1, 2)
@@ -55,17 +55,17 @@ RUNS = {
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_mapped_images_train_bit_for_bit_as_images_on_the_device(run, data):
     run = replace(run, model="resnet8", data="cifar10", epochs=3, batch=16, lr=0.02)  # 24 steps, with augmentation
-    mapped, found = train(run, data)
-    own, expected = train(run, replace(data, digest=None))
-    assert (mapped.task._train.x.device.type, own.task._train.x.device.type) == ("cpu", "cuda")
-    assert isinstance(mapped.take_step, CapturedSteps) == isinstance(own.take_step, CapturedSteps) == run.capture
-    assert found == expected
+    mapped, metrics = train(run, data)
+    on_device, expected = train(run, replace(data, digest=None))
+    assert (mapped.task._train.x.device.type, on_device.task._train.x.device.type) == ("cpu", "cuda")
+    assert isinstance(mapped.take_step, CapturedSteps) == isinstance(on_device.take_step, CapturedSteps) == run.capture
+    assert metrics == expected
     for name, tensor in mapped.network.state_dict().items():
-        assert torch.equal(tensor, own.network.state_dict()[name]), name
-    for (x, y), (others, labels) in zip(mapped.task.examples(50), own.task.examples(50), strict=True):
+        assert torch.equal(tensor, on_device.network.state_dict()[name]), name
+    for (x, y), (others, labels) in zip(mapped.task.examples(50), on_device.task.examples(50), strict=True):
         assert torch.equal(x, others)
         assert torch.equal(y, labels)
-    assert len({epoch["train_loss"] for epoch in found}) == 3  # it trained
+    assert len({epoch["train_loss"] for epoch in metrics}) == 3  # the network was trained
 
 
 def test_captured_steps_have_the_learning_rates_of_the_parts(data):
@@ -76,7 +76,7 @@ def test_captured_steps_have_the_learning_rates_of_the_parts(data):
     assert [float(group["lr"]) for group in captured.optimizer.param_groups] == pytest.approx(
         [float(group["lr"]) for group in plain.optimizer.param_groups]
     )
-    for is_head in (True, False):  # not each parameter: a bias that hardly moves is mostly rounding
+    for is_head in (True, False):  # not every parameter, since a bias that hardly moves is mostly rounding
         a, b, c = (
             torch.cat([p.detach().flatten() for name, p in net.named_parameters() if ("linear" in name) == is_head])
             for net in (captured.network, plain.network, start)

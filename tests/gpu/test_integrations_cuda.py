@@ -1,4 +1,4 @@
-"""Training in the loops of frameworks in half precision on the device, against plain bsam training there."""
+"""Training in half precision in the loops of frameworks, against a plain training loop on the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 DEVICE = "cuda"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-OVERFLOW = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26}  # the first step is skipped; then 2**14 suits float16
+OVERFLOW = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26}  # the first step is skipped; then the scale is 2**14
 CASES = {"fp16": ("fp16", {}), "fp16 with an overflow": ("fp16", OVERFLOW), "bf16": ("bf16", {})}
 clip = partial(nn.utils.clip_grad_norm_, max_norm=0.3)
 each_half = pytest.mark.parametrize(("half", "settings"), CASES.values(), ids=CASES)
@@ -35,7 +35,7 @@ each_half = pytest.mark.parametrize(("half", "settings"), CASES.values(), ids=CA
 
 @pytest.fixture(autouse=True)
 def _isolated():
-    """Kernels that repeat their results, and no state of Accelerate from an earlier test."""
+    """Use deterministic kernels, and clear Accelerate's state from earlier tests."""
     torch.backends.cudnn.deterministic = True
     with sdpa_kernel(SDPBackend.MATH):
         yield
@@ -67,7 +67,7 @@ def device_batches(dtype=torch.float32):
 
 
 def precision(package, half, settings):
-    """The option of a Trainer or Fabric: a name, or a plugin with a scaler of ours."""
+    """Return the precision option of a Trainer or Fabric: a name, or a plugin with the given scaler."""
     if settings:
         return {"plugins": [package.plugins.MixedPrecision("16-mixed", DEVICE, scaler_of(half, settings))]}
     return {"precision": {"fp16": "16-mixed", "bf16": "bf16-mixed"}[half]}
@@ -109,10 +109,10 @@ def test_lightning(lightning, half, settings, manual):
     trainer = lightning.Trainer(accelerator=DEVICE, devices=1, max_epochs=EPOCHS, **options)
     torch.manual_seed(0)
     trainer.fit(module, Batches(torch.float32))
-    own, autocast = {} if manual else {"accumulate": 2, "clip": clip}, partial(torch.autocast, DEVICE, DTYPES[half])
-    _, other = plain(net.to(DEVICE), device_batches(), scaler=scaler, autocast=autocast, **own)
+    more, autocast = {} if manual else {"accumulate": 2, "clip": clip}, partial(torch.autocast, DEVICE, DTYPES[half])
+    _, other = plain(net.to(DEVICE), device_batches(), scaler=scaler, autocast=autocast, **more)
     compare(module.net.cpu(), net.cpu(), atol=1e-6)
-    assert 0 < trainer.optimizers[0].t == other.t < (10 if manual else 6) + (not settings)  # with an overflow not all
+    assert 0 < trainer.optimizers[0].t == other.t < (10 if manual else 6) + (not settings)  # fewer after an overflow
     assert half == "bf16" or trainer.precision_plugin.scaler.get_scale() == scaler.get_scale()
 
 
@@ -120,7 +120,7 @@ def test_lightning(lightning, half, settings, manual):
 def test_fabric(lightning, half, settings):
     """Fabric casts the inputs of the model to half precision and its outputs back."""
     fabric = lightning.Fabric(accelerator=DEVICE, devices=1, **precision(lightning.fabric, half, settings))
-    net, method = network(torch.float32), partial(bsam.FriendlySAM, rho=0.2)  # remembers a gradient
+    net, method = network(torch.float32), partial(bsam.FriendlySAM, rho=0.2)  # keeps a gradient between steps
     ours = copy.deepcopy(net)
     model, optimizer = fabric.setup(ours, method(sgd(ours.parameters()), ours))
     torch.manual_seed(0)
@@ -135,20 +135,20 @@ def test_fabric(lightning, half, settings):
         optimizer.backward(closure, scaler=fabric.strategy.precision.scaler)
         fabric.clip_gradients(model, optimizer, max_norm=0.3, error_if_nonfinite=False)
         optimizer.step()
-    own = {"scaler": scaler_of(half, settings), "autocast": partial(torch.autocast, DEVICE, dtype=DTYPES[half])}
+    more = {"scaler": scaler_of(half, settings), "autocast": partial(torch.autocast, DEVICE, dtype=DTYPES[half])}
     with net.register_forward_hook(lambda module, args, output: output.float()):
-        _, other = plain(net.to(DEVICE), device_batches(DTYPES[half]), method=method, clip=clip, **own)
+        _, other = plain(net.to(DEVICE), device_batches(DTYPES[half]), method=method, clip=clip, **more)
     compare(ours.cpu(), net.cpu(), atol=1e-6)
     assert 0 < optimizer.t == other.t < 10 + (not settings)
 
 
 def check_plain(hf, model, optimizer, samples, loss_of, half, settings):
-    """Train plainly, in windows of two micro-batches and a last one of one, with a constant learning rate."""
+    """Train in a plain loop with steps of two micro-batches and a last step of one, at a constant learning rate."""
     start = hf.network(dtype=torch.float32).to(DEVICE)
     twin, batches = copy.deepcopy(start), [{k: t.to(DEVICE) for k, t in b.items()} for b in hf.batches(2, samples)]
     other = BSAM(torch.optim.SGD(twin.parameters(), lr=hf.LR), twin)
-    own = {"accumulate": 2, "max_norm": 1.0, "total": math.inf, "scaler": scaler_of(half, settings)}
-    hf.train_plainly(twin, other, batches, loss_of, **own)
+    more = {"accumulate": 2, "max_norm": 1.0, "total": math.inf, "scaler": scaler_of(half, settings)}
+    hf.train_plainly(twin, other, batches, loss_of, **more)
     assert distance(hf.weights(model), hf.weights(twin)) < 1e-6
     assert distance(hf.weights(twin), hf.weights(start)) > 0.01
     assert 0 < optimizer.t == other.t < (len(batches) + 1) // 2 + (not settings)
@@ -173,12 +173,12 @@ def test_accelerate(hf, half, settings):
 @each_half
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "gradient checkpointing"])
 def test_transformers(hf, half, settings, checkpointing, tmp_path):
-    """Three steps that predict 16, 16 and 8 words: a division by their number is exact however it is done."""
+    """Three steps predict 16, 16 and 8 words: any order of dividing by these numbers is exact."""
 
     class Trainer(hf.SharpnessAwareTrainer):
-        is_distributed_loading_by_transformers = False  # an older Trainer does not have it
+        is_distributed_loading_by_transformers = False  # missing in older versions
 
-        def get_train_dataloader(self):  # in order, whatever the version calls that
+        def get_train_dataloader(self):  # in order, with every version
             return self.accelerator.prepare(DataLoader(samples, batch_size=2))
 
     def loss_of(model, batch, items):
@@ -186,13 +186,13 @@ def test_transformers(hf, half, settings, checkpointing, tmp_path):
             return model(**batch, num_items_in_batch=items).loss
 
     samples = [hf.data(16)[i] for i in (1, 5, 3, 7, 9, 13, 11, 15, 2, 6)]
-    own = {"gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "gradient_checkpointing": checkpointing}
-    own |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "lr_scheduler_type": "constant", half: True}
-    own |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": DEVICE == "cpu"}
+    more = {"gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "gradient_checkpointing": checkpointing}
+    more |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "lr_scheduler_type": "constant", half: True}
+    more |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": DEVICE == "cpu"}
     model = hf.network(dtype=torch.float32).to(DEVICE)
-    base = torch.optim.SGD(model.parameters(), lr=hf.LR)  # the Trainer's has two groups: norms round otherwise
+    base = torch.optim.SGD(model.parameters(), lr=hf.LR)  # with one group: norms round differently with two
     method = {"optimizers": (base, None), "method": "bsam", "method_kwargs": BSAM.keywords}
-    run = Trainer(model, hf.TrainingArguments(str(tmp_path), **own), train_dataset=samples, **method)
+    run = Trainer(model, hf.TrainingArguments(str(tmp_path), **more), train_dataset=samples, **method)
     if settings:
         run.accelerator.scaler = scaler_of(half, settings)
     run.train()

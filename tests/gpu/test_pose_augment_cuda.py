@@ -1,4 +1,4 @@
-"""Augmentation of persons on the device: the numbers of the CPU, also from a captured CUDA graph."""
+"""Augmentation on the device equals that on the CPU, also in a captured CUDA graph."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_a_captured_augmentation_gives_the_numbers_of_the_cpu():
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = augment(*arguments)
+        augmented = augment(*arguments)
     for epoch in draws:
         row.copy_(epoch)
         graph.replay()
         want = augment(data.train.x, data.train.y, data.train.to_image, epoch)
-        for one, other in zip(found, want, strict=True):
+        for one, other in zip(augmented, want, strict=True):
             torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-3)
         with torch.autocast("cuda", torch.bfloat16):
             eager = augment(*tensors, epoch.to("cuda"))
-        assert all(torch.equal(one, other) for one, other in zip(found, eager, strict=True))
-    assert found[0].is_contiguous(memory_format=torch.channels_last)
+        assert all(torch.equal(one, other) for one, other in zip(augmented, eager, strict=True))
+    assert augmented[0].is_contiguous(memory_format=torch.channels_last)

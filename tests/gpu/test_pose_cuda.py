@@ -1,4 +1,4 @@
-"""Trainings that find joints: captured steps are plain steps, and crops from files are those on the device."""
+"""Pose training: captured steps equal plain steps, and crops from files equal crops on the device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RUNS = {
     "sgd": Run("sgd", lr=0.01, **SMALL),
     "frozen": Run("sam", freeze_backbone=True, lr=0.01, flip_test=True, **SMALL),
 }
-# Of the way that the weights went. BSAM takes a difference of two gradients, and Adam divides small numbers by small
-# ones: on a CPU, a change of the first weights by 1e-7 of their size becomes 2 % in these eight steps. Another radius
-# makes 36 %.
+# Relative to the distance from the start. BSAM takes a difference of two gradients, and Adam divides small numbers by
+# small ones: on a CPU, changing the initial weights by a relative 1e-7 gives 2 % after these eight steps. Another
+# radius gives 36 %.
 TOLERANCE = {"bsam on adam": 0.15, "sgd": 2e-2, "frozen": 2e-2}
 
 
@@ -55,17 +55,17 @@ def train(run, data, device=CUDA):
 @pytest.mark.parametrize("name", RUNS)
 def test_captured_steps_are_plain_steps(name, figures):
     run = RUNS[name]
-    captured, found, _ = train(run, figures)
+    captured, metrics, _ = train(run, figures)
     plain, expected, _ = train(replace(run, capture=False), figures)
     assert type(captured.take_step) is CapturedSteps
     assert captured.take_step._graph is not None
     assert not isinstance(plain.take_step, CapturedSteps)
     start = Pose(run, CUDA, data=figures).network()
-    trained = [own for own, p in start.named_parameters() if p.requires_grad]
+    trained = [key for key, p in start.named_parameters() if p.requires_grad]
     networks = (captured.network, plain.network, start)
-    a, b, c = (torch.cat([net.get_parameter(own).flatten() for own in trained]).detach() for net in networks)
+    a, b, c = (torch.cat([net.get_parameter(key).flatten() for key in trained]).detach() for net in networks)
     assert (a - b).norm() < TOLERANCE[name] * (b - c).norm()
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(metrics, expected, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-2)
         assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-2)
         assert ours["test_pck"] == pytest.approx(theirs["test_pck"], abs=0.05)
@@ -78,26 +78,26 @@ def test_crops_from_files_train_bit_for_bit_as_crops_on_the_device(run, figures,
         np.save(tmp_path / f"{name}.npy", part.x.permute(0, 2, 3, 1).numpy())
         mapped = torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c")).permute(0, 3, 1, 2)
         parts.append(replace(part, x=mapped, images=tuple(f"{i}.jpg" for i in range(len(part)))))
-    streamed, found, shown = train(run, replace(figures, train=parts[0], test=parts[1]))
-    own, expected, seen = train(run, figures)
-    assert (streamed.task._x.device.type, own.task._x.device.type) == ("cpu", "cuda")
-    assert found == expected
+    streamed, metrics, shown = train(run, replace(figures, train=parts[0], test=parts[1]))
+    on_device, expected, seen = train(run, figures)
+    assert (streamed.task._x.device.type, on_device.task._x.device.type) == ("cpu", "cuda")
+    assert metrics == expected
     for name, tensor in streamed.network.state_dict().items():
-        assert torch.equal(tensor, own.network.state_dict()[name]), name
+        assert torch.equal(tensor, on_device.network.state_dict()[name]), name
     for name in ("pixels", "found", "truth"):
         assert np.array_equal(shown[name], seen[name])
-    for ours, theirs in zip(streamed.task.examples(20), own.task.examples(20), strict=True):
+    for ours, theirs in zip(streamed.task.examples(20), on_device.task.examples(20), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert len({epoch["train_loss"] for epoch in found}) == 2  # it trained
+    assert len({epoch["train_loss"] for epoch in metrics}) == 2  # the network was trained
 
 
 def test_scores_and_losses_are_those_of_the_cpu(figures):
     run = RUNS["bsam on adam"]
     here, there = Pose(run, CUDA, data=figures), Pose(run, CPU, data=figures)
     with torch.no_grad():
-        found, expected = (task.evaluate(task.network().eval()) for task in (here, there))
-    assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-2)
-    assert found["test_pck"] == pytest.approx(expected["test_pck"], abs=0.05)
+        on_gpu, expected = (task.evaluate(task.network().eval()) for task in (here, there))
+    assert on_gpu["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-2)
+    assert on_gpu["test_pck"] == pytest.approx(expected["test_pck"], abs=0.05)
     assert here.baseline() == there.baseline()
     for task in (here, there):
         task.begin_epoch(1)

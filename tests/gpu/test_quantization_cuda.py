@@ -68,7 +68,7 @@ def test_a_captured_step_replays_to_the_weights_of_the_eager_step(scheme):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_a_layer_by_integers_gives_the_bits_of_the_cpu():
+def test_a_layer_in_integer_arithmetic_equals_the_cpu_bit_for_bit():
     torch.manual_seed(0)
     layer, x = QuantConv2d(nn.Conv2d(64, 64, 3, padding=1)), torch.randn(16, 64, 16, 16)
     calibrate(layer, x)
@@ -81,7 +81,7 @@ def test_a_layer_by_integers_gives_the_bits_of_the_cpu():
         assert torch.equal(convert(layer)(x.cuda()).cpu(), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by torch.compile
 def test_a_compiled_network_trains():
     model, optimizer, _, loss = case("lsq")
     optimizer.step(lambda: loss(model))

@@ -1,4 +1,4 @@
-"""Random draws of the passes of a step on a CUDA device: plain steps, and steps of a CUDA graph."""
+"""Random numbers in the passes of a step on a CUDA device: plain steps and captured steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sgd(model, lr=0.05, **options):
 
 
 def pass_gradients(model, passes):
-    """Memory into which the passes of a step write the gradient of the last layer, also in every replay of a graph."""
+    """Record the gradient of the last layer in every pass, also in replays of a graph."""
     weight = model.layers[3].weight
     buffers, calls = [torch.zeros_like(weight) for _ in range(passes)], []
 
@@ -58,7 +58,7 @@ def loss_of(model, x, y):
 
 
 def still(model, **options):
-    """BSAM with radii of 0: all passes are at one point, and differ by their draws alone."""
+    """BSAM with radii of 0: all passes are at the same point and differ only in their random numbers."""
     return bsam.BSAM(sgd(model), model, rho_max=0.0, rho_min=0.0, **options)
 
 
@@ -84,7 +84,7 @@ def test_plain_steps_share_their_draws_without_waiting_for_the_device():
         assert torch.equal(torch.cuda.get_rng_state(), after)
 
 
-def test_without_it_plain_passes_draw_on_their_own():
+def test_without_it_each_plain_pass_draws_new_numbers():
     model, (x, y) = network(), batch()
     optimizer, buffers = still(model, same_draws=False), pass_gradients(model, 3)
     optimizer.step(loss_of(model, x, y))
@@ -104,7 +104,7 @@ def captured(optimizer, closure, stream, *, register=True):
 
 @pytest.mark.parametrize("between", [False, True])
 def test_a_captured_step_shares_its_draws_in_every_replay(between):
-    """Also where somebody else draws from the generator between replays; and each replay has new ones."""
+    """Also if other code draws from the generator between replays. Each replay draws new numbers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         model, (x, y) = network(), batch()
@@ -165,18 +165,18 @@ def test_a_captured_step_without_generators_works_and_draws_again():
         torch.cuda.synchronize()
         assert not torch.equal(buffers[0], buffers[1])
         optimizer.count_step()
-        optimizer.step(loss_of(model, x, y))  # plain steps after it share their draws again
+        optimizer.step(loss_of(model, x, y))  # later plain steps share their draws again
         assert torch.equal(buffers[0], buffers[1])
 
 
 def test_a_captured_step_follows_the_largest_learning_rate():
-    """A learning rate on the device that rises: its maximum is noted by the graph, and the radius follows."""
+    """The learning rate on the device rises; the graph records its maximum, and the radius follows."""
     stream = torch.cuda.Stream()
     rates = [0.01, 0.04, 0.08, 0.05, 0.02]
     with torch.cuda.stream(stream):
         model, (x, y) = network(), batch()
         lr = torch.tensor(0.02, device="cuda")
-        optimizer = bsam.BSAM(sgd(model, lr, fused=True), model, rho_min=0.1)  # the other kernels read lr on the host
+        optimizer = bsam.BSAM(sgd(model, lr, fused=True), model, rho_min=0.1)  # other kernels read lr on the host
         for _ in range(3):
             optimizer.step(loss_of(model, x, y))
         graph, _ = captured(optimizer, loss_of(model, x, y), stream)

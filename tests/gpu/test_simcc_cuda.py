@@ -13,7 +13,7 @@ PAIRS = [(0, 3), (4, 1)]
 
 
 def test_a_graph_of_the_network_and_all_that_follows_equals_the_cpu():
-    network = build("simcc_resnet8", classes=5, seed=0).double()  # no TF32, and the same largest bins
+    network = build("simcc_resnet8", classes=5, seed=0).double()  # avoids TF32, so the largest bins are the same
     x, y = torch.randn(2, 4, 3, 64, 64).double(), 70 * torch.rand(2, 4, 5, 3).double()  # some joints outside
     y[..., 2] = y[..., 2] > 20
     y[:, 1, :, 2], y[:, 2, 0] = 0, torch.tensor([torch.nan, 1, 0])
@@ -34,11 +34,11 @@ def test_a_graph_of_the_network_and_all_that_follows_equals_the_cpu():
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = everything(network, *static)
+        outputs = everything(network, *static)
     for place, value in zip(static, (x[1], y[1]), strict=True):
         place.copy_(value)
     graph.replay()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(outputs, expected, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
 
 
@@ -50,5 +50,5 @@ def test_autocast_reaches_the_backbone_and_not_the_head():
         logits = network(torch.randn(4, 3, 64, 64).cuda())
         losses, places = simcc_losses(logits, y), decode(flip_merge(logits, logits, PAIRS))
     assert seen == [torch.bfloat16]
-    assert logits.dtype == losses.dtype == places.dtype == torch.float32  # bf16 logits have several largest bins
+    assert logits.dtype == losses.dtype == places.dtype == torch.float32  # in bf16, several bins would be the largest
     torch.testing.assert_close(losses, simcc_losses(logits, y))

@@ -1,6 +1,4 @@
-"""Whole trainings on the device: steps of one CUDA graph are the steps of plain code, wherever a training begins, stops
-or is watched.
-"""
+"""Training on the device: captured steps equal plain steps, also with interruptions and with a probe."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from bsam.training.trainer import Trainer
 pytestmark = pytest.mark.gpu
 
 SAME = {"lr": 0.05, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "seed": 4}
-# of the way that the weights went: fused steps round otherwise, and twenty steps carry that on; 5 % of the learning
-# rate are ten times that
+# Relative to the distance from the start: fused steps round differently, and twenty steps amplify that. Changing the
+# learning rate by 5 % makes ten times that difference.
 TOLERANCE = 5e-3
-# where rounding is carried on further: on a CPU, weights changed by 1e-6 end 1e-3 apart with these methods; and Adam
-# divides by next to nothing
+# For methods that amplify rounding more: on a CPU, changing the weights by 1e-6 ends 1e-3 apart. Adam divides by
+# numbers close to zero.
 WIDE_TOLERANCE = 2e-2
 WIDE = ("gam", "asam", "msam")
 ARGUMENTS = {
@@ -60,7 +58,7 @@ def _deterministic():
 
 @pytest.fixture(autouse=True)
 def _data(monkeypatch):
-    """Images like the digits, that need no scikit-learn: a pattern for each class, under noise."""
+    """Images like the digits, without scikit-learn: a pattern per class, with noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(10, 1, 8, 8, generator=generator)
 
@@ -84,7 +82,7 @@ def start(run, device="cuda", state=None, task=Classification):
 
 
 def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
-    """The trainer after these epochs, with their metrics and readings."""
+    """Return the trainer after these epochs, with their metrics and readings."""
     with side_stream(device_of(device)):
         trainer = start(run, device, state, task)
         metrics, readings = [], []
@@ -106,7 +104,7 @@ def plain(run):
 
 
 def apart(a, b):
-    """How far apart two trainings ended, in units of the way that the second one went."""
+    """Return the distance between two results, relative to the distance of the second from its start."""
     beginning = weights(start(b.run, b.context.device.type))
     return float((weights(a) - weights(b)).norm() / (weights(b) - beginning).norm())
 
@@ -123,23 +121,23 @@ def test_captured_steps_are_plain_steps(run):
     assert captured.take_step._graph is not None
     assert not isinstance(reference.take_step, CapturedSteps)
     assert apart(captured, reference) < tolerance(run)
-    for found, wanted in zip(metrics, expected, strict=True):
-        assert list(found) == list(wanted)
-        assert found["train_loss"] == pytest.approx(wanted["train_loss"], rel=2e-3)
-        assert found["lr"] == wanted["lr"]
-        assert found.get("rho_min") == pytest.approx(wanted.get("rho_min"), rel=1e-5)
-        assert found["test_accuracy"] == pytest.approx(wanted["test_accuracy"], abs=0.02)
+    for captured_metrics, wanted in zip(metrics, expected, strict=True):
+        assert list(captured_metrics) == list(wanted)
+        assert captured_metrics["train_loss"] == pytest.approx(wanted["train_loss"], rel=2e-3)
+        assert captured_metrics["lr"] == wanted["lr"]
+        assert captured_metrics.get("rho_min") == pytest.approx(wanted.get("rho_min"), rel=1e-5)
+        assert captured_metrics["test_accuracy"] == pytest.approx(wanted["test_accuracy"], abs=0.02)
     counts = [t for name, t in captured.network.state_dict().items() if name.endswith("num_batches_tracked")]
     assert counts
-    assert all(int(t) == 20 for t in counts)  # once a step, whatever the number of passes
+    assert all(int(t) == 20 for t in counts)  # once per step, for any number of passes
     if isinstance(captured.optimizer, SharpnessAware):
         assert captured.optimizer.t == reference.optimizer.t == 20
     (lr,) = {float(group["lr"]) for group in captured.optimizer.param_groups}
     assert lr == pytest.approx(metrics[-1]["lr"], rel=1e-6)
 
 
-def test_the_tolerance_tells_a_small_difference():
-    """A graph that went on with an old learning rate, or an old radius, would be seen."""
+def test_the_tolerance_detects_a_small_difference():
+    """It would detect a graph that keeps an old learning rate or radius."""
     first, _, _ = train(RUNS["bsam with a floor"])
     for other in ({"lr": 0.05 * 1.05}, {"schedule": "constant"}, {"arguments": {**FLOOR, "rho_min_floor": 0.2}}):
         second, _, _ = train(Run(**{**RUNS["bsam with a floor"].settings(), **other}))
@@ -159,23 +157,23 @@ def through_a_file(trainer, folder, device="cuda"):
 
 
 @pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor", "bsam-2", "msam", "adamw", "bsam on adamw"])
-def test_a_captured_training_goes_on_after_an_interruption(name, tmp_path):
+def test_a_captured_training_continues_after_an_interruption(name, tmp_path):
     run = RUNS[name]
     whole, expected, _ = train(run)
     first, _, _ = train(run, epochs=[0])
-    second, found, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
+    second, metrics, _ = train(run, epochs=[1], state=through_a_file(first, tmp_path))
     assert type(second.take_step) is CapturedSteps
     assert second.take_step._graph is not None
     assert apart(second, whole) < tolerance(run)
-    assert found[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
+    assert metrics[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
     if isinstance(second.optimizer, SharpnessAware):
         assert second.optimizer.t == 20
 
 
 @pytest.mark.parametrize("name", ["sgd", "bsam with a floor", "bsam on adamw"])
 @pytest.mark.parametrize("elsewhere", ["cpu", "plain"])
-def test_a_checkpoint_of_another_machine_goes_on_in_a_graph(name, elsewhere, tmp_path):
-    """Whose learning rate was a plain number: a graph would have gone on with the value of its first step for ever."""
+def test_a_checkpoint_of_another_machine_continues_in_a_graph(name, elsewhere, tmp_path):
+    """The learning rate was a plain number there: a graph would keep the value of its first step."""
     run = RUNS[name]
     whole, _, _ = train(run)
     first, _, _ = train(run, "cpu", epochs=[0]) if elsewhere == "cpu" else train(plain(run), epochs=[0])
@@ -184,10 +182,10 @@ def test_a_checkpoint_of_another_machine_goes_on_in_a_graph(name, elsewhere, tmp
     assert isinstance(group["lr"], torch.Tensor)
     assert group["lr"].is_cuda
     assert float(group["lr"]) == pytest.approx(metrics[-1]["lr"], rel=1e-6)
-    assert apart(second, whole) < 4 * tolerance(run)  # a CPU's convolutions round in other places, and not to TF32
+    assert apart(second, whole) < 4 * tolerance(run)  # convolutions on a CPU round differently, and not to TF32
 
 
-def test_a_checkpoint_of_a_graph_goes_on_on_a_cpu(tmp_path):
+def test_a_checkpoint_of_a_graph_continues_on_a_cpu(tmp_path):
     run = RUNS["bsam with a floor"]
     first, _, _ = train(run, epochs=[0])
     second, _, _ = train(run, "cpu", epochs=[1], state=through_a_file(first, tmp_path, "cpu"))
@@ -198,7 +196,7 @@ def test_a_checkpoint_of_a_graph_goes_on_on_a_cpu(tmp_path):
 
 @pytest.mark.parametrize("every", [1, 3, 7])
 @pytest.mark.parametrize("name", ["sam", "bsam with a floor"])
-def test_the_probe_reads_what_it_reads_of_plain_steps(name, every):
+def test_the_probe_reads_the_same_as_in_plain_steps(name, every):
     run = Run(**{**RUNS[name].settings(), "probe": every})
     captured, _, readings = train(run)
     reference, _, expected = train(plain(run))
@@ -207,34 +205,34 @@ def test_the_probe_reads_what_it_reads_of_plain_steps(name, every):
         == [reading["step"] for reading in expected]
         == list(range(0, 20, every))
     )
-    for found, wanted in zip(readings, expected, strict=True):
-        assert found["extra_passes"] == wanted["extra_passes"]
-        assert found["loss"] == pytest.approx(wanted["loss"], rel=5e-3)
-        assert found["rho_min"] == pytest.approx(wanted["rho_min"], rel=1e-5)
-        assert found["bilateral"] == pytest.approx(wanted["bilateral"], rel=5e-2, abs=1e-3)
+    for measured, wanted in zip(readings, expected, strict=True):
+        assert measured["extra_passes"] == wanted["extra_passes"]
+        assert measured["loss"] == pytest.approx(wanted["loss"], rel=5e-3)
+        assert measured["rho_min"] == pytest.approx(wanted["rho_min"], rel=1e-5)
+        assert measured["bilateral"] == pytest.approx(wanted["bilateral"], rel=5e-2, abs=1e-3)
     assert apart(captured, reference) < TOLERANCE
-    assert apart(captured, train(RUNS[name])[0]) < TOLERANCE  # watched or not
+    assert apart(captured, train(RUNS[name])[0]) < TOLERANCE  # with or without the probe
 
 
-@pytest.mark.filterwarnings("ignore")  # whatever inductor has to say
+@pytest.mark.filterwarnings("ignore")  # of inductor
 @pytest.mark.parametrize("name", ["sgd", "bsam with a floor"])
 @pytest.mark.parametrize("capture", [True, False])
-def test_a_compiled_network_trains_alike(name, capture):
+def test_a_compiled_network_trains_the_same(name, capture):
     run = Run(**{**RUNS[name].settings(), "compile": True, "capture": capture})
-    compiled, found, _ = train(run)
+    compiled, metrics, _ = train(run)
     reference, expected, _ = train(plain(RUNS[name]))
     assert apart(compiled, reference) < 4 * TOLERANCE  # fused kernels sum in another order
-    assert found[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.02)
+    assert metrics[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.02)
 
 
 @pytest.mark.parametrize("name", ["sgd", "sam", "bsam", "bsam-2", "msam", "bsam on adamw"])
 def test_bfloat16_learns_in_a_graph_as_without(name):
     run = Run(**{**RUNS[name].settings(), "precision": "bf16", "epochs": 4})
-    captured, found, _ = train(run, epochs=range(4))
+    captured, metrics, _ = train(run, epochs=range(4))
     _, expected, _ = train(plain(run), epochs=range(4))
     assert captured.take_step._graph is not None
-    assert found[-1]["test_accuracy"] > 0.8
-    assert found[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.05)
+    assert metrics[-1]["test_accuracy"] > 0.8
+    assert metrics[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.05)
     assert all(p.dtype == torch.float32 for p in captured.network.parameters())
 
 
@@ -246,7 +244,7 @@ def test_methods_whose_steps_differ_are_not_captured_and_learn(method):
 
 
 class Noted(nn.Module):
-    """Keeps the mask that its last pass drew."""
+    """Keeps the mask of the last pass."""
 
     def __init__(self):
         super().__init__()
@@ -259,7 +257,7 @@ class Noted(nn.Module):
 
 
 class Dropping(Classification):
-    """Notes the mask of each step before the next one."""
+    """Records the mask of each step before the next one."""
 
     def network(self):
         self.noted, self.masks = Noted().to(self.device), []
@@ -270,18 +268,18 @@ class Dropping(Classification):
         return super().batch(index)
 
 
-def test_a_graph_draws_new_random_numbers_in_each_step_by_seed_and_epoch(tmp_path):
+def test_a_graph_draws_random_numbers_by_seed_epoch_and_step(tmp_path):
     run = RUNS["sgd"]
     whole, _, _ = train(run, task=Dropping)
     masks = whole.task.masks[1:]
     assert len(set(masks)) == len(masks) == 19
     again, _, _ = train(run, epochs=[1], task=Dropping)
-    assert again.task.masks[1:] == masks[10:]  # of the second epoch, whatever came before it
+    assert again.task.masks[1:] == masks[10:]  # of the second epoch, independent of the steps before it
     other, _, _ = train(Run(**{**run.settings(), "seed": 5}), task=Dropping)
     assert not set(other.task.masks[1:]) & set(masks)
 
 
-def test_fit_trains_on_the_device_and_leaves_the_callers_state_as_it_was():
+def test_fit_trains_on_the_device_and_restores_the_callers_state():
     before = (
         torch.cuda.get_rng_state(),
         torch.random.get_rng_state(),
@@ -301,8 +299,8 @@ def test_fit_trains_on_the_device_and_leaves_the_callers_state_as_it_was():
     assert result.score == pytest.approx(metrics[-1]["test_accuracy"], abs=0.02)
 
 
-def test_runs_that_follow_one_another_do_not_disturb_each_other():
-    """Each has a graph of its own, and the memory of the ones before is free again."""
+def test_consecutive_runs_do_not_affect_each_other():
+    """Each has a separate graph, and the memory of earlier ones is freed."""
     first = fit(RUNS["sam"], device="cuda").score
     torch.cuda.synchronize()
     used = torch.cuda.memory_allocated()

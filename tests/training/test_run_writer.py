@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import bsam
+from bsam import cli
 from bsam.models.digits_net import DigitsNet
 from bsam.tasks.classification import Classification
 from bsam.training import run_writer, trainer
@@ -153,6 +154,15 @@ def test_a_missing_package_is_reported_before_the_first_epoch(tmp_path, monkeypa
         runs.train(RUN, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     fit(replace(RUN, epochs=1, probe=None), device="cpu")  # not needed without a directory
+
+
+def test_an_interruption_before_the_first_epoch_is_reported_as_such(tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer.Trainer, "train_epoch", interrupt)
+    assert cli.main(["train", "--method", "sgd", "--device", "cpu", "--out", str(tmp_path / "run")]) == 130
+    assert "No epoch was finished" in capsys.readouterr().err
 
 
 def test_a_locked_directory_is_not_changed(stopped, runs):

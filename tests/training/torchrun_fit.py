@@ -83,6 +83,7 @@ def main(folder: pathlib.Path, stop: bool) -> None:
     for name, run in RUNS.items():
         result = fit(run, folder / name, device="cpu", task=WithoutBatchNorm, on_epoch=on_epoch)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
+        assert (folder / name / "model.safetensors").exists()  # fit returns in both processes when it is written
     notes |= {"on_epoch": epochs, "batches": list(WithoutBatchNorm.indices)}
     for name, run in SIZED.items():
         WithoutBatchNorm.sizes.clear()
