@@ -160,7 +160,7 @@ def test_settings_that_cannot_be_trained_with_are_refused_before_a_run_begins(im
         (*ours, "--weights", tmp_path / "half.pt"): "half.pt cannot be read as a file of weights",
         (*ours, "--weights", "pretrained"): "there is no download of pretrained weights for resnet8",
         ("--model", "timm:test_resnett", "--weights", "random"): "timm has no network 'test_resnett'",
-        (*ours, "--lr", "0", "--head-lr", "0.1"): "to train the head alone, set freeze_backbone",
+        (*ours, "--lr", "0", "--head-lr", "0.1"): "set freeze_backbone",
         (*ours, "--freeze-backbone", "--layer-decay", "0.5"): "leave one of them out",
         (*ours, "--layer-decay", "0.5"): "layer decay needs a network of timm",
         (*ours, "--layer-decay", "1.5"): "layer_decay must be",

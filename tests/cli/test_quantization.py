@@ -33,7 +33,7 @@ def test_network_data_and_settings_follow_from_the_run_to_begin_with(base, tmp_p
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "digits_net"], "trained resnet8, and this run trains digits_net: give --model resnet8"),
+        (["--model", "digits_net"], "--model resnet8"),
         (["--weight-bits", "12"], "weight_bits must be a whole number between 2 and 8, got 12"),
         (["--init", "nowhere"], "there is no folder nowhere"),
         (["--data", "cifar100"], "learned 10 classes (digits), but cifar100 has 100"),

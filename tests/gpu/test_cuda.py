@@ -130,7 +130,7 @@ def test_no_host_synchronisation_in_a_step(method, base):
 @pytest.mark.parametrize("name", sorted(WAITING))
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_these_wait_for_the_device(name):
-    """Only for that reason they are left out above. An error during a step leaves the weights unchanged."""
+    """They are left out above for this reason only. An error during a step leaves the weights unchanged."""
     model, (x, y) = network(), batch()
     optimizer = METHODS[name](BASES["sgd"](model.parameters()), model)
     optimizer.step(closure_of(optimizer, model, x, y))
