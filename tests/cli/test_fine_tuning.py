@@ -233,7 +233,7 @@ def test_predict(images, weights, tmp_path, capsys):
         shutil.copytree(out, tmp_path / "damaged", dirs_exist_ok=True)
         (tmp_path / "damaged/inputs.json").write_text(content)
         assert cli.main(["predict", "--device", "cpu", str(tmp_path / "damaged"), shown[1]]) == 2
-        assert re.search(r"inputs\.json cannot be read .*remove it, and model\.safetensors", capsys.readouterr().err)
+        assert "inputs.json cannot be read" in capsys.readouterr().err
     for arguments, words in {
         (*one, tmp_path / "notes.txt"): "notes.txt cannot be decoded: it is no image",
         (*one, tmp_path / "nowhere.png"): "nowhere.png cannot be read: No such file",
