@@ -64,7 +64,7 @@ def build_train_step(
 def check_method(run: Run, task: Task, processes: int) -> None:
     """Raise if the method cannot train this task, or cannot run in several processes."""
     if run.method != BASE and METHODS[run.method].is_loss and not task.logits:
-        raise BsamValueError(f"{run.method} compares class logits, but {run.task} has none: choose another method")
+        raise BsamValueError(f"{run.method} compares logits, but {run.task} has none: choose another method")
     if processes > 1 and run.method != BASE and (reason := METHODS[run.method].single_process):
         raise BsamValueError(f"{run.method} {reason}")
 
