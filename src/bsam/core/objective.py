@@ -103,11 +103,11 @@ class Objective:
         """
         self._weights.restore()
         self._modules.restore()
-        self._buffers.close(failed)
         self._rng.close()
         if failed:
             for p, g in zip(self._weights.params, self.held, strict=True):
                 p.grad = g
+        self._buffers.close(failed)  # last: an interrupt above still restores the buffers
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
