@@ -248,8 +248,8 @@ def _parameters(seen: Seen, groups: list[dict[str, Any]], has_grad: Iterable[tup
         )
     if without:
         findings.append(
-            f"{len(without)} parameter(s) of base get no gradient ({seen.names(without)}): call the network whose "
-            "parameters base has in the closure, unless this batch skips them on purpose"
+            f"{len(without)} parameter(s) of base get no gradient ({seen.names(without)}): in the closure, call the "
+            "network that base was built on, unless this batch skips them on purpose"
         )
     return findings
 
