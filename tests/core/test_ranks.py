@@ -272,12 +272,10 @@ def test_ranks_make_the_same_decisions_under_no_sync(ranks):
     of_both(ranks, "decisions")
 
 
-@pytest.mark.parametrize(
-    "case", [*(f"{order}-{method}" for order, method in two_ranks.WRAPPED_LATER), "compiled-bsam", "two-wrappers"]
-)
+@pytest.mark.parametrize("case", [*two_ranks.WRAPPED_LATER, "compiled", "two-wrappers"])
 def test_a_wrapper_created_after_the_optimizer_is_found(case, ranks):
     """With accumulation under no_sync; the result is that of a wrapper that the optimizer was given."""
-    given = "accelerate-bsam-given" if case == "compiled-bsam" else f"{case}-given"
+    given = f"{case if case in two_ranks.WRAPPED_LATER else 'bsam'}-given"
     for key in ("weights", "memory", "sync"):
         assert alike(of_both(ranks, f"{case}-found", key), ranks[0][given][key])
     assert ranks[0][given]["sync"] is True

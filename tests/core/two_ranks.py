@@ -265,44 +265,16 @@ def probed(method: str, rank: int, *, make, **options) -> dict:
     return {"readings": [asdict(reading) for reading in probe]}
 
 
-class Redirected(nn.Module):
-    """Like a module of Lightning: the wrapper's ``forward`` is redirected to ``training_step``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = network()
-
-    def training_step(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
-def redirect(wrapper: nn.Module, module: Redirected):
-    """Return a call of the wrapper that runs the module's ``training_step``."""
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        module.forward = module.training_step
-        try:
-            return wrapper(x)
-        finally:
-            del module.forward
-
-    return call
-
-
-def framework(method: str, rank: int, *, order: str, given: bool, discriminator: bool = False) -> dict:
+def framework(method: str, rank: int, *, given: bool, compiled: bool = False, discriminator: bool = False) -> dict:
     """The loop of a framework that wraps the model after the optimizer was built, or before it (``given``)."""
-    module = Redirected() if order == "lightning" else network()
+    module = network()
     wrapper = None if not given else DistributedDataParallel(module)
-    base = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-    optimizer = METHODS[method](base, wrapper if given else module)
+    optimizer = build(method, wrapper if given else module)
     wrapper = wrapper or DistributedDataParallel(module)
-    called = redirect(wrapper, module) if order == "lightning" else wrapper
-    if order == "compiled":
-        called = torch.compile(wrapper, backend="eager")
+    called = torch.compile(wrapper, backend="eager") if compiled else wrapper
     other = DistributedDataParallel(network()[:1]) if discriminator else None  # a second wrapper in the closure
     x, y = (t.chunk(2)[rank] for t in batch())
-    if order == "accelerate":
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does
     micro = list(zip(x.chunk(3), y.chunk(3), strict=True))
 
     def loss(a: torch.Tensor, b: torch.Tensor):
@@ -313,8 +285,6 @@ def framework(method: str, rank: int, *, order: str, given: bool, discriminator:
         for i, (a, b) in enumerate(micro):
             with contextlib.nullcontext() if i == len(micro) - 1 else wrapper.no_sync():
                 optimizer.backward(loss(a, b))
-        if order == "transformers":
-            torch.nn.utils.clip_grad_norm_(wrapper.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     weights = [p.detach() for p in module.parameters()]
@@ -468,10 +438,7 @@ def check_findings(rank: int) -> dict:
 ALL = sorted(METHODS)
 # on sharded parameters: an offset, a metric, memory, numbers, the base's momentum, selected weights and samples
 FSDP = ["released", "asam", "looksam", "aesam", "msam", "esam", "ksam-5"]
-WRAPPED_LATER = [
-    *(("accelerate", method) for method in ("bsam", "released", "friendly", "esam-half", "gam-paper")),
-    *(("transformers", "bsam"), ("lightning", "friendly")),
-]
+WRAPPED_LATER = ["bsam", "released", "friendly", "esam-half", "gam-paper"]
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
 ROUTED = ["bsam", "gam-paper", "esam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
@@ -492,14 +459,10 @@ CASES = {
     "probe-ddp": partial(probed, "bsam", make=wrapped),
     "probe-m-sharpness": partial(probed, "sam", make=wrapped, m_sharpness=True),
     "probe-fsdp": partial(probed, "bsam", make=sharded),
-    **{
-        f"{order}-{method}-{'given' if given else 'found'}": partial(framework, method, order=order, given=given)
-        for order, method in WRAPPED_LATER
-        for given in (True, False)
-    },
-    "compiled-bsam-found": partial(framework, "bsam", order="compiled", given=False),
-    "two-wrappers-given": partial(framework, "bsam", order="transformers", given=True, discriminator=True),
-    "two-wrappers-found": partial(framework, "bsam", order="transformers", given=False, discriminator=True),
+    **{f"{method}-given": partial(framework, method, given=True) for method in WRAPPED_LATER},
+    **{f"{method}-found": partial(framework, method, given=False) for method in WRAPPED_LATER},
+    "compiled-found": partial(framework, "bsam", given=False, compiled=True),
+    "two-wrappers-found": partial(framework, "bsam", given=False, discriminator=True),
     "not-wrapped": not_wrapped,
     "wrapped-again": wrapped_again,
     "inside-ours": partial(inside, own_backward=False, accumulate=False),
