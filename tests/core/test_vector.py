@@ -68,9 +68,9 @@ def test_one_factor_per_group(three):
     torch.testing.assert_close(flat(ours.tensors()), factors * (a + 0.5 * b))
     torch.testing.assert_close(ours.norm(), (factors * (a + 0.5 * b)).norm())
     torch.testing.assert_close((-2 * u + PerGroup([1.0, 1.0]) * v).norm(), (-2 * a + b).norm())
-    one = PerGroup([2.0, -3.0]) * u
-    torch.testing.assert_close(one.norm(), (factors * a).norm())
-    torch.testing.assert_close(flat((one / PerGroup([2.0, -3.0])).tensors()), a)
+    scaled = PerGroup([2.0, -3.0]) * u
+    torch.testing.assert_close(scaled.norm(), (factors * a).norm())
+    torch.testing.assert_close(flat((scaled / PerGroup([2.0, -3.0])).tensors()), a)
     assert map_scalars(lambda x, y: x + y, PerGroup([1.0, 2.0]), 3.0) == (4.0, 5.0)
 
 

@@ -13,9 +13,9 @@
 #    All passes evaluate the same function, because
 #      - every pass starts with the buffers from before the step, such as batch norm's statistics (``Buffers``);
 #      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``);
-#      - gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``);
-#      - modules that the closure runs but this optimizer does not train keep their gradients (``OtherModules``).
-#    ``GraphCheck`` raises if the loss was computed before the pass. In the first step with ``model=None``, batch norm
+#      - gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``).
+#    ``OtherModules`` keeps the gradients of modules that the closure runs but this optimizer does not train.
+#    ``GraphCheck`` raises if the loss was computed before the pass. With ``model=None``, batch norm in the first step
 #    raises, too.
 # 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute nothing. Norms and inner products are computed at once,
 #    and stay on the device.
