@@ -1,4 +1,4 @@
-"""The parameters that a method moves and restores."""
+"""Moving the parameters and restoring them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .vector import Vector
 
 
 class Weights:
-    """All trainable parameters of an optimizer: moved in place, restored bit for bit from a backup by ``copy_``.
+    """The trainable parameters of an optimizer, moved in place and restored bit for bit from a backup.
 
-    The backup is kept between steps: allocating memory costs more than the copy into it.
+    The memory of the backup is kept between steps: allocating it costs more than copying into it.
     """
 
     def __init__(self) -> None:
@@ -24,15 +24,15 @@ class Weights:
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
         self._backup: BucketedTensors = []
-        self._saved = 0  # buckets whose backup holds w
+        self._saved = 0  # number of buckets whose backup holds w
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Read the parameter groups again: parameters may be added, frozen, moved and cast between steps."""
-        owned = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
-        self.params = [p for _, p in owned]
-        signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]
+        """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
+        trained = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
+        self.params = [p for _, p in trained]
+        signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in trained]
         if signature != self._signature:
-            self.layout = Layout(self.params, [i for i, _ in owned])
+            self.layout = Layout(self.params, [i for i, _ in trained])
             self._backup, self._signature = self.allocate(), signature
         self._tensors = self.layout.split(self.params)
         self._saved = 0
@@ -53,20 +53,20 @@ class Weights:
         return next((bucket.sharding[0] for bucket in self.layout.buckets if bucket.sharding is not None), None)
 
     def allocate(self) -> BucketedTensors:
-        """Return uninitialized memory of the parameters' sizes, in their layout."""
+        """Return uninitialized memory with the sizes and the layout of the parameters."""
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()
     def move(self, to: Vector) -> None:
-        """Move the parameters to ``w + to``, wherever they are now."""
+        """Move the parameters to ``w + to``, from any position."""
         for k, (tensors, backup) in enumerate(zip(self._tensors, self._backup, strict=True)):
             if k < self._saved:
                 torch._foreach_copy_(tensors, backup)
             else:
                 torch._foreach_copy_(backup, tensors)
-                self._saved = k + 1  # before they move: an interrupt here must not restore what was not saved
+                self._saved = k + 1  # before they move: an interrupt must restore only saved buckets
             to.add_to(self._tensors, k)
-        torch.clear_autocast_cache()  # an autocast region around the step caches casts of the weights as they were
+        torch.clear_autocast_cache()  # autocast around the step caches casts of the old weights
 
     @torch.no_grad()
     def restore(self) -> None:
