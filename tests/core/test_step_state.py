@@ -35,6 +35,28 @@ class Copying(Looking):
         super().__init__(optimizer)
 
 
+@pytest.mark.parametrize("clear", [lambda ours, model: ours.zero_grad(), lambda _, model: model.zero_grad(False)])
+def test_after_an_overflow_no_pass_sees_nan_and_the_next_step_is_as_ever(plain, clear):
+    """A loss such as binary cross-entropy raises at NaN weights; a skipped step leaves no offset."""
+    other = plain.clone()
+    ours, whole = (bsam.BSAM(sgd(p.model.parameters()), p.model, start_from_min=True) for p in (plain, other))
+    scaler, passes = torch.amp.GradScaler("cpu", init_scale=2.0**100), []
+
+    def closure(factor):
+        passes.append(all(p.isfinite().all() for p in plain.model.parameters()))
+        return factor * plain.loss()
+
+    for factor in (1e300, 1.0):
+        ours.backward(lambda factor=factor: closure(factor), scaler)
+        scaler.step(ours)
+        scaler.update(1.0)
+        clear(ours, plain.model)
+    whole.step(other.loss)
+    assert passes == [True] * 6
+    assert ours.t == 1
+    torch.testing.assert_close(plain.weights(), other.weights())
+
+
 @pytest.mark.parametrize("wrap", [Looking, Copying])
 @pytest.mark.parametrize("released", [False, True])
 def test_backward_on_the_wrapper_and_step_on_the_optimizer(problem, wrap, released):

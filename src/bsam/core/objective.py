@@ -16,11 +16,10 @@ from ..common.graph_check import GraphCheck
 from ..common.rng import RngReplay
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
-from .gradients import GradientMemory
 from .other_modules import OtherModules
 from .ranks import Ranks
 from .vector import Vector
-from .weights import Weights
+from .weights import GradientMemory, Weights
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,8 @@ class Objective:
 
     @contextlib.contextmanager
     def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
-        if at is None:
+        """Return the context of one pass: moved weights, fresh gradients, the buffers and draws of the first pass."""
+        if at is None or self.overflowed():  # after an overflow, ``at`` is NaN, and some losses raise at NaN weights
             self._weights.restore()
         else:
             self._weights.move(at)
@@ -312,6 +312,15 @@ class Objective:
             self._overflowed = self._overflowed | ~torch.isfinite(gradient.norm())
             gradient = gradient / self._loss_scale
         return gradient
+
+    def overflowed(self) -> bool:
+        """Return whether a scaled gradient was non-finite, so that the scaler will skip the step.
+
+        This synchronizes with the host, except while a CUDA graph is captured: the answer is then False.
+        """
+        if self._scaler is None or (self._overflowed.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return False
+        return bool(self._overflowed)
 
     def scaled(self, direction: Vector) -> Vector:
         """Return the direction as the scaler expects it in ``p.grad``.

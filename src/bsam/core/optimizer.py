@@ -7,28 +7,31 @@
 # 3. It creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
 #    itself, such as methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them.
 # 4. ``epsilon`` computes a perturbation e from a gradient and a radius. Radii are values of the parameter groups
-#    (``radii`` in wrapper.py); some of them follow the learning rate (schedule.py).
+#    (``radii``); some of them follow the learning rate (schedule.py).
 # 5. ``L.grad(at=e)`` runs one pass (objective.py). It moves the weights to w + e (``Weights.move``), calls the closure,
-#    runs backward on the loss unless the closure did, and turns ``p.grad`` into a ``Vector`` (``GradientMemory``).
+#    runs backward on the loss unless the closure did, and turns ``p.grad`` into a ``Vector``. ``GradientMemory``
+#    (weights.py) decides which memory a gradient is in.
 #    All passes evaluate the same function, because
 #      - every pass starts with the buffers from before the step, such as batch norm's statistics (``Buffers``);
 #      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``);
-#      - gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``).
-#    ``OtherModules`` keeps the gradients of modules that the closure runs but this optimizer does not train.
-#    ``GraphCheck`` raises if the loss was computed before the pass. With ``model=None``, batch norm in the first step
-#    raises, too.
+#      - gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``);
+#      - modules that the closure runs but this optimizer does not train keep their gradients (``OtherModules``).
+#    ``GraphCheck`` raises if the closure returns a loss that an earlier pass returned. With ``model=None``, the first
+#    step raises if the closure runs batch norm in training mode.
 # 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute nothing. Norms and inner products are computed at once,
 #    and stay on the device.
 # 7. Observers, such as ``bsam.flatness.Probe``, read the passes.
 # 8. ``_store`` restores the weights bit for bit from a backup (``Weights.restore``), evaluates the direction in place,
 #    and adds it to ``p.grad``. It also keeps the values to remember (``MethodState``) and the point to step from, if
-#    that is not w (``StepState``). They wait for ``step``: if ``GradScaler`` skips it, they are discarded.
+#    that is not w (``StepState``). They wait for ``step``: if ``GradScaler`` skips it, ``zero_grad`` discards them, or
+#    the next ``backward`` if every ``p.grad`` is None.
 # 9. Buffers and random generators end up as the first pass left them. If a pass raises, weights, buffers and ``p.grad``
-#    are as they were before ``backward``.
+#    are as they were before ``backward``; the generators are not rewound.
 # 10. ``step`` moves the weights to the point to step from, runs the base optimizer on ``p.grad``, stores the remembered
 #     values, and counts.
 #
-# Files to read for BSAM: optimizer.py, wrapper.py, schedule.py, objective.py, weights.py and vector.py.
+# BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. On one
+# device, the others only check (step_state.py, graph_check.py), replay random numbers (rng.py) or save (wrapper.py).
 
 from __future__ import annotations
 
@@ -45,6 +48,7 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_base, check_call, check_modules, check_names, missing_attribute
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..common.foreach import Scalar
 from ..common.layout import local
 from ..common.method_info import MethodInfo
 from ..common.module_calls import calls_seen
@@ -52,16 +56,15 @@ from ..common.rng import RngReplay
 from ..loop_check.check import check_loop
 from .buffers import Buffers
 from .closure import Closure
-from .gradients import GradientMemory
 from .method_state import MethodState
 from .objective import Objective
 from .other_modules import OtherModules, refuse_batch_norm
 from .ranks import Ranks
-from .schedule import LR_SEEN, LR_START, note_lr
+from .schedule import LR_SEEN, LR_START, note_lr, scheduled
 from .step_state import StepState
-from .vector import TINY, Vector
-from .weights import Weights
-from .wrapper import METHOD, OWN, OptimizerWrapper
+from .vector import TINY, Coefficient, PerGroup, Vector
+from .weights import GradientMemory, Weights
+from .wrapper import METHOD, OWN, PERTURB, OptimizerWrapper
 
 
 class PassObserver(Protocol):
@@ -176,6 +179,18 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def direction(self, L: Objective) -> Vector:
         """Return the method's direction, computed from gradients of ``L`` around ``w``."""
 
+    def radius(self, group: dict[str, Any], name: str) -> Scalar:
+        """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
+        if not group.get(PERTURB, True):
+            return 0.0
+        return scheduled(group, name, self.scheduled_radii[name]) if name in self.scheduled_radii else group[name]
+
+    def radii(self, name: str) -> Coefficient:
+        """Return the radius ``name`` in this step: one number, or one per group if they differ."""
+        values = [self.radius(group, name) for group in self.param_groups]
+        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
+        return values[0] if alike or len(values) == 1 else PerGroup(values)
+
     def epsilon(self, v: Vector, radius: str, length: Tensor | None = None) -> Vector:
         """Return the perturbation ``rho v / length``; ``length`` defaults to ``|v|``."""
         return v * self.radii(radius) / ((v.norm() if length is None else length) + TINY)
@@ -280,7 +295,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if offset is not None:
             offset = Vector(offset.tensors(), offset.layout)  # a copy: evaluating d overwrites gradients
         self._fill(d, L.held, L.has_grad)
-        if offset is not None:
+        if offset is not None and not L.overflowed():
             self._step_state.keep(offset, local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
         self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
 

@@ -6,16 +6,13 @@ import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.checks import check_names, check_radius
 from ..common.errors import BsamValueError
-from ..common.foreach import Scalar
 from ..common.state_dicts import base_state, without
 from .method_state import MethodState
-from .schedule import completed_schedule, scheduled
-from .vector import Coefficient, PerGroup
+from .schedule import completed_schedule
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, OWN = "sharpness_method", "sharpness_names"
@@ -50,18 +47,6 @@ class OptimizerWrapper(Optimizer):
         for radius, floor in self.scheduled_radii.items():
             group = completed_schedule(group, radius, floor)
         return group
-
-    def radius(self, group: dict[str, Any], name: str) -> Scalar:
-        """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
-        if not group.get(PERTURB, True):
-            return 0.0
-        return scheduled(group, name, self.scheduled_radii[name]) if name in self.scheduled_radii else group[name]
-
-    def radii(self, name: str) -> Coefficient:
-        """Return the radius ``name`` in this step: one number, or one per group if they differ."""
-        values = [self.radius(group, name) for group in self.param_groups]
-        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
-        return values[0] if alike or len(values) == 1 else PerGroup(values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer; it may override the method's settings."""
