@@ -137,9 +137,12 @@ def predict(
     run, note = run_dir.finished_run(), run_dir.note("inputs")
     if run_dir.note("pose"):
         raise BsamValueError(f"the run in {folder} finds joints, not classes: use find_joints, or give another run")
-    if not note:
-        raise BsamValueError(f"the run in {folder} was not trained on image files, but on {run.data}: give another run")
-    inputs = Inputs.from_json(note)
+    inputs = Inputs.from_json(note) if note else None
+    if inputs is None or not inputs.takes_files:
+        raise BsamValueError(
+            f"the run in {folder} was trained on {run.data}, whose images are not like those of files (bytes with 1 or "
+            "3 channels): give another run"
+        )
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))
     where = pick_device(device)
@@ -147,7 +150,7 @@ def predict(
     predictions = []
     with torch.no_grad():
         for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, on_message):
-            x = torch.from_numpy(np.stack([pixels for _, pixels in batch])).permute(0, 3, 1, 2)
+            x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
             likely = network(inputs(x.to(where))).float().softmax(1).cpu().topk(top)
             for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
                 predictions.append(Prediction(path, decoding, tuple(names[i] for i in indices), tuple(values)))

@@ -69,8 +69,9 @@ class Classification(PretrainedTask):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        if (task := dataset_entry(run.data).task) != "classification":
-            raise BsamValueError(f"{run.data} has joints and no classes: use --task {task}, or other data")
+        entry = dataset_entry(run.data).resolve(data_dir)
+        if entry.task != "classification":
+            raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
         if (backbone := model_entry(run.model).backbone) is not None:
             raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
         refuse_settings("classification", run, {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False})
@@ -105,7 +106,7 @@ class Classification(PretrainedTask):
         self.eval_samples = len(self._eval_split)
         seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
         self._memorised = Examples(self._train.x[seen], self._train.y[seen])
-        chosen = augmentation(run.augment or dataset_entry(run.data).augmentation, data)
+        chosen = augmentation(run.augment or entry.augmentation, data)
         self._augment = replace(chosen, mean=self.inputs.mean, std=self.inputs.std)
         self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
         large = self.inputs.size > LARGE_IMAGE

@@ -8,13 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
-from ..data import dataset_entry, load
+from ..data import dataset_entry
 from ..data.augment import normalise
+from ..data.entries import ArrayData, ImageData
 from ..data.examples import Dataset
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
@@ -39,6 +42,7 @@ class Inputs:
         interpolation: ``"bilinear"`` or ``"bicubic"``, of files that are decoded and of stored images.
         crop: the part of the shorter side that is left when a file is decoded.
         class_names: in the order of the network's outputs.
+        in_bytes: whether stored images are bytes, as those of a file.
 
     Example:
         >>> import torch
@@ -55,6 +59,7 @@ class Inputs:
     interpolation: str
     crop: float
     class_names: tuple[str, ...]
+    in_bytes: bool = True
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
@@ -82,6 +87,18 @@ class Inputs:
         """How a file becomes a stored image."""
         return Resize(self.side, self.crop, self.interpolation)
 
+    @property
+    def takes_files(self) -> bool:
+        """Whether stored images are like those of files: bytes, grey or RGB."""
+        return self.in_bytes and self.channels in (1, 3)
+
+    def stored(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return decoded RGB pixels (side, side, 3) with the channels of stored images, grey as Pillow computes it."""
+        if self.channels == 3:
+            return pixels
+        grey = (pixels.astype(np.int64) @ (19595, 38470, 7471) + 0x8000) >> 16
+        return grey.astype(np.uint8)[:, :, None]
+
 
 def load_data(
     run: TaskSettings, data_dir: Path | None = None, cache_dir: Path | None = None
@@ -90,9 +107,10 @@ def load_data(
 
     Image files are decoded once, to the size that the network takes; the result is kept in a cache.
     """
-    entry = dataset_entry(run.data)
-    if entry.files is None:
-        return _load_arrays(run.data, data_dir), []
+    entry = dataset_entry(run.data).resolve(data_dir)
+    if isinstance(entry, ArrayData):
+        return _load_arrays(entry, data_dir), []
+    assert isinstance(entry, ImageData), entry
     config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
     size = run.image_size or config.size
     files = entry.image_files(data_dir)
@@ -108,19 +126,24 @@ def load_data(
         )
 
 
-_load_arrays = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
+_load_arrays = functools.lru_cache(maxsize=1)(ArrayData.load)  # consecutive runs share a data set
 
 
 def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     """Return how the images of a data set become inputs of the run's network.
 
-    Mean and standard deviation are those of the network's pretraining, if it has one, and else those of the data.
+    Mean and standard deviation are those of the network's pretraining if it has one and the pixels are bytes, and else
+    those of the data.
     """
+    in_bytes = not data.train.x.is_floating_point()
     config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
     if config is None or channels != len(config.mean):  # a network of timm takes images of one channel, too
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
-    size = run.image_size or config.size
-    return Inputs(side, size, channels, config.mean, config.std, config.interpolation, config.crop, data.class_names)
+    elif not in_bytes:
+        config = replace(config, mean=data.mean, std=data.std)
+    crop = 1.0 if data.digest is None else config.crop  # an image in an array is whole
+    size, scale = run.image_size or config.size, (config.mean, config.std)
+    return Inputs(side, size, channels, *scale, config.interpolation, crop, data.class_names, in_bytes)
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..common.errors import BsamValueError
 from ..common.progress import ProgressLine
-from ..data import dataset_entry
+from ..data import DATASETS, dataset_entry
+from ..data.entries import DrawnPersonData, KnownData, PersonData
 from ..data.pose.affine import apply
 from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..data.pose.persons import Persons, PoseData, load_persons
@@ -55,12 +56,16 @@ class Pose(PretrainedTask):
         data: PoseData | None = None,
         cache_dir: Path | None = None,
     ) -> None:
+        entry = dataset_entry(run.data).resolve(data_dir)
+        if entry.task != "pose":
+            names = ", ".join(known.name for known in DATASETS.values() if known.task == "pose")
+            raise BsamValueError(f"{run.data} has no joints: use --task {entry.task}, or --data with one of {names}")
         check_pose_settings(run)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or (model_entry(run.model).images if data is None else data.side)
         with torch.device("meta"):
             build(run.model, classes=1, side=side, k=run.simcc_k)  # raises before images are decoded
-        data, left_out = _load(run, side, data_dir, cache_dir) if data is None else (data, [])
+        data, left_out = _load(run, entry, side, data_dir, cache_dir) if data is None else (data, [])
         if data.side != side:
             raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size {side} out")
         super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
@@ -78,7 +83,7 @@ class Pose(PretrainedTask):
         self._truth = joints_in_image(self._test)
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
         self.baseline()  # raises where there is nothing to score, before training
-        chosen = POSE_AUGMENTATIONS[run.augment or dataset_entry(run.data).augmentation]
+        chosen = POSE_AUGMENTATIONS[run.augment or entry.augmentation]
         self._augment = self.inputs.augment(**chosen)
         self.begin_epoch(0)
 
@@ -200,10 +205,12 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
     return score, head_sizes
 
 
-def _load(run: PoseSettings, side: int, data_dir: Path | None, cache_dir: Path | None) -> tuple[PoseData, list[str]]:
-    entry = dataset_entry(run.data)
-    if entry.draw is not None:
+def _load(
+    run: PoseSettings, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
+) -> tuple[PoseData, list[str]]:
+    if isinstance(entry, DrawnPersonData):
         return entry.draw(side), []
+    assert isinstance(entry, PersonData), entry
     files = entry.person_files(data_dir)
     with ProgressLine() as line:
         progress = partial(line.reach, f"Cutting out the persons of {files.name}")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..common.errors import BsamValueError
-from ..data import DATASETS, dataset_entry
 from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..models import MODELS, model_entry
 from .settings import TaskSettings, check_flag, check_positive, refuse_settings, setting
@@ -38,10 +37,7 @@ class PoseSettings(TaskSettings):
 
 
 def check_pose_settings(run: PoseSettings) -> None:
-    """Refuse data and networks without joints, and settings without meaning for pose."""
-    if (task := dataset_entry(run.data).task) != "pose":
-        names = ", ".join(entry.name for entry in DATASETS.values() if entry.task == "pose")
-        raise BsamValueError(f"{run.data} has no joints: use --task {task}, or --data with one of {names}")
+    """Raise if the network does not find joints, or a setting has no meaning for pose."""
     if model_entry(run.model).backbone is None:
         names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
         raise BsamValueError(f"{run.model} does not find joints: use --model with one of {names}")

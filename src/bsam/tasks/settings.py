@@ -111,7 +111,8 @@ class TaskSettings:
     )
     data: str = setting(
         "digits",
-        "a name of `bsam list data`, or folder:PATH for a folder of your own with a folder per class",
+        "a name of `bsam list data`; folder:PATH, a folder of your images with a folder per class; or MODULE:FUNCTION, "
+        "your function that returns the data, in a module that is installed or in the current folder",
         check_name,
     )
     image_size: int | None = setting(
