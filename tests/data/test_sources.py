@@ -83,13 +83,6 @@ def test_a_plain_file_is_downloaded_as_it_is(serve, tmp_path):
     assert fetch(replace(source(url, b"labels"), makes="labels.gz"), tmp_path).read_bytes() == b"labels"
 
 
-def test_what_is_there_stays(tmp_path):
-    (tmp_path / NAME).mkdir()
-    (tmp_path / NAME / "mine").touch()
-    assert fetch(source("http://127.0.0.1:1/never.tar.gz"), tmp_path) == tmp_path / NAME
-    assert (tmp_path / NAME / "mine").exists()
-
-
 SERVED = {
     "another byte": {"content": GOOD[:-1] + bytes([GOOD[-1] ^ 1])},
     "interrupted": {"content": GOOD, "sent": 100},
@@ -123,12 +116,6 @@ def test_without_a_server_the_error_says_which_file_goes_where(why, serve, tmp_p
             fetch(source(url), tmp_path)
     assert not list(tmp_path.iterdir())
     assert socket.getdefaulttimeout() is None
-
-
-def test_a_folder_that_cannot_be_written_is_named(serve, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(bsam.BsamError, match=rf"{tmp_path / 'file' / NAME} could not be written"):
-        fetch(source(serve(GOOD)), tmp_path / "file")
 
 
 def test_an_interruption_leaves_nothing(serve, tmp_path, monkeypatch):

@@ -64,18 +64,6 @@ def test_the_split_of_lspet_is_fixed(tmp_path):
     assert files.split == "90/10 of the images, seed 0"
 
 
-def test_missing_files_are_named(tmp_path):
-    with pytest.raises(BsamRuntimeError, match=r"joints.mat is missing: give the folder that holds joints.mat"):
-        read_lspet(tmp_path)
-    table = lspet(tmp_path)
-    (tmp_path / "images/im00007.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"1 of 20 images are missing, such as .*im00007.jpg: get the data set"):
-        read_lspet(tmp_path)
-    savemat(tmp_path / "joints.mat", {"labels": table})
-    with pytest.raises(BsamRuntimeError, match=r"joints\.mat cannot be read as a MATLAB file with joints"):
-        read_lspet(tmp_path)
-
-
 def test_persons_who_cannot_be_cut_out_are_left_out_with_a_sentence(tmp_path):
     table = lspet(tmp_path)
     table[:, 2, 4] = 0

@@ -14,7 +14,7 @@ from bsam.data.images.decoding import Crop, decode, decode_pixels
 from bsam.data.pose.affine import apply
 from bsam.data.pose.joints import Skeleton
 from bsam.data.pose.layouts import PersonFiles
-from bsam.data.pose.persons import PoseData, load_persons, stored_side
+from bsam.data.pose.persons import PoseData, load_persons
 
 SIDE = 16  # crops of 22 pixels are stored
 IMAGES = ("a.png", "b.png", "b.png", "c.png", "c.png", "d.png")
@@ -86,12 +86,6 @@ def test_every_person_is_a_row_and_the_second_call_decodes_nothing(files, decode
     last = data.train.part([len(data.train) - 1])
     assert (last.images, last.x.shape[0]) == (data.train.images[-1:], 1)
     assert torch.equal(last.head_sizes, data.train.head_sizes[-1:])
-
-
-def test_the_sides_of_crops():
-    assert [stored_side(side) for side in (256, 64, 16)] == [352, 88, 22]
-    with pytest.raises(BsamValueError, match="side must be a whole number of at least 1, got 0"):
-        stored_side(0)
 
 
 def test_other_boxes_sides_or_sets_are_another_cache_and_other_joints_are_not(files, decoded):
