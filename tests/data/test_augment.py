@@ -113,14 +113,6 @@ def test_draws_are_a_function_of_seed_and_epoch():
     assert np.random.get_state()[1].tolist() == state[1]
 
 
-def test_an_image_keeps_its_draws_in_any_batch():
-    augment, x = Augment(mean=MEAN, std=STD), images(30)
-    draws = augment.draws(30, seed=0, epoch=0, side=32)
-    whole, order = augment(x, draws), torch.randperm(30, generator=torch.Generator().manual_seed(0))
-    for index in order.split(7):
-        assert torch.equal(augment(x[index], draws[index]), whole[index])
-
-
 def test_the_images_stay_as_they_are():
     for augment in (Augment(), Augment(pad=0, flip=False), Augment(pad=0, flip=False, cutout=0)):
         for x in (images(4), images(4).float(), images(4).float().contiguous(memory_format=torch.channels_last)):

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import bsam
-from bsam.data import DATASETS, dataset_entry, load
-from bsam.data.augment import AUGMENTATIONS, augmentation
-from bsam.data.digits import digits
+from bsam.data import DATASETS, dataset_entry
+from bsam.data.augment import AUGMENTATIONS
 from bsam.data.entries import ArrayData, DrawnPersonData, ImageData, PersonData
 from bsam.data.examples import Examples
 from bsam.data.pose.augment import POSE_AUGMENTATIONS
@@ -56,23 +55,6 @@ def test_some_take_more_of_the_others_where_a_class_has_few():
     some = numbered(torch.tensor([2, 2, 2, 2, 0, 2, 7])).some(5)
     assert some.x.flatten().tolist() == [0, 1, 2, 4, 6]
     assert some.y.tolist() == [2, 2, 2, 0, 7]
-
-
-def test_batches():
-    batches = TEN.batches(4)
-    assert [len(y) for _, y in batches] == [4, 4, 2]
-    assert torch.equal(torch.cat([x for x, _ in batches]), TEN.x)
-    assert torch.equal(torch.cat([y for _, y in batches]), TEN.y)
-
-
-def test_digits_are_a_data_set_that_needs_no_folder():
-    entry, data = DATASETS["digits"], load("digits")
-    assert (len(data.train), len(data.validation), len(data.test)) == (640, 400, 757)
-    assert torch.equal(data.train.x, digits().train.x)
-    assert (entry.classes, entry.channels, entry.side) == (data.classes, *data.train.x.shape[1:3])
-    assert data.classes == int(data.train.y.max()) + 1
-    augment = augmentation(entry.augmentation, data)
-    assert torch.equal(augment(data.train.x, augment.draws(640, 0, 0, 8)), data.train.x)  # they are normalised already
 
 
 def test_the_list_is_sound():

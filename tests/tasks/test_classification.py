@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -141,21 +140,13 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
     assert not torch.equal(found[0.25, 0], found[0.25, 1])
 
 
-def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path, evenly):
-    """In the data set, of which the run sees some."""
-    run = Run("sgd", epochs=1, label_noise=0.3, seed=4, limit_train=200, **ON_DIGITS)
-    fit(run, tmp_path / "noisy", device="cpu")
-    fit(replace(run, label_noise=0.0), tmp_path / "clean", device="cpu")
-    data, task = digits().train, Classification(run, CPU)
-    wrong = json.loads((tmp_path / "noisy" / "flipped.json").read_text())
-    assert len(set(wrong)) == 60
-    ((images, seen),) = task.examples()
-    flipped = {tuple(x.flatten().tolist()) for x in images[seen != data.y[evenly(data.y, 200)]]}
-    assert {tuple(x.flatten().tolist()) for x in data.x[wrong]} == flipped
-    assert torch.equal(
-        seen, flip_labels(data.y[evenly(data.y, 200)], 0.3, 10, 4)[0]
-    )  # which labels are flipped is a matter of the run's own samples
-    assert not (tmp_path / "clean" / "flipped.json").exists()
+def test_flipped_labels_are_noted_by_their_place_in_the_data_set(evenly):
+    """Of which the run sees some."""
+    task, data = Classification(Run("sgd", label_noise=0.3, seed=4, limit_train=200), CPU), digits().train
+    chosen = evenly(data.y, 200)
+    noisy, places = flip_labels(data.y[chosen], 0.3, 10, 4)
+    assert torch.equal(labels(task), noisy)
+    assert task.notes()["flipped"] == [chosen[place] for place in places.tolist()]
 
 
 def test_limits_take_from_all_classes_alike(evenly):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from bsam.common.errors import BsamError
 from bsam.data.pose.joints import LSP, MPII
 from bsam.data.pose.layouts import read_lspet
 from bsam.data.pose.persons import Persons, PoseData, load_persons
@@ -352,21 +351,3 @@ def test_persons_from_files_are_streamed_and_give_the_same_numbers(lspet):
     assert streamed.notes()["data"]["split"] == "90/10 of the images, seed 0; 2 persons of known size are scored"
     assert streamed.initialise(network) == ["The initial weights are random: --weights names pretrained ones."]
     assert own.initialise(network) == []
-
-
-def test_the_data_folder_may_be_the_data_sets_own_and_the_cache_elsewhere(lspet, tmp_path):
-    task = Pose(replace(FILES, image_size=64), CPU, data_dir=lspet, cache_dir=tmp_path / "cache")
-    assert task.batch(torch.arange(2))[0].shape == (2, 3, 64, 64)
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
-    assert not (lspet / ".bsam-cache").exists()
-
-
-def test_images_that_cannot_be_decoded_are_named_or_left_out(lspet):
-    (lspet / "images/im00002.jpg").write_bytes(b"no image")
-    with pytest.raises(BsamError, match="--skip-corrupt"):
-        Pose(FILES, CPU, data_dir=lspet)
-    task = Pose(replace(FILES, skip_corrupt=True), CPU, data_dir=lspet)
-    assert task.samples == 17
-    (sentence,) = task.notes()["data"]["left_out"]
-    assert sentence.startswith("images/im00002.jpg cannot be decoded")
-    assert task.initialise(task.network())[0] == "Samples that are left out: 1; data.json says why."
