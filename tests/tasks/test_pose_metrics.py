@@ -97,7 +97,7 @@ def test_persons_of_unknown_size_and_joints_that_are_not_visible_are_left_out():
     assert (sum(found), sum(counts), found[5]) == (1, 1, 1)
     nothing = pck(predicted, truth, 0 * visible, torch.ones(2), 0.2)
     assert nothing == ([0] * 14, [0] * 14)
-    with pytest.raises(BsamError, match=r"no joint is visible in a person of known size: there is no PCK@0.2"):
+    with pytest.raises(BsamError, match="PCK"):
         group_scores(*nothing, LSP)
 
 

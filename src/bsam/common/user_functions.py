@@ -26,7 +26,9 @@ def find_function(name: str, role: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     parts = module_name.split(".")
     if not function_name or parts[-1] == "py" or not all(part.isidentifier() for part in parts):
-        raise BsamValueError(f"the {role} must be named as module:function, got {name!r} (for my_data.py write my_data)")
+        raise BsamValueError(
+            f"the {role} must be named as module:function, got {name!r} (for my_data.py write my_data)"
+        )
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()  # the module may be younger than the first look into its folder
@@ -34,8 +36,8 @@ def find_function(name: str, role: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise BsamValueError(
-            f"the {role}'s module {module_name!r} cannot be imported, neither installed nor from {os.getcwd()}: {error}. "
-            "Check the name, or change to the folder that holds the module"
+            f"the {role}'s module {module_name!r} cannot be imported, neither installed nor from {os.getcwd()}: "
+            f"{error}. Check the name, or change to the folder that holds the module"
         ) from error
     except Exception as error:
         raise BsamValueError(

@@ -83,11 +83,11 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
 
 
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
-    """Download the files of a data set from its authors' site, unless :func:`load` finds all of them, in any layout.
+    """Download the files of a data set from its authors' site, unless :func:`load` already finds them in any layout.
 
     Args:
         name: one of :data:`DATASETS`.
-        folder: where :func:`load` then finds them; files that are there stay.
+        folder: where :func:`load` then finds them; existing files stay.
         progress: whether to show a progress bar on the error stream.
     """
     entry = dataset_entry(name)
@@ -98,11 +98,11 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
 
 
 def check_data(names: Iterable[str], folder: Path | None) -> None:
-    """Raise if data sets are read from files and these are not in the folder; it is not checked whether they are whole.
+    """Raise if data sets are read from files and these are not in the folder; the files themselves are not read.
 
     Args:
-        names: of data sets.
-        folder: the one that should hold their files.
+        names: names of data sets.
+        folder: the folder that should hold their files.
     """
     for entry in map(dataset_entry, sorted(names)):
         entry.check(folder)

@@ -39,9 +39,9 @@ class Examples:
         return self.at(self.balanced_indices(n))
 
     def balanced_indices(self, n: int) -> Tensor:
-        """Return the sorted indices of ``n`` examples: the first of each class, then the second of each, and so on."""
+        """Return the sorted indices of ``n`` examples: the first of each class, the second of each, and so on."""
         if not 1 <= n <= len(self):
-            raise BsamValueError(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
+            raise BsamValueError(f"n must be between 1 and {len(self)}, the number of examples, got {n!r}")
         by_class = self.y.sort(stable=True)
         first = torch.searchsorted(by_class.values, by_class.values)  # of the same class, in the sorted order
         rank = torch.empty_like(by_class.indices)

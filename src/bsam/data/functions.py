@@ -101,7 +101,8 @@ def _checked_files(files: ImageFiles) -> ImageFiles:
         raise BsamValueError(f"class_names must be at least 2, got {files.class_names!r}")
     folder = Path(files.folder)
     _check_there(folder, [name for part in sets.values() for name in part.names])
-    return replace(files, folder=folder, class_names=tuple(map(str, files.class_names)), **sets)  # type: ignore[arg-type]
+    names = tuple(map(str, files.class_names))
+    return replace(files, folder=folder, class_names=names, **sets)  # type: ignore[arg-type]
 
 
 def _checked_persons(persons: PersonFiles) -> PersonFiles:

@@ -34,13 +34,13 @@ class Inputs:
     """Normalisation of stored images, and their interpolation to the side that the network takes.
 
     Args:
-        side: of the stored images.
-        size: of the network's inputs.
-        channels: of the images.
-        mean: per channel, of bytes divided by 255.
-        std: standard deviation, likewise.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, of files that are decoded and of stored images.
-        crop: the part of the shorter side that is left when a file is decoded.
+        side: side of the stored images.
+        size: side of the network's inputs.
+        channels: channels of the images.
+        mean: mean per channel, of bytes divided by 255.
+        std: standard deviation per channel, of bytes divided by 255.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, to decode files and to resize stored images.
+        crop: share of the shorter side that is kept when a file is decoded.
         class_names: in the order of the network's outputs.
         in_bytes: whether stored images are bytes, as those of a file.
 
@@ -63,8 +63,10 @@ class Inputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
-        """Return what :meth:`to_json` described."""
-        plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+        """Return the inputs that :meth:`to_json` described."""
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
         return cls(**plain)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class Inputs:
         return self.resized(normalise(x, self.mean, self.std))
 
     def resized(self, x: Tensor) -> Tensor:
-        """Return normalised images of the size that the network takes."""
+        """Return normalised images in the size that the network takes."""
         if self.size == self.side:
             return x
         mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
@@ -103,9 +105,9 @@ class Inputs:
 def load_data(
     run: TaskSettings, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> tuple[Dataset, list[str]]:
-    """Return the data of a run, and the files that were left out because they are corrupt.
+    """Return the data of a run, and a sentence for each corrupt file that was left out.
 
-    Image files are decoded once, to the size that the network takes; the result is kept in a cache.
+    Image files are decoded once, in the size that the network takes, and kept in a cache.
     """
     entry = dataset_entry(run.data).resolve(data_dir)
     if isinstance(entry, ArrayData):
@@ -147,7 +149,7 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:
-    """Raise if a run's initial weights are missing, or of another network, before images are decoded."""
+    """Raise if a run's initial weights are missing, or for another network, before images are decoded."""
     if run.weights == PRETRAINED:
         check_download(run.model)
     elif run.weights is not None:
