@@ -58,7 +58,7 @@ def by_hand(network, run, pixels):
 
 
 @pytest.mark.parametrize("flip_test", [False, True])
-def test_combined_optimizers_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
+def test_joints_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
     """The stored crops are parts of larger images of noise, from which the boxes cut exactly them."""
     data, seen = stick_figures(16, seed=4, side=SIDE), []
     settings = Run(**{**RunDir(run).run().settings(), "flip_test": flip_test})

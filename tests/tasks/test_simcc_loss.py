@@ -73,7 +73,7 @@ def test_a_joint_counts_if_it_is_visible_and_within_the_outer_pixels():
     assert scored_joints(torch.tensor([[[1.0, 1.0, 2.0]]]), 8).all()  # any flag above 0
 
 
-def test_combined_optimizers_that_do_not_count_have_no_influence():
+def test_joints_that_do_not_count_have_no_influence():
     logits, y = random_batch()
     logits.requires_grad_()
     simcc_losses(logits, y, K, SIGMA).sum().backward()
