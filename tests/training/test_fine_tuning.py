@@ -265,6 +265,7 @@ def test_what_a_run_on_image_files_notes(tmp_path, runs):
         "interpolation": "bicubic",
         "crop": 0.95,
         "class_names": ["cat", "dog", "owl"],
+        "in_bytes": True,
     }
     assert note["weights"]["source"] == Path(run.weights).name
     assert list(note["weights"]["head_left_out"]) == ["classifier.weight", "classifier.bias"]
