@@ -1,4 +1,4 @@
-"""Train into flat minima: BSAM (*Bilateral* Sharpness-Aware Minimization) and its family, for PyTorch."""
+"""Sharpness-aware training for PyTorch: BSAM (*Bilateral* Sharpness-Aware Minimization) and related methods."""
 
 from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError

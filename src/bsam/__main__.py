@@ -1,4 +1,4 @@
-"""``python -m bsam`` is ``bsam``."""
+"""The command ``bsam``, as ``python -m bsam``."""
 
 from .cli import main
 

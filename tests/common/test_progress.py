@@ -8,15 +8,13 @@ from bsam.common.progress import ProgressLine
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is moved."""
+    """A clock that the test sets."""
     now = [5.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_nothing_is_printed_before_the_first_call(capsys, monkeypatch, is_terminal):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+def test_nothing_is_printed_without_progress(capsys):
     with ProgressLine():
         pass
     assert capsys.readouterr() == ("", "")
@@ -39,7 +37,7 @@ def test_a_line_every_minute(capsys, clock):
     ]
 
 
-def test_a_terminal_has_one_line_which_is_replaced_five_times_a_second(capsys, clock, monkeypatch):
+def test_a_terminal_redraws_one_line_five_times_a_second(capsys, clock, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "46")
     with pytest.raises(KeyError), ProgressLine() as line:  # noqa: PT012
@@ -52,11 +50,11 @@ def test_a_terminal_has_one_line_which_is_replaced_five_times_a_second(capsys, c
     assert out == "Something else.\n"
     assert re.findall(r"\rDecoding: (\d+) of 100", error) == ["0", "2", "4", "4", "4"]  # after the sentence, at the end
     assert error.count("\n") == 1
-    assert error.endswith("left\x1b[K\n")  # what is printed next begins on a line of its own
+    assert error.endswith("left\x1b[K\n")  # the next output starts on a new line
     assert max(map(len, error.split("\r"))) <= 45 + len("\x1b[K\n")
 
 
-def test_stages_side_by_side_that_start_again_and_notes(capsys, clock, monkeypatch):
+def test_several_stages_and_notes(capsys, clock, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     with ProgressLine() as line:

@@ -1,4 +1,4 @@
-"""A loss, or a part of one, that was not computed from scratch in a pass."""
+"""A loss, or a part of one, that was not computed in the current pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from helpers import detached, same, sgd
 
 
 def quiet_layer():
-    """One layer whose graph can be used twice, as it keeps nothing that depends on the weights."""
+    """A layer whose graph can be used twice, because it saves nothing that depends on the weights."""
     torch.manual_seed(0)
     layer, x = nn.Linear(3, 1).double(), torch.randn(8, 3, dtype=torch.float64)
     return layer, x
 
 
-def test_a_loss_from_outside_the_closure_is_refused():
-    """The case of the issue: SAM would equal SGD on a single layer."""
+def test_a_loss_from_outside_the_closure_raises():
+    """SAM would otherwise equal SGD on a single layer."""
     layer, x = quiet_layer()
     optimizer = bsam.SAM(sgd(layer.parameters()), layer, rho=0.5)
 
@@ -29,7 +29,7 @@ def test_a_loss_from_outside_the_closure_is_refused():
         loss.backward(retain_graph=True)
         return loss
 
-    for _ in range(2):  # not in the first step alone
+    for _ in range(2):  # in later steps, too
         before = detached(layer.parameters())
         for closure in (
             lambda loss: loss,
@@ -38,23 +38,23 @@ def test_a_loss_from_outside_the_closure_is_refused():
             lambda loss: ((layer(x) ** 2).mean(), loss)[1],
         ):
             loss = (layer(x) ** 2).mean()
-            with pytest.raises(bsam.BsamError, match="computed before this pass"):
+            with pytest.raises(bsam.BsamError, match="inside the closure"):
                 optimizer.step(lambda: closure(loss))
             assert same(before, detached(layer.parameters()))
         optimizer.step(lambda: (layer(x) ** 2).mean())
 
 
-def test_a_loss_from_outside_is_refused_by_a_method_of_one_pass():
+def test_a_loss_from_outside_raises_with_a_single_pass():
     layer, x = quiet_layer()
     optimizer = bsam.MSAM(sgd(layer.parameters()), layer, rho=0.5)
     optimizer.step(lambda: (layer(x) ** 2).mean())
     loss = (layer(x) ** 2).mean()
-    with pytest.raises(bsam.BsamError, match="computed before this pass"):
+    with pytest.raises(bsam.BsamError, match="inside the closure"):
         optimizer.step(lambda: loss)
 
 
 def test_a_closure_may_use_threads(plain):
-    """Nodes are numbered by thread: a loss from another one is not old."""
+    """Autograd numbers nodes per thread: a loss from another thread is not old."""
     other = plain.clone()
     for problem, closure in (
         (plain, lambda: pool.submit(plain.loss).result()),
@@ -67,11 +67,11 @@ def test_a_closure_may_use_threads(plain):
     assert same(plain.weights(), other.weights())
 
 
-def test_what_may_come_from_outside(plain):
-    """Detached features, other networks' outputs with their graphs, a gradient penalty that the closure computes."""
+def test_parts_that_may_come_from_outside(plain):
+    """Detached features, outputs of other networks with their graphs; and a gradient penalty inside the closure."""
     other = nn.Parameter(torch.randn(6, dtype=torch.float64))
     frozen = plain.model[:2](plain.x).detach()
-    fake = other + plain.x  # a graph that may be used several times
+    fake = other + plain.x  # a graph that can be used several times
 
     def penalised():
         x = plain.x.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""What a method remembers takes effect with the step."""
+"""A method remembers values when the step is taken."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from bsam.core.optimizer import SharpnessAware
-from helpers import alike, sgd
+from helpers import alike, assert_close, sgd
 
 
 class Remembering(SharpnessAware):
-    """A gradient uphill; the one at w is remembered where the test says so."""
+    """Uses a gradient uphill, and remembers the one at w if ``remembering``."""
 
     vectors, numbers = ("gradient",), ("size",)
     remembering = True
@@ -26,7 +26,7 @@ class Remembering(SharpnessAware):
         return L.grad(at=0.01 * g)
 
 
-def test_a_backward_that_is_not_followed_by_its_step_is_not_remembered(plain):
+def test_a_backward_without_a_step_is_not_remembered(plain):
     optimizer = Remembering(sgd(plain.model.parameters()), plain.model)
     optimizer.backward(plain.loss)
     assert optimizer.recall("gradient") is optimizer.recall("size") is None
@@ -37,18 +37,17 @@ def test_a_backward_that_is_not_followed_by_its_step_is_not_remembered(plain):
     optimizer.remembering = True
     expected = torch.autograd.grad(plain.loss(), list(plain.model.parameters()))
     optimizer.step(plain.loss)
-    for ours, g in zip(optimizer.recall("gradient").tensors(), expected, strict=True):
-        torch.testing.assert_close(ours, g, rtol=1e-12, atol=1e-15)
+    assert_close(optimizer.recall("gradient").tensors(), expected, atol=1e-15)
     assert optimizer.recall("size") > 0
 
 
-def test_what_is_remembered_is_not_touched_by_a_backward_that_raises(plain):
-    """Neither at once nor by the next step: in its second pass, when the first one is remembered already."""
+def test_a_backward_that_raises_changes_no_memory(plain):
+    """It raises in the second pass, after ``remember``; the next step must not store its values either."""
     optimizer = Remembering(sgd(plain.model.parameters()), plain.model)
     optimizer.step(plain.loss)
     optimizer.zero_grad()
     optimizer.remembering = False
-    optimizer.backward(plain.loss)  # gradients that keep the next backward from starting afresh
+    optimizer.backward(plain.loss)  # so that the next backward accumulates
     before, losses = optimizer.state_dict(), iter([plain.loss()])
     optimizer.remembering = True
     with pytest.raises(StopIteration):

@@ -1,4 +1,4 @@
-"""What the closure may return, micro-batches, chosen samples and chosen parameters."""
+"""Micro-batches, selected samples and selected parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import bsam
 from bsam.core.optimizer import SharpnessAware
 from bsam.core.vector import Vector
-from helpers import same, sgd
+from helpers import sgd
 
 
 def test_each_micro_batch_frees_its_graph_before_the_next_is_built(plain):
@@ -43,8 +43,7 @@ def test_methods_that_select_samples_and_parameters(plain):
             super().__init__(base, model, {})
 
         def direction(self, L):
-            wanted = [p.dim() > 1 for p in plain.model.parameters()]
-            self.part: Vector = L.grad(wrt=wanted)
+            self.part: Vector = L.grad(wrt=[p.dim() > 1 for p in plain.model.parameters()])
             self.mean = L.value(at=self.part * 0.1)
             return L.grad(subset=torch.tensor([0, 5]))
 
@@ -71,69 +70,6 @@ def test_methods_that_select_samples_and_parameters(plain):
     assert [None if s is None else s.tolist() for s in seen] == [None, None, [0, 5]]
 
 
-def test_bad_closures_are_refused(problem):
-    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
-    before = problem.weights()
-
-    def nested():
-        optimizer.step(problem.loss)
-        return problem.loss()
-
-    def nested_backward():
-        optimizer.backward(problem.loss)
-        return problem.loss()
-
-    cases = [
-        (lambda: None, "returned None"),
-        (lambda: (problem.loss(), 1), "tuple"),
-        (lambda: problem.loss().detach(), "does not require grad"),
-        (lambda: problem.loss().item(), "does not require grad"),
-        (lambda: problem.model(problem.x), "shape"),
-        (lambda: problem.loss().expand(0), "batch empty"),
-        (lambda: iter(()), "yielded no loss"),
-        (lambda: torch.ones((), requires_grad=True) * 2, "does not depend on any parameter of base"),
-        (lambda: iter([problem.loss(), None]), "None"),
-        (lambda: iter([problem.loss(), problem.loss().expand(2)]), "yield one of the two"),
-        (nested, "inside the closure"),
-        (nested_backward, "inside the closure"),
-    ]
-    for closure, word in cases:
-        with pytest.raises(bsam.BsamError, match=word):
-            optimizer.backward(closure)
-        with pytest.raises(bsam.BsamError, match="last backward raised"):
-            optimizer.step()
-        assert all(p.grad is None for p in problem.model.parameters())
-    for nothing in (None, problem.loss().detach()):
-        with pytest.raises(bsam.BsamError, match="closure"):
-            optimizer.backward(nothing)
-    with pytest.raises(TypeError, match="closure"):
-        optimizer.backward()
-    assert same(before, problem.weights())
-
-
-def test_a_closure_that_yields_must_not_run_backward(plain):
-    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
-
-    def closure():
-        for _ in range(2):
-            loss = plain.loss()
-            loss.backward()
-            yield loss
-
-    with pytest.raises(bsam.BsamError, match="yields"):
-        optimizer.backward(closure)
-
-
-def test_everything_frozen_and_sparse_gradients_are_refused():
-    model = nn.Embedding(5, 3, sparse=True)
-    optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(bsam.BsamError, match="sparse"):
-        optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
-    model.requires_grad_(False)
-    with pytest.raises(bsam.BsamError, match="unfreeze"):
-        optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
-
-
 def test_a_generator_is_closed_when_its_micro_batch_fails(plain):
     optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
     closed = []
@@ -145,22 +81,10 @@ def test_a_generator_is_closed_when_its_micro_batch_fails(plain):
         finally:
             closed.append(True)
 
-    with pytest.raises(bsam.BsamError, match="does not require grad") as error:
+    with pytest.raises(bsam.BsamError, match="grad") as error:
         optimizer.backward(closure)
     assert closed == [True]
-    assert error.value is not None  # its traceback alone would keep the generator open
-
-
-def test_a_differentiable_base_and_a_complex_loss_are_refused(problem):
-    base = torch.optim.SGD(problem.model.parameters(), lr=0.1, differentiable=True)
-    with pytest.raises(bsam.BsamError, match="differentiable=True"):
-        bsam.BSAM(base, problem.model)
-    z = nn.Parameter(torch.randn(3, dtype=torch.complex128))
-    optimizer = bsam.SAM(torch.optim.SGD([z], lr=0.1), None)
-    for loss in (lambda: (z * z).sum(), lambda: z * z, lambda: iter([(z * z).sum()])):
-        with pytest.raises(bsam.BsamError, match=r"the loss must be real, got torch\.complex128"):
-            optimizer.step(loss)
-    optimizer.step(lambda: (z * z).sum().real)
+    assert error.value is not None  # the traceback would otherwise keep the generator open
 
 
 @pytest.mark.parametrize(

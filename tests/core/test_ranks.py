@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bsam.core.ranks import Ranks
 from bsam.flatness import Probe
-from helpers import assert_close, distance
+from helpers import alike, assert_close, distance
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 spec = importlib.util.spec_from_file_location("two_ranks", SCRIPT)
@@ -23,31 +23,32 @@ spec.loader.exec_module(two_ranks)
 
 @pytest.fixture(scope="module")
 def ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What both ranks saw, case by case: all cases share one start of two processes."""
+    """The results of both ranks, by case. All cases run in one pair of processes."""
     return two_ranks_of(SCRIPT, tmp_path_factory.mktemp("ranks"))
 
 
-def one_process(method: str):
-    """The same steps on the whole batch: the weights, and how many gradients they took."""
+def of_both(ranks, case: str, key: str = "weights"):
+    """The results of both ranks, which must be equal bit for bit; returns the first rank's."""
+    first, second = (rank[case][key] for rank in ranks)
+    assert alike(first, second)
+    return first
+
+
+def weights_of(model) -> list[torch.Tensor]:
+    return [p.detach() for p in model.parameters()]
+
+
+def one_process(method: str) -> list[torch.Tensor]:
+    """The weights after the same steps on the whole batch."""
     model = two_ranks.network()
     optimizer = two_ranks.build(method, model)
-    losses = two_ranks.closure(method, model, *two_ranks.batch())
-    gradients = 0
-
-    def closure(*indices):
-        nonlocal gradients
-        gradients += torch.is_grad_enabled()
-        return losses(*indices)
-
     for _ in range(two_ranks.STEPS):
-        optimizer.step(closure)
-    return [p.detach() for p in model.parameters()], gradients
+        optimizer.step(two_ranks.closure(method, model, *two_ranks.batch()))
+    return weights_of(model)
 
 
-def by_hand(method: str):
-    """m-sharpness with one optimizer per rank, each with its own part of the batch and its own memory: the mean of
-    their directions, one step.
-    """
+def m_sharpness_by_hand(method: str) -> list[torch.Tensor]:
+    """One optimizer per rank, with its part of the batch and its memory; both step on the mean of their directions."""
     models = [two_ranks.network(), two_ranks.network()]
     optimizers = [two_ranks.build(method, model) for model in models]
     parts = list(zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True))
@@ -59,11 +60,11 @@ def by_hand(method: str):
             p.grad = q.grad = (p.grad + q.grad) / 2
         for optimizer in optimizers:
             optimizer.step()
-    return [p.detach() for p in models[0].parameters()]
+    return weights_of(models[0])
 
 
-def each_rank_on_its_own(method: str, micro_batches: int = 1):
-    """m-sharpness by hand: a direction per rank (and micro-batch), their mean, one step."""
+def accumulated_by_hand(method: str, micro_batches: int = 1) -> list[torch.Tensor]:
+    """One optimizer that adds the directions of all ranks and micro-batches before each step."""
     model = two_ranks.network()
     optimizer = two_ranks.build(method, model)
     x, y = two_ranks.batch()
@@ -72,44 +73,41 @@ def each_rank_on_its_own(method: str, micro_batches: int = 1):
         for a, b in zip(x.chunk(2 * micro_batches), y.chunk(2 * micro_batches), strict=True):
             optimizer.backward(lambda: F.cross_entropy(model(a), b) / (2 * micro_batches))
         optimizer.step()
-    return [p.detach() for p in model.parameters()]
+    return weights_of(model)
 
 
-CHOOSING_LESS = ["esam-half", "ksam-5"]  # each rank chooses among its own samples, which one process does not
+SELECTING = ["esam-half", "ksam-5"]  # each rank selects from its own samples, so the steps differ from one process
 
 
 @pytest.mark.parametrize(
-    "case",
-    [f"ddp-{method}" for method in (*two_ranks.ALL, "bucket-view", "bucket-view-esam") if method not in CHOOSING_LESS],
+    ("case", "method"),
+    [
+        *((f"ddp-{method}", method) for method in two_ranks.ALL if method not in SELECTING),
+        ("ddp-bucket-view", "bsam"),
+        ("ddp-bucket-view-esam", "esam"),
+        ("ddp-abandoned", "bsam"),
+        ("inside-own", "bsam"),
+        ("inside-ours", "bsam"),
+    ],
 )
-def test_ddp_equals_one_process_on_the_whole_batch(case, ranks):
-    first, second = (rank[case] for rank in ranks)
-    method = case.removeprefix("ddp-").replace("bucket-view-esam", "esam").replace("bucket-view", "bsam")
-    weights, gradients = one_process(method)
-    assert_close(first["weights"], weights)
-    assert_close(first["weights"], second["weights"], atol=0)
-    # passes without DDP's reducer
-    by_ourselves = {"esam": 1, "gam-paper": 2}.get(method, 0) * two_ranks.STEPS
-    assert first["buckets"] == gradients - by_ourselves  # one reduction a pass: the network fits into one bucket
-    assert len(first["reductions"]) == gradients  # and no other
+def test_ddp_equals_one_process(case, method, ranks):
+    assert_close(of_both(ranks, case), one_process(method))
 
 
 @pytest.mark.parametrize(("scheme", "method"), two_ranks.QUANTIZED)
-def test_scales_and_ranges_of_a_quantized_network_are_those_of_the_batch_of_all_ranks(scheme, method, ranks):
-    """Weights too; and in all passes of a step, on all ranks."""
+def test_quantized_networks(scheme, method, ranks):
+    """Scales and ranges come from the batch of all ranks, in all passes of a step."""
     model, base = two_ranks.quantized(scheme)
-    whole = two_ranks.quantized_steps(two_ranks.METHODS[method](base, model), model, model, *two_ranks.batch())
-    first, second = (rank[f"quantized-{scheme}-{method}"] for rank in ranks)
-    assert_close(first["state"], whole["state"])
-    assert_close(first["state"], second["state"], atol=0)
-    for expected, *found in zip(whole["buffers"], first["buffers"], second["buffers"], strict=True):
-        for own in found:
-            assert_close(own, expected)
+    expected = two_ranks.quantized_steps(two_ranks.METHODS[method](base, model), model, model, *two_ranks.batch())
+    assert_close(of_both(ranks, f"quantized-{scheme}-{method}", "state"), expected["state"])
+    for rank in ranks:
+        for buffers, wanted in zip(rank[f"quantized-{scheme}-{method}"]["buffers"], expected["buffers"], strict=True):
+            assert_close(buffers, wanted)
 
 
 @pytest.mark.parametrize("method", two_ranks.ROUTED)
 def test_ranks_may_use_different_parameters(method, ranks):
-    """The loss of one process is the mean over both halves of the batch, each with its head."""
+    """One process computes the mean loss over both halves of the batch, each with its head."""
     model = two_ranks.Routed()
     optimizer = two_ranks.build(method, model)
     x, y = two_ranks.batch()
@@ -121,40 +119,35 @@ def test_ranks_may_use_different_parameters(method, ranks):
             return torch.where(uses_first, model(x, 0), model(x, 1))
 
         optimizer.step(two_ranks.closure(method, both_heads, x, y))
-    for rank in ranks:
-        assert_close(rank[f"routed-{method}"]["weights"], [p.detach() for p in model.parameters()])
+    assert_close(of_both(ranks, f"routed-{method}"), weights_of(model))
 
 
-@pytest.mark.parametrize("method", ["sam", "bsam"])
-def test_buffers_that_change_the_loss_are_those_of_one_process(method, ranks):
+def test_buffers_that_change_the_loss(ranks):
     model = two_ranks.spectral_network()
-    optimizer = two_ranks.build(method, model)
+    optimizer = two_ranks.build("bsam", model)
     for _ in range(two_ranks.STEPS):
-        optimizer.step(two_ranks.closure(method, model, *two_ranks.batch()))
+        optimizer.step(two_ranks.closure("bsam", model, *two_ranks.batch()))
     for rank in ranks:
-        assert_close(rank[f"spectral-{method}"]["state"], [t.detach() for t in model.state_dict().values()])
+        assert_close(rank["spectral"]["state"], [t.detach() for t in model.state_dict().values()])
 
 
 def test_check_finds_wrappers_that_the_closure_does_not_call(ranks):
     for rank in ranks:
-        found = rank["check"]
-        assert found["right"] == []
-        assert found["sharded"] == ([], True)
-        assert "does not call the DistributedDataParallel wrapper" in "".join(found["bypassed"])
-        assert "no DistributedDataParallel or FSDP wrapper" in "".join(found["not wrapped"])
-    first, second = (rank["check"]["steps"] for rank in ranks)
-    assert_close(first, second, atol=0)  # the wrapper still reduces
+        findings = rank["check"]
+        assert findings["right"] == []
+        assert findings["sharded"] == ([], True)
+        assert "does not call the DistributedDataParallel wrapper" in "".join(findings["bypassed"])
+        assert "no DistributedDataParallel or FSDP wrapper" in "".join(findings["not wrapped"])
+    of_both(ranks, "check", "steps")  # the wrapper still reduces
 
 
-@pytest.mark.parametrize("method", CHOOSING_LESS)
-def test_ranks_that_choose_their_own_samples_stay_together(method, ranks):
-    first, second = (rank[f"ddp-{method}"] for rank in ranks)
-    assert_close(first["weights"], second["weights"], atol=0)
-    whole, _ = one_process(method)
-    assert distance(first["weights"], whole) > 1e-4
+@pytest.mark.parametrize("method", SELECTING)
+def test_ranks_that_select_from_their_own_samples(method, ranks):
+    weights = of_both(ranks, f"ddp-{method}")
+    assert distance(weights, one_process(method)) > 1e-4
 
 
-def test_ksam_on_two_ranks_is_sam_on_the_hardest_samples_of_each(ranks):
+def test_ksam_selects_the_hardest_samples_of_each_rank(ranks):
     model = two_ranks.network()
     optimizer = two_ranks.build("sam", model)
     x, y = two_ranks.batch()
@@ -162,72 +155,56 @@ def test_ksam_on_two_ranks_is_sam_on_the_hardest_samples_of_each(ranks):
         losses = F.cross_entropy(model(x), y, reduction="none").detach()
         hard = torch.cat([losses[:12].topk(5).indices, 12 + losses[12:].topk(5).indices])
         optimizer.step(lambda: F.cross_entropy(model(x[hard]), y[hard]))
-    assert_close(ranks[0]["ddp-ksam-5"]["weights"], [p.detach() for p in model.parameters()])
+    assert_close(ranks[0]["ddp-ksam-5"]["weights"], weights_of(model))
 
 
 @pytest.mark.parametrize("method", two_ranks.REMEMBERING)
-def test_memory_is_the_same_on_both_ranks_and_with_no_sync_before_it(method, ranks):
-    """What a rank saw alone under no_sync is not remembered: AE-SAM's ranks would else come to different decisions, and
-    wait for each other for ever.
-    """
+def test_memory_is_equal_on_both_ranks(method, ranks):
+    """Values under no_sync are not remembered: AE-SAM's ranks would decide differently, and wait for each other."""
     for case in (f"ddp-{method}", f"ddp-accumulate-{method}"):
-        first, second = (rank[case] for rank in ranks)
-        assert_close(first["weights"], second["weights"], atol=0)
-        assert first["memory"]["numbers"] == second["memory"]["numbers"]
-        for a, b in zip(first["memory"]["vectors"], second["memory"]["vectors"], strict=True):
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[k], b[k]) for k in a)
-        assert any(first["memory"]["vectors"]) is (method != "aesam")
-        assert (None in first["memory"]["numbers"]) is False
-
-
-def two_ranks_size() -> int:
-    return sum(p.numel() for p in two_ranks.network().parameters())
-
-
-def test_m_sharpness_perturbs_on_each_rank_and_reduces_once(ranks):
-    first, second = (rank["m-sharpness"] for rank in ranks)
-    assert_close(first["weights"], each_rank_on_its_own("bsam"))
-    assert_close(first["weights"], second["weights"], atol=0)
-    assert first["buckets"] == 0
-    assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
-    whole, _ = one_process("bsam")
-    assert distance(first["weights"], whole) > 1e-4  # it is another method
+        of_both(ranks, case)
+        memory = of_both(ranks, case, "memory")
+        assert any(memory["vectors"]) is (method != "aesam")
+        assert None not in memory["numbers"]
 
 
 @pytest.mark.parametrize("method", two_ranks.ALONE)
-def test_m_sharpness_of_each_kind_of_method(method, ranks):
-    """A metric, chosen samples, memory, and a decision that differs between the ranks: each stays on its rank."""
-    first, second = (rank[f"m-sharpness-{method}"] for rank in ranks)
-    assert_close(first["weights"], by_hand(method))
-    assert_close(first["weights"], second["weights"], atol=0)
-    assert first["buckets"] == 0
-    assert first["reductions"] == [two_ranks_size()] * two_ranks.STEPS
+def test_m_sharpness(method, ranks):
+    """A metric, selected samples, memory, decisions: each rank has its own, and the direction is averaged once."""
+    case = f"m-sharpness-{method}"
+    assert_close(of_both(ranks, case), m_sharpness_by_hand(method))
+    size = sum(p.numel() for p in two_ranks.network().parameters())
+    assert ranks[0][case]["reductions"] == [size] * two_ranks.STEPS
 
 
-def test_ranks_that_perturb_on_their_own_start_from_the_mean_of_their_minima(ranks):
-    """Ranks that step from their own minima would drift apart: start_from_min takes the mean of their perturbations."""
-    first, second = (rank["m-sharpness-released"] for rank in ranks)
-    assert_close(first["weights"], second["weights"], atol=0)
-    assert_close(first["weights"], each_rank_on_its_own("released"))
+@pytest.mark.parametrize(
+    ("case", "method", "micro_batches"),
+    [("m-sharpness", "bsam", 1), ("m-sharpness-released", "released", 1), ("m-sharpness-accumulate", "bsam", 2)],
+)
+def test_m_sharpness_adds_the_directions_of_the_ranks(case, method, micro_batches, ranks):
+    """With start_from_min the ranks step from the mean of their minima."""
+    weights = of_both(ranks, case)
+    assert_close(weights, accumulated_by_hand(method, micro_batches))
+    assert distance(weights, one_process(method)) > 1e-4
+    reductions = 2 if method == "released" else 1
+    assert len(ranks[0][case]["reductions"]) == reductions * two_ranks.STEPS
 
 
-def test_what_was_abandoned_under_no_sync_is_not_averaged_later(ranks):
-    first, second = (rank["ddp-abandoned"] for rank in ranks)
-    assert_close(first["weights"], one_process("bsam")[0])
-    assert_close(first["weights"], second["weights"], atol=0)
-    assert len(first["reductions"]) == first["buckets"] == two_ranks.STEPS * 3
+def test_m_sharpness_with_unused_parameters(ranks):
+    """The last two layers: one that no rank uses, and one that only the first rank uses."""
+    of_both(ranks, "m-sharpness-unused")
+    *_, spare_weight, spare_bias, partial_weight, partial_bias = ranks[0]["m-sharpness-unused"]["grads"]
+    assert spare_weight is spare_bias is None
+    assert partial_weight.abs().sum() > 0
+    assert alike(ranks[1]["m-sharpness-unused"]["grads"][-2:], [partial_weight, partial_bias])
 
 
 @pytest.mark.parametrize(("case", "calls"), [("ddp-accumulate", 2), ("ddp-bucket-view-accumulate", 3)])
-def test_accumulation_under_no_sync_is_averaged_later(ranks, case, calls):
-    """The first call is left on its rank by no_sync, perturbed there, and averaged with the next. Later calls perturb
-    along the mean of both ranks.
+def test_accumulation_under_no_sync(ranks, case, calls):
+    """The first call perturbs on each rank and is averaged later; later calls perturb along the mean gradient.
 
-    With bucket views, the gradients of one call lie in memory that the next one writes to.
+    With bucket views, the gradients of one call are in memory that the next call writes to.
     """
-    first, second = (rank[case] for rank in ranks)
-    assert_close(first["weights"], second["weights"], atol=0)
     model = two_ranks.network()
     optimizer = two_ranks.build("bsam", model)
     of_rank = [
@@ -236,54 +213,27 @@ def test_accumulation_under_no_sync_is_averaged_later(ranks, case, calls):
     ]
     for _ in range(two_ranks.STEPS):
         optimizer.zero_grad()
-        for a, b in (of_rank[0][0], of_rank[1][0]):  # the first of each rank, under no_sync
+        for a, b in (of_rank[0][0], of_rank[1][0]):  # under no_sync
             optimizer.backward(lambda: F.cross_entropy(model(a), b) / (2 * calls))
-        for ours, theirs in zip(of_rank[0][1:], of_rank[1][1:], strict=True):
-            x, y = (torch.cat(pair) for pair in zip(ours, theirs, strict=True))
+        for of_first, of_second in zip(of_rank[0][1:], of_rank[1][1:], strict=True):
+            x, y = (torch.cat(pair) for pair in zip(of_first, of_second, strict=True))
             optimizer.backward(lambda: F.cross_entropy(model(x), y) / calls)
         optimizer.step()
-    assert_close(first["weights"], [p.detach() for p in model.parameters()])
-    assert first["buckets"] == two_ranks.STEPS * 3 * (calls - 1)
-    assert len(first["reductions"]) == first["buckets"] + two_ranks.STEPS  # what no_sync left is averaged once
-
-
-def test_m_sharpness_with_accumulation_reduces_once_a_step(ranks):
-    first, second = (rank["m-sharpness-accumulate"] for rank in ranks)
-    assert_close(first["weights"], second["weights"], atol=0)
-    assert_close(first["weights"], each_rank_on_its_own("bsam", micro_batches=2))
-    assert first["reductions"] == [2 * two_ranks_size()] * two_ranks.STEPS  # what was held and what is new, together
-
-
-def test_m_sharpness_with_parameters_that_one_rank_or_none_reaches(ranks):
-    first, second = (rank["m-sharpness-unused"] for rank in ranks)
-    assert_close(first["weights"], second["weights"], atol=0)
-    *_, spare_weight, spare_bias, partial_weight, partial_bias = first["grads"]
-    assert spare_weight is None
-    assert spare_bias is None
-    assert partial_weight.abs().sum() > 0
-    assert_close(second["grads"][-2:], [partial_weight, partial_bias], atol=0)
-
-
-@pytest.mark.parametrize("method", [method for method in two_ranks.FSDP if method not in CHOOSING_LESS])
-def test_fsdp_equals_one_process_on_the_whole_batch(method, ranks):
-    first = ranks[0][f"fsdp-{method}"]
-    assert first["exact"]
-    assert_close(first["weights"], one_process(method)[0])
-
-
-@pytest.mark.parametrize("method", CHOOSING_LESS)
-def test_fsdp_equals_ddp_where_ranks_choose_their_own_samples(method, ranks):
-    assert ranks[0][f"fsdp-{method}"]["exact"]
-    assert_close(ranks[0][f"fsdp-{method}"]["weights"], ranks[0][f"ddp-{method}"]["weights"])
+    assert_close(of_both(ranks, case), weights_of(model))
 
 
 @pytest.mark.parametrize("method", two_ranks.FSDP)
-def test_fsdp_resumes_bit_for_bit_with_memory_sharded_as_the_parameters_are(method, ranks):
+def test_fsdp(method, ranks):
+    """Equal to one process, or to DDP if ranks select samples; a resumed run is identical, with sharded memory."""
+    selects = method in SELECTING
+    expected = ranks[0][f"ddp-{method}"]["weights"] if selects else one_process(method)
     for rank in ranks:
         result = rank[f"fsdp-{method}"]
+        assert_close(result["weights"], expected)
+        assert result["exact"]
         assert result["as_parameters"]
-        assert result["goes_on"]
-        assert any(result["memory"]["vectors"]) is (method in two_ranks.REMEMBERING and method != "aesam")
+        assert result["identical"]
+        assert any(result["memory"]["vectors"]) is (method == "looksam")
 
 
 def readings_of_one_process(method: str, part: slice) -> list[dict]:
@@ -296,97 +246,67 @@ def readings_of_one_process(method: str, part: slice) -> list[dict]:
     return [asdict(reading) for reading in probe]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("method", two_ranks.PROBED)
-def test_a_probe_reads_the_batch_of_all_ranks(method, kind, ranks):
-    first, second = (rank[f"probe-{kind}-{method}"]["readings"] for rank in ranks)
-    if method != "ksam":  # whose ranks choose among their own samples: other steps
-        assert first == [pytest.approx(reading, rel=1e-9) for reading in readings_of_one_process(method, slice(None))]
-    assert first == [pytest.approx(reading, rel=1e-12) for reading in second]
-    assert len(first) == 2
+@pytest.mark.parametrize("case", ["probe-ddp", "probe-fsdp"])
+def test_a_probe_reads_the_batch_of_all_ranks(case, ranks):
+    expected = [pytest.approx(reading, rel=1e-9) for reading in readings_of_one_process("bsam", slice(None))]
+    assert len(expected) == 2
+    for rank in ranks:
+        assert rank[case]["readings"] == expected
 
 
-def test_a_probe_reads_the_part_of_its_rank_where_each_perturbs_on_its_own(ranks):
+def test_a_probe_reads_the_part_of_its_rank_with_m_sharpness(ranks):
     for rank, part in zip(ranks, (slice(0, 12), slice(12, None)), strict=True):
         start, *_ = rank["probe-m-sharpness"]["readings"]
         assert start == pytest.approx(readings_of_one_process("sam", part)[0], rel=1e-9)
 
 
-def test_a_second_derivative_is_refused_under_fsdp(ranks):
+@pytest.mark.parametrize(("case", "word"), [("error-fsdp", "FSDP"), ("error-static", "static_graph=False")])
+def test_passes_that_the_wrapper_does_not_support_raise(case, word, ranks):
     for rank in ranks:
-        assert "second derivatives, which FSDP does not support" in rank["fsdp-refusal"]["said"]
-        assert rank["fsdp-refusal"]["exact"]
+        assert word in rank[case]["message"]
+        assert rank[case]["unchanged"]
 
 
-def test_ranks_decide_alike_under_no_sync(ranks):
-    first, second = (rank["talking"] for rank in ranks)
-    assert first["calls"] == second["calls"]
-    assert 24 < first["calls"] < 48  # some with a second pass, some without
-    assert_close(first["weights"], second["weights"], atol=0)
+def test_ranks_make_the_same_decisions_under_no_sync(ranks):
+    assert 24 < of_both(ranks, "decisions", "calls") < 48  # some steps with a second pass, some without
+    of_both(ranks, "decisions")
 
 
-def test_a_static_graph_is_refused_where_a_pass_runs_without_the_reducer(ranks):
-    assert all("does not work with static_graph=True" in rank["static-refusal"]["message"] for rank in ranks)
+@pytest.mark.parametrize("case", [*two_ranks.WRAPPED_LATER, "compiled", "two-wrappers"])
+def test_a_wrapper_created_after_the_optimizer_is_found(case, ranks):
+    """With accumulation under no_sync; the result is that of a wrapper that the optimizer was given."""
+    given = f"{case if case in two_ranks.WRAPPED_LATER else 'bsam'}-given"
+    for key in ("weights", "memory", "sync"):
+        assert alike(of_both(ranks, f"{case}-found", key), ranks[0][given][key])
+    assert ranks[0][given]["sync"] is True
 
 
-def kept_the_same(a: dict, b: dict) -> bool:
-    """Whether two runs kept the same: vectors bit for bit, and numbers."""
-    pairs = zip(a["memory"]["vectors"], b["memory"]["vectors"], strict=True)
-    alike = all(x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x) for x, y in pairs)
-    return alike and a["memory"]["numbers"] == b["memory"]["numbers"]
-
-
-@pytest.mark.parametrize(
-    "case", [*(f"{order}-{method}" for order, method in two_ranks.WRAPPED_LATER), "compiled-bsam", "two-wrappers"]
-)
-def test_a_wrapper_that_came_after_the_optimizer_is_found(case, ranks):
-    """Frameworks accumulate under no_sync: the ranks stay together, and go where they go with the wrapper given."""
-    (first, given), (second, _) = ((rank[f"{case}-found"], rank[f"{case}-given"]) for rank in ranks)
-    assert_close(first["weights"], second["weights"], atol=0)
-    assert_close(first["weights"], given["weights"], atol=0)
-    assert kept_the_same(first, second)
-    assert kept_the_same(first, given)
-    assert first["sync"] is given["sync"] is True
-
-
-def test_ranks_without_a_wrapper_step_as_ever(ranks):
+def test_ranks_without_a_wrapper(ranks):
     model = two_ranks.network()
     optimizer = two_ranks.build("bsam", model)
     for _ in range(2):
         optimizer.step(two_ranks.closure("bsam", model, *two_ranks.batch()))
+    assert alike(of_both(ranks, "not-wrapped"), weights_of(model))
     for rank in ranks:
-        assert_close(rank["not-wrapped"]["weights"], [p.detach() for p in model.parameters()], atol=0)
         assert rank["not-wrapped"]["hooks"] == 0
-        (told,) = rank["not-wrapped"]["told"]  # once
-        assert "2 ranks, and the closure called no DistributedDataParallel or FSDP wrapper" in told
-
-
-@pytest.mark.parametrize("case", ["inside-own", "inside-ours"])
-def test_inside_of_the_wrappers_forward_gradients_are_averaged(ranks, case):
-    first, second = (rank[case]["weights"] for rank in ranks)
-    assert_close(first, one_process("bsam")[0])
-    assert_close(first, second, atol=0)
+        (message,) = rank["not-wrapped"]["warnings"]  # once
+        assert "2 ranks" in message
 
 
 @pytest.mark.parametrize("case", ["inside-own-accumulate", "wrapped-again"])
-def test_ranks_stay_together_inside_of_a_wrapper_and_in_a_new_one(ranks, case):
-    first, second = (rank[case]["weights"] for rank in ranks)
-    assert_close(first, second, atol=0)
-    assert float((first[0] - two_ranks.network().get_parameter("0.weight").detach()).abs().max()) > 1e-3
+def test_ranks_stay_together(ranks, case):
+    weights = of_both(ranks, case)
+    assert float((weights[0] - two_ranks.network().get_parameter("0.weight").detach()).abs().max()) > 1e-3
 
 
-def test_a_discriminator_with_a_wrapper_of_its_own_keeps_its_gradients(ranks):
+def test_a_wrapped_discriminator_keeps_its_gradients(ranks):
+    of_both(ranks, "adversarial")
     for rank in ranks:
         assert rank["adversarial"]["kept"]
-        assert rank["adversarial"]["tracked"] == 4  # its own two passes, and one of each of the two steps
-    assert_close(*(rank["adversarial"]["weights"] for rank in ranks), atol=0)
+        assert rank["adversarial"]["tracked"] == 4  # two passes of its own, and one in each of the two steps
 
 
-def test_filters_of_warnings_are_as_they_were(ranks):
-    assert not any("global hooks" in message for rank in ranks for message in rank["filters"]["messages"])
-
-
-def test_a_wrapper_that_a_framework_names_is_used_while_it_exists():
+def test_a_wrapper_from_a_framework_is_used_while_it_exists():
     ranks = Ranks(None, m_sharpness=False)
     wrapper = torch.nn.Linear(1, 1)
     ranks.use(wrapper)

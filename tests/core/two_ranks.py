@@ -1,7 +1,6 @@
-"""One rank of a two-process run on gloo; started by test_ranks.py, which compares what it saves with one process on the
-whole batch.
+"""One of two ranks on gloo, for test_ranks.py: ``python two_ranks.py RANK FOLDER``.
 
-python two_ranks.py RANK FOLDER
+The test compares the results of all cases with a single process on the whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from bsam.quantization import parameter_groups, quantize
 from processes import group_of_two
 
 STEPS = 4
-QUANTIZED = [("lsq", "bsam"), ("minmax", "bsam"), ("minmax", "looksam")]
+QUANTIZED = [("lsq", "bsam"), ("minmax", "looksam")]
 
 
 def network() -> nn.Module:
@@ -44,9 +43,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 METHODS = {
     "sam": partial(bsam.SAM, rho=0.1),
     "bsam": partial(bsam.BSAM, rho_max=0.1, rho_min=0.08),
-    "bsam2": partial(bsam.BSAM, rho_max=0.1, rho_min=0.08, passes=2),
     "released": partial(bsam.BSAM, rho_max=0.1, rho_min=0.08, start_from_min=True),
-    "adaptive": partial(bsam.BSAM, rho_max=0.5, rho_min=0.4, adaptive=True),
     "asam": bsam.ASAM,
     "gsam": partial(bsam.GSAM, rho=0.1),
     "fisher": partial(bsam.FisherSAM, eta=10.0),
@@ -59,9 +56,7 @@ METHODS = {
     "aesam": partial(bsam.AESAM, total_steps=STEPS, rho=0.1),
     "aesam-reuse": partial(bsam.AESAM, total_steps=STEPS, rho=0.1, alpha=0.2),
     "rst": partial(bsam.RST, rho=0.1),
-    "esam": partial(
-        bsam.ESAM, gamma=1.0, rho=0.1
-    ),  # all samples: each rank chooses among its own, which one process on the whole batch does not
+    "esam": partial(bsam.ESAM, gamma=1.0, rho=0.1),  # selects all samples, as a single process does
     "ksam": partial(bsam.KSAM, k=64, rho=0.1),
     "esam-half": partial(bsam.ESAM, rho=0.1),
     "ksam-5": partial(bsam.KSAM, k=5, rho=0.1),
@@ -69,19 +64,19 @@ METHODS = {
 
 
 def closure(method: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, factor: float = 1.0):
-    """The mean loss times a factor; one loss per sample of those asked for, where a method chooses samples."""
-    choosing = method.startswith(("esam", "ksam"))
+    """The mean loss times a factor; for methods that select samples, the losses of the selected ones."""
+    per_sample = method.startswith(("esam", "ksam"))
 
-    def losses(indices=slice(None)):
-        found = F.cross_entropy(model(x[indices]), y[indices], reduction="none")
-        return factor * (found if choosing else found.mean())
+    def loss(indices=slice(None)):
+        losses = F.cross_entropy(model(x[indices]), y[indices], reduction="none")
+        return factor * (losses if per_sample else losses.mean())
 
-    return losses
+    return loss
 
 
-def build(method: str, model: nn.Module, **own):
+def build(method: str, model: nn.Module, **options):
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-    return METHODS[method](base, model, **own)
+    return METHODS[method](base, model, **options)
 
 
 class WithSpares(nn.Module):
@@ -97,7 +92,7 @@ class WithSpares(nn.Module):
 
 
 def count_reductions():
-    """Every all_reduce that is called from Python: a direction's, and those of the bucket hook below."""
+    """Record the size of every all_reduce that is called from Python."""
     calls: list[int] = []
     reduce = dist.all_reduce
 
@@ -114,14 +109,12 @@ def ddp(
 ) -> dict:
     module = WithSpares() if unused else network()
     model = DistributedDataParallel(module, gradient_as_bucket_view=bucket_view, find_unused_parameters=unused)
-    reduced: list[int] = []
-    model.register_comm_hook(reduced, lambda state, bucket: state.append(1) or bucket_average(bucket))
     calls, restore = count_reductions()
     optimizer = build(method, model, m_sharpness=m_sharpness)
     x, y = (t.chunk(2)[rank] for t in batch())
 
     for _ in range(STEPS):
-        if abandon:  # what was left on its rank is thrown away, and must not be averaged later
+        if abandon:  # a direction of one rank is discarded, and must not be averaged later
             with model.no_sync():
                 optimizer.backward(closure(method, model, x, y))
             optimizer.zero_grad()
@@ -137,17 +130,11 @@ def ddp(
             optimizer.step(closure(method, model, x, y))
     restore()
     weights, grads = [p.detach() for p in module.parameters()], [p.grad for p in module.parameters()]
-    return {
-        "weights": weights,
-        "grads": grads,
-        "buckets": len(reduced),
-        "reductions": calls,
-        "memory": memory(optimizer),
-    }
+    return {"weights": weights, "grads": grads, "reductions": calls, "memory": memory(optimizer)}
 
 
 def quantized(scheme: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A quantized network, its scales of inputs not initialized."""
+    """A quantized network whose input scales are not initialized."""
     model = quantize(network(), 2, 2, scheme=scheme)  # LSQ: the mean decides the second scale, the range the others
     return model, torch.optim.SGD(parameter_groups(model), lr=0.1, momentum=0.9)
 
@@ -155,7 +142,7 @@ def quantized(scheme: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 def quantized_steps(
     optimizer: bsam.SharpnessAware, model: nn.Module, module: nn.Module, x: torch.Tensor, y: torch.Tensor
 ) -> dict:
-    """Steps on a batch; the state of the module at the end, and its buffers after each pass."""
+    """Take steps; return the state of the module at the end, and its buffers after every pass."""
     loss, buffers = closure("bsam", model, x, y), []
 
     def watched() -> torch.Tensor:
@@ -175,17 +162,12 @@ def ddp_quantized(rank: int, scheme: str, method: str) -> dict:
 
 
 def memory(optimizer) -> dict:
-    """What the method keeps: vectors as tensors of this rank, and numbers."""
+    """The remembered vectors, as tensors of this rank, and numbers."""
     vectors = [
         {k: local(t) for k, t in entry.items() if k in optimizer.vectors}
         for entry in optimizer.state_dict()["state"].values()
     ]
     return {"vectors": vectors, "numbers": [optimizer.param_groups[0][name] for name in optimizer.numbers]}
-
-
-def bucket_average(bucket):
-    tensor = bucket.buffer().div_(2)
-    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0])
 
 
 def sharded() -> nn.Module:
@@ -207,17 +189,17 @@ def fsdp(method: str, rank: int) -> dict:
     optimizer.backward(closure(method, model, x, y))
     exact = all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))
     optimizer.zero_grad()
-    last = 2 if method in REMEMBERING else 1  # LookSAM: a step that uses what is kept, and one that renews it
+    last = 2 if method in REMEMBERING else 1  # LookSAM: a step that uses its memory, and one that renews it
     for _ in range(STEPS - last):
         optimizer.step(closure(method, model, x, y))
-    found = resumed(method, model, optimizer, x, y, last)
+    checks = resumed(method, model, optimizer, x, y, last)
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {"weights": list(full.values()), "exact": exact, "memory": memory(optimizer), **found}
+    return {"weights": list(full.values()), "exact": exact, "memory": memory(optimizer), **checks}
 
 
 def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.Tensor, steps: int) -> dict:
-    """Take the last steps; whether memory is sharded as the parameters are, and a resumed run goes on bit for bit."""
-    saved = copy.deepcopy(optimizer.state_dict())  # a file would hold tensors of its own, too
+    """Take the last steps. Return whether memory is sharded as the parameters are, and a resumed run is identical."""
+    saved = copy.deepcopy(optimizer.state_dict())
     pairs = [(saved["state"][i].get(name), p) for name in optimizer.vectors for i, p in enumerate(model.parameters())]
     as_parameters = all(
         t is None or (t.placements, t.shape, t.to_local().shape) == (p.placements, p.shape, p.to_local().shape)
@@ -230,52 +212,52 @@ def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.
     for _ in range(steps):
         optimizer.step(closure(method, model, x, y))
         other.step(closure(method, twin, x, y))
-    goes_on = all(
+    identical = all(
         torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
     )
-    return {"as_parameters": as_parameters, "goes_on": goes_on}
+    return {"as_parameters": as_parameters, "identical": identical}
 
 
-def talking(rank: int) -> dict:
-    """AE-SAM under no_sync, with a forward pass that waits for the other rank, as SyncBatchNorm does: the ranks must
-    decide alike.
-    """
+def synchronized_decisions(rank: int) -> dict:
+    """AE-SAM under no_sync, with a forward pass that waits for the other rank, as SyncBatchNorm does."""
     model = DistributedDataParallel(network())
     optimizer = bsam.AESAM(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), model, total_steps=12)
     x, y = (t.chunk(2)[rank] for t in batch())
     calls = 0
 
-    def loss(chosen):
+    def loss(indices):
         nonlocal calls
         calls += 1
-        dist.all_reduce(torch.ones(calls))  # of another size if the other rank is in another pass: gloo would raise
-        return F.cross_entropy(model(x[chosen]), y[chosen])
+        dist.all_reduce(torch.ones(calls))  # gloo raises if the ranks' sizes differ, in different passes
+        return F.cross_entropy(model(x[indices]), y[indices])
 
     for t in range(12):
-        with model.no_sync():
-            optimizer.backward(
-                lambda: loss(slice(0, 3 + t % 4)) * (3.0 if rank == 0 else 0.2)
-            )  # large on one rank, small on the other
+        with model.no_sync():  # large on one rank, small on the other
+            optimizer.backward(lambda: loss(slice(0, 3 + t % 4)) * (3.0 if rank == 0 else 0.2))
         optimizer.backward(lambda: loss(slice(3, None)))
         optimizer.step()
         optimizer.zero_grad()
     return {"weights": [p.detach() for p in model.parameters()], "calls": calls}
 
 
-def static_refusal(rank: int) -> dict:
-    model = DistributedDataParallel(network(), static_graph=True)
+def error_of(rank: int, method: str, make) -> dict:
+    """The message of a step that raises, and whether the weights are unchanged."""
+    model = make()
     x, y = (t.chunk(2)[rank] for t in batch())
+    before = [local(p.detach()).clone() for p in model.parameters()]
     try:
-        build("esam", model).step(closure("esam", model, x, y))
-    except bsam.BsamError as refusal:
-        return {"message": str(refusal)}
-    return {"message": ""}
+        build(method, model).step(closure(method, model, x, y))
+        message = ""
+    except bsam.BsamError as error:
+        message = str(error)
+    unchanged = all(torch.equal(a, local(p.detach())) for a, p in zip(before, model.parameters(), strict=True))
+    return {"message": message, "unchanged": unchanged}
 
 
-def probed(method: str, rank: int, *, wrapped, **own) -> dict:
-    """What a probe reads on this rank."""
-    model = wrapped()
-    optimizer = build(method, model, **own)
+def probed(method: str, rank: int, *, make, **options) -> dict:
+    """The readings of a probe on this rank."""
+    model = make()
+    optimizer = build(method, model, **options)
     probe = Probe(every=2).attach(optimizer)
     x, y = (t.chunk(2)[rank] for t in batch())
     for _ in range(STEPS):
@@ -283,77 +265,26 @@ def probed(method: str, rank: int, *, wrapped, **own) -> dict:
     return {"readings": [asdict(reading) for reading in probe]}
 
 
-def fsdp_refusal(rank: int) -> dict:
-    model = sharded()
-    optimizer = build("gam-paper", model)
-    x, y = (t.chunk(2)[rank] for t in batch())
-    before = [p.to_local().clone() for p in model.parameters()]
-    try:
-        optimizer.step(closure("gam-paper", model, x, y))
-        said = "nothing"
-    except bsam.BsamError as refusal:
-        said = str(refusal)
-    return {
-        "said": said,
-        "exact": all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True)),
-    }
-
-
-class Redirected(nn.Module):
-    """As a module of Lightning: the wrapper's ``forward`` is redirected to ``training_step``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = network()
-
-    def training_step(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
-def redirect(wrapper: nn.Module, module: Redirected):
-    """A call of the wrapper that runs the module's ``training_step``."""
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        module.forward = module.training_step
-        try:
-            return wrapper(x)
-        finally:
-            del module.forward
-
-    return call
-
-
-def framework(method: str, rank: int, *, order: str, given: bool, discriminator: bool = False) -> dict:
-    """The loop of a framework that wraps the model after the optimizer was built; or with the wrapper given."""
-    module = Redirected() if order == "lightning" else network()
+def framework(method: str, rank: int, *, given: bool, compiled: bool = False, discriminator: bool = False) -> dict:
+    """The loop of a framework that wraps the model after the optimizer was built, or before it (``given``)."""
+    module = network()
     wrapper = None if not given else DistributedDataParallel(module)
-    base = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-    optimizer = METHODS[method](base, wrapper if given else module)
+    optimizer = build(method, wrapper if given else module)
     wrapper = wrapper or DistributedDataParallel(module)
-    called = redirect(wrapper, module) if order == "lightning" else wrapper
-    if order == "compiled":
-        called = torch.compile(wrapper, backend="eager")
-    # another wrapper that the closure goes through, too
-    other = DistributedDataParallel(network()[:1]) if discriminator else None
+    called = torch.compile(wrapper, backend="eager") if compiled else wrapper
+    other = DistributedDataParallel(network()[:1]) if discriminator else None  # a second wrapper in the closure
     x, y = (t.chunk(2)[rank] for t in batch())
-    if order == "accelerate":
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does first
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does
     micro = list(zip(x.chunk(3), y.chunk(3), strict=True))
 
     def loss(a: torch.Tensor, b: torch.Tensor):
         plain = closure(method, called, a, b, 1 / 3)
-
-        def through_the_other(*indices):
-            return plain(*indices) + 0.0 * other(a).sum()
-
-        return plain if other is None else through_the_other
+        return plain if other is None else lambda *indices: plain(*indices) + 0.0 * other(a).sum()
 
     for _ in range(STEPS):
         for i, (a, b) in enumerate(micro):
             with contextlib.nullcontext() if i == len(micro) - 1 else wrapper.no_sync():
                 optimizer.backward(loss(a, b))
-        if order == "transformers":
-            torch.nn.utils.clip_grad_norm_(wrapper.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     weights = [p.detach() for p in module.parameters()]
@@ -361,20 +292,21 @@ def framework(method: str, rank: int, *, order: str, given: bool, discriminator:
 
 
 def not_wrapped(rank: int) -> dict:
-    """Two ranks without DDP: nothing is found, and no hook stays behind."""
+    """Two ranks without DDP: a warning, and no hook stays behind."""
     model = network()
     optimizer = build("bsam", model)
     x, y = batch()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             optimizer.step(closure("bsam", model, x, y))
     hooks = len(nn.modules.module._global_forward_pre_hooks)
-    return {"weights": [p.detach() for p in model.parameters()], "hooks": hooks, "told": [str(w.message) for w in told]}
+    messages = [str(warning.message) for warning in caught]
+    return {"weights": [p.detach() for p in model.parameters()], "hooks": hooks, "warnings": messages}
 
 
 def inside(rank: int, *, own_backward: bool, accumulate: bool) -> dict:
-    """The optimizer works inside of the wrapper's forward, as in Lightning's manual optimization."""
+    """The optimizer runs inside the wrapper's forward, as in Lightning's manual optimization."""
 
     class Step(nn.Module):
         def __init__(self) -> None:
@@ -385,9 +317,9 @@ def inside(rank: int, *, own_backward: bool, accumulate: bool) -> dict:
             loss = closure("bsam", self.net, x, y)
 
             def manual_backward() -> torch.Tensor:
-                found = loss()
-                found.backward()
-                return found
+                value = loss()
+                value.backward()
+                return value
 
             optimizer.backward(manual_backward if own_backward else loss)
             wrapper.require_backward_grad_sync = False  # as Lightning does, so that the reducer waits for nothing
@@ -409,7 +341,7 @@ def inside(rank: int, *, own_backward: bool, accumulate: bool) -> dict:
 
 
 def wrapped_again(rank: int) -> dict:
-    """The model gets another wrapper, as after layers are unfrozen; the optimizer got the model alone."""
+    """The model is wrapped again, as after unfreezing layers; the optimizer has the bare model."""
     model = network()
     optimizer = build("bsam", model)
     x, y = (t.chunk(2)[rank] for t in batch())
@@ -444,7 +376,7 @@ def adversarial(rank: int) -> dict:
 
 
 class Routed(nn.Module):
-    """A network with two heads, of which a batch uses one."""
+    """A network with two heads; a batch uses one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -455,7 +387,7 @@ class Routed(nn.Module):
 
 
 def routed(rank: int, method: str) -> dict:
-    """Ranks use different parameters, and others in the next step."""
+    """The ranks use different parameters, and swap them in the next step."""
     model = DistributedDataParallel(Routed(), find_unused_parameters=True)
     optimizer = build(method, model)
     x, y = (t.chunk(2)[rank] for t in batch())
@@ -464,34 +396,38 @@ def routed(rank: int, method: str) -> dict:
     return {"weights": [p.detach() for p in model.parameters()]}
 
 
+def wrapped(**options) -> nn.Module:
+    return DistributedDataParallel(network(), **options)
+
+
 def spectral_network() -> nn.Module:
-    """Its buffers, the vectors of spectral norm, move in every pass and change what it computes."""
+    """A network whose buffers, the vectors of spectral norm, change its output in every pass."""
     net = network()
     nn.utils.parametrizations.spectral_norm(net[2])
     return net
 
 
-def spectral(rank: int, method: str) -> dict:
+def spectral(rank: int) -> dict:
     model = DistributedDataParallel(spectral_network())
-    optimizer = build(method, model)
+    optimizer = build("bsam", model)
     x, y = (t.chunk(2)[rank] for t in batch())
     for _ in range(STEPS):
-        optimizer.step(closure(method, model, x, y))
+        optimizer.step(closure("bsam", model, x, y))
     return {"state": [t.detach() for t in model.module.state_dict().values()]}
 
 
 def check_findings(rank: int) -> dict:
-    """What ``check`` says of a closure that calls the wrapper, the network in it, or a network without a wrapper."""
+    """The findings of ``check`` for a closure that calls the wrapper, the network inside, or an unwrapped network."""
     x, y = (t.chunk(2)[rank] for t in batch())
     wrapper, alone = DistributedDataParallel(network()), network()
     optimizer, other = build("bsam", wrapper), build("bsam", alone)
     shards = sharded()
     shards[4].requires_grad_(False)
     before = [p.to_local().clone() for p in shards.parameters()]
-    found = build("bsam", shards).check(closure("bsam", shards, x, y))
+    findings = build("bsam", shards).check(closure("bsam", shards, x, y))
     unchanged = all(torch.equal(a, p.to_local()) for a, p in zip(before, shards.parameters(), strict=True))
     return {
-        "sharded": (found, unchanged),
+        "sharded": (findings, unchanged),
         "right": optimizer.check(closure("bsam", wrapper, x, y)),
         "bypassed": optimizer.check(closure("bsam", wrapper.module, x, y)),
         "not wrapped": other.check(closure("bsam", alone, x, y)),
@@ -500,15 +436,11 @@ def check_findings(rank: int) -> dict:
 
 
 ALL = sorted(METHODS)
-# on sharded parameters: a metric, an offset, memory, numbers, the momentum of the base, chosen weights and samples
-FSDP = ["bsam", "released", "asam", "looksam", "aesam", "msam", "esam", "ksam", "esam-half", "ksam-5"]
-WRAPPED_LATER = [
-    *(("accelerate", method) for method in ("bsam", "released", "friendly", "esam-half", "gam-paper")),
-    *(("transformers", "bsam"), ("lightning", "friendly")),
-]
+# on sharded parameters: an offset, a metric, memory, numbers, the base's momentum, selected weights and samples
+FSDP = ["released", "asam", "looksam", "aesam", "msam", "esam", "ksam-5"]
+WRAPPED_LATER = ["bsam", "released", "friendly", "esam-half", "gam-paper"]
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
-ROUTED = ["bsam", "gam", "gam-paper", "esam"]
-PROBED = ["sam", "bsam"]
+ROUTED = ["bsam", "gam-paper", "esam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
 CASES = {
     **{f"ddp-{method}": partial(ddp, method) for method in ALL},
@@ -524,21 +456,13 @@ CASES = {
     "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
     **{f"fsdp-{method}": partial(fsdp, method) for method in FSDP},
-    **{
-        f"probe-ddp-{method}": partial(probed, method, wrapped=lambda: DistributedDataParallel(network()))
-        for method in PROBED
-    },
-    "probe-m-sharpness": partial(probed, "sam", wrapped=lambda: DistributedDataParallel(network()), m_sharpness=True),
-    **{f"probe-fsdp-{method}": partial(probed, method, wrapped=sharded) for method in PROBED},
-    **{
-        f"{order}-{method}-{'given' if given else 'found'}": partial(framework, method, order=order, given=given)
-        for order, method in WRAPPED_LATER
-        for given in (True, False)
-    },
-    "compiled-bsam-given": partial(framework, "bsam", order="compiled", given=True),
-    "compiled-bsam-found": partial(framework, "bsam", order="compiled", given=False),
-    "two-wrappers-given": partial(framework, "bsam", order="transformers", given=True, discriminator=True),
-    "two-wrappers-found": partial(framework, "bsam", order="transformers", given=False, discriminator=True),
+    "probe-ddp": partial(probed, "bsam", make=wrapped),
+    "probe-m-sharpness": partial(probed, "sam", make=wrapped, m_sharpness=True),
+    "probe-fsdp": partial(probed, "bsam", make=sharded),
+    **{f"{method}-given": partial(framework, method, given=True) for method in WRAPPED_LATER},
+    **{f"{method}-found": partial(framework, method, given=False) for method in WRAPPED_LATER},
+    "compiled-found": partial(framework, "bsam", given=False, compiled=True),
+    "two-wrappers-found": partial(framework, "bsam", given=False, discriminator=True),
     "not-wrapped": not_wrapped,
     "wrapped-again": wrapped_again,
     "inside-ours": partial(inside, own_backward=False, accumulate=False),
@@ -550,15 +474,14 @@ CASES = {
     },
     "adversarial": adversarial,
     **{f"routed-{method}": partial(routed, method=method) for method in ROUTED},
-    **{f"spectral-{method}": partial(spectral, method=method) for method in ("sam", "bsam")},
+    "spectral": spectral,
     "check": check_findings,
-    "fsdp-refusal": fsdp_refusal,
-    "talking": talking,
-    "static-refusal": static_refusal,
-    "filters": lambda rank: {"messages": [str(entry[1]) for entry in warnings.filters]},  # after all others
+    "decisions": synchronized_decisions,
+    "error-fsdp": partial(error_of, method="gam-paper", make=sharded),
+    "error-static": partial(error_of, method="esam", make=partial(wrapped, static_graph=True)),
 }
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     with group_of_two(rank, folder):
-        torch.save({case: run(rank=rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
+        torch.save({name: case(rank=rank) for name, case in CASES.items()}, folder / f"{rank}.pt")

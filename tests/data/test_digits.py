@@ -1,10 +1,7 @@
-import sys
-
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-import bsam
 from bsam.data.digits import digits
 
 
@@ -44,9 +41,3 @@ def test_training_pixels_are_standardised_and_the_others_by_the_same_numbers(dat
 def test_split_follows_the_seed(data):
     assert torch.equal(digits(0).train.x, data.train.x)
     assert not torch.equal(digits(1).train.y, data.train.y)
-
-
-def test_refuses_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(bsam.BsamError, match=r"pip install -c constraints.txt '\.\[demo\]'"):
-        digits()

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import bsam
-from bsam.data import DATASETS, dataset_entry, load
-from bsam.data.augment import AUGMENTATIONS, augmentation
-from bsam.data.digits import digits
+from bsam.data import DATASETS, dataset_entry
+from bsam.data.augment import AUGMENTATIONS
+from bsam.data.entries import ArrayData, DrawnPersonData, ImageData, PersonData
 from bsam.data.examples import Examples
 from bsam.data.pose.augment import POSE_AUGMENTATIONS
 from bsam.data.pose.joints import LSP, MPII
@@ -57,74 +57,34 @@ def test_some_take_more_of_the_others_where_a_class_has_few():
     assert some.y.tolist() == [2, 2, 2, 0, 7]
 
 
-@pytest.mark.parametrize("n", [0, -1, 11])
-def test_some_of_more_than_there_are_is_refused(n):
-    with pytest.raises(bsam.BsamError, match=rf"of 10 examples 1 to 10 can be taken, not {n}"):
-        TEN.some(n)
-
-
-def test_batches():
-    batches = TEN.batches(4)
-    assert [len(y) for _, y in batches] == [4, 4, 2]
-    assert torch.equal(torch.cat([x for x, _ in batches]), TEN.x)
-    assert torch.equal(torch.cat([y for _, y in batches]), TEN.y)
-
-
-def test_digits_are_a_data_set_that_needs_no_folder():
-    entry, data = DATASETS["digits"], load("digits")
-    assert (len(data.train), len(data.validation), len(data.test)) == (640, 400, 757)
-    assert torch.equal(data.train.x, digits().train.x)
-    assert (entry.classes, entry.channels, entry.side) == (data.classes, *data.train.x.shape[1:3])
-    assert data.classes == int(data.train.y.max()) + 1
-    augment = augmentation(entry.augmentation, data)
-    assert torch.equal(augment(data.train.x, augment.draws(640, 0, 0, 8)), data.train.x)  # they are normalised already
-
-
 def test_the_list_is_sound():
-    assert list(DATASETS) == ["digits", *ARRAYS, *FILES, *PERSONS, *DRAWN]
+    kinds = {ArrayData: ("digits", *ARRAYS), ImageData: FILES, PersonData: PERSONS, DrawnPersonData: DRAWN}
+    assert [(name, type(entry)) for name, entry in DATASETS.items()] == [
+        (name, kind) for kind, names in kinds.items() for name in names
+    ]
     for name, entry in DATASETS.items():
         assert entry.name == name
         assert entry.task == ("pose" if name in (*PERSONS, *DRAWN) else "classification")
         assert entry.augmentation in (AUGMENTATIONS if entry.task == "classification" else POSE_AUGMENTATIONS)
         assert entry.needs_folder == (name not in ("digits", *DRAWN))
-        assert (entry.side is None) == (entry.read is None) == (name in (*FILES, *PERSONS, *DRAWN))
-        assert [entry.files is None, entry.persons is None, entry.draw is None] == [
-            name not in part for part in (FILES, PERSONS, DRAWN)
-        ]
         assert (entry.model is None) == (name in FILES)  # that of the pretrained weights
         if entry.task == "pose":
             assert model_entry(entry.model).backbone is not None
 
 
 def test_the_persons_are_those_of_the_data_sets(tmp_path, monkeypatch):
-    read = []
+    folders = []
     for name, joints in {"lspet": LSP, "mpii": MPII}.items():
-        entry = replace(DATASETS[name], persons=read.append)
+        entry = replace(DATASETS[name], persons=folders.append)
         for folder in (tmp_path, tmp_path / name):  # data sets may share a folder
             folder.mkdir(exist_ok=True)
             entry.person_files(tmp_path)
-            assert read.pop() == folder
+            assert folders.pop() == folder
         assert entry.classes == len(joints.joints)
     monkeypatch.setattr("bsam.data.NUM_FIGURES", 8)
     drawn = DATASETS["stick_figures"].draw(48)
     assert (drawn.side, len(drawn.train), len(drawn.test), len(drawn.skeleton.joints)) == (48, 8, 2, 14)
     assert drawn.digest == stick_figures(8, side=48).digest
-
-
-def test_unknown_names_and_missing_folders_are_refused(tmp_path):
-    known = ", ".join(("digits", *ARRAYS, *FILES, *PERSONS, *DRAWN))
-    with pytest.raises(bsam.BsamError, match=f"data must be one of {known}, or folder:PATH; got 'cifar'"):
-        load("cifar")
-    calls = {
-        **{(load, name): "--data-dir" for name in ARRAYS},
-        **{(load, name, tmp_path): f"in {tmp_path}.*--download" for name in ARRAYS},
-        **{(load, name, tmp_path): "is not in arrays: use load_images or load_persons" for name in (*FILES, *PERSONS)},
-        **{(DATASETS[name].image_files,): r"say in which folder they are \(--data-dir\)$" for name in FILES},
-        **{(DATASETS[name].person_files,): r"say in which folder they are \(--data-dir\)$" for name in PERSONS},
-    }
-    for (call, *arguments), message in calls.items():
-        with pytest.raises(bsam.BsamError, match=message):
-            call(*arguments)
 
 
 def test_data_sets_of_files_may_share_a_folder(tmp_path):

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import bsam
 from bsam.data.indexed import Indexed
 
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
@@ -45,16 +43,3 @@ def test_a_negative_index_counts_from_the_end_and_is_reported_from_the_start():
         assert index == 10 + int(i)
         assert type(index) is int
         assert torch.equal(x, X[int(i)])
-
-
-@pytest.mark.parametrize("dataset", [PAIRS, Counted()], ids=["torch", "list"])
-def test_an_index_out_of_range_raises(dataset):
-    for index in (10, -11, 1000):
-        with pytest.raises(IndexError):
-            Indexed(dataset)[index]
-
-
-def test_samples_that_are_not_tuples_are_refused():
-    for sample in ({"image": 1, "label": 2}, torch.zeros(3, 2)):
-        with pytest.raises(bsam.BsamError, match="tuples"):
-            Indexed([sample])[0]

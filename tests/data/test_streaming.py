@@ -34,9 +34,3 @@ def test_a_reader_may_stop_early(images, device):
     batches = stream(images, torch.arange(20).view(10, 2), torch.device(device))
     assert torch.equal(next(batches).cpu(), images[:2])
     batches.close()
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_an_index_beyond_the_images_is_an_error(images, device):
-    with pytest.raises((IndexError, RuntimeError), match="range"):
-        list(stream(images, [torch.tensor([1]), torch.tensor([20])], torch.device(device)))

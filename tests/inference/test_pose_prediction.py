@@ -9,15 +9,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-import bsam
 from bsam.data.pose.joints import LSP
 from bsam.data.pose.stick_figures import stick_figures
-from bsam.inference import find_joints, pose_prediction, predict
+from bsam.inference import find_joints, pose_prediction
 from bsam.models import build
 from bsam.tasks.pose import Pose
 from bsam.tasks.simcc_loss import decode
 from bsam.training.config import Run
-from bsam.training.loop import fit
 from bsam.training.run_dir import RunDir
 from pose_runs import SIDE, train_pose
 
@@ -60,7 +58,7 @@ def by_hand(network, run, pixels):
 
 
 @pytest.mark.parametrize("flip_test", [False, True])
-def test_combined_optimizers_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
+def test_joints_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
     """The stored crops are parts of larger images of noise, from which the boxes cut exactly them."""
     data, seen = stick_figures(16, seed=4, side=SIDE), []
     settings = Run(**{**RunDir(run).run().settings(), "flip_test": flip_test})
@@ -131,15 +129,6 @@ def test_many_images_keep_their_order(run, tmp_path, monkeypatch):
         assert each.pixels.shape[0] == 20 + paths.index(each.path)
 
 
-def test_a_folder_with_other_files(run, tmp_path):
-    path, told = save(noise(20, 30), tmp_path / "a.png"), []
-    (tmp_path / "a.csv").write_text("no image")
-    (found,) = find_joints(run, tmp_path, device="cpu", on_message=told.append)
-    assert found.path == path
-    assert np.array_equal(found.joints, found_in(run, path).joints)
-    assert told == [f"left out 1 of 2 files (cannot be decoded as images): {tmp_path / 'a.csv'}"]
-
-
 def test_the_flip_test_is_that_of_the_run_unless_another_is_given(run, tmp_path):
     """With it, a mirrored image has mirrored joints."""
     shutil.copytree(run, tmp_path / "flipped")
@@ -157,46 +146,3 @@ def test_the_flip_test_is_that_of_the_run_unless_another_is_given(run, tmp_path)
     assert inside.sum() >= 7
     np.testing.assert_allclose(63 - other[inside, 0], flipped[inside, 0], atol=1e-2)
     np.testing.assert_allclose(other[inside, 1], flipped[inside, 1], atol=1e-2)
-
-
-def test_what_cannot_be_predicted_is_named(run, tmp_path):
-    image, text = save(noise(20, 30), tmp_path / "a.png"), tmp_path / "notes.txt"
-    text.write_text("no image")
-    for images, box, words in (
-        ([image, tmp_path / "nowhere.png"], None, r"nowhere\.png cannot be read"),
-        ([image, text], None, r"notes\.txt cannot be decoded: it is no image"),
-        ([], None, "there are no images: name files"),
-        ([image, text], (1, 1, 9, 9), "a box is for one image, and there are 2"),
-        (image, (1, 1, 1, 9), "the right of a box must exceed its left, and the bottom its top"),
-        (image, (1, 9, 5, 1), "the right of a box must exceed its left, and the bottom its top"),
-        (image, (1, 1, 5), "box must be left, top, right and bottom, got"),
-        (image, (1, 1, float("inf"), 5), "box must be left, top, right and bottom, got"),
-        (image, (1, 1, 1.5, 1.9), "one of them by 1 pixel"),
-        (image, (29.5, 1, 50, 9), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
-        (image, (1, 19.5, 9, 30), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
-        (image, (-9, 1, -0.5, 9), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
-        (image, (1, -9, 9, -0.5), r"the box .* lies outside of the 30 x 20 pixels of .*a\.png"),
-        (image, (0, 0, 1e6, 1), r"the box .*a\.png is too large for its 30 x 20 pixels: give another box \(--box\)"),
-    ):
-        with pytest.raises(bsam.BsamError, match=words):
-            find_joints(run, images, box, device="cpu")
-
-
-def test_runs_that_find_no_joints_are_named(run, tmp_path):
-    image = save(noise(20, 30), tmp_path / "a.png")
-    with pytest.raises(bsam.BsamError, match="finds joints, not classes: use find_joints"):
-        predict(run, image)
-    fit(
-        Run("sgd", epochs=1, limit_train=128, limit_test=10),
-        tmp_path / "digits",
-        device="cpu",
-        on_message=lambda _: None,
-    )
-    with pytest.raises(bsam.BsamError, match=r"digits, of the task classification, finds no joints"):
-        find_joints(tmp_path / "digits", image)
-    with pytest.raises(bsam.BsamError, match="is not a run directory of bsam train"):
-        find_joints(tmp_path, image)
-    shutil.copytree(run, tmp_path / "half")
-    (tmp_path / "half/model.safetensors").unlink()
-    with pytest.raises(bsam.BsamError, match="is not finished"):
-        find_joints(tmp_path / "half", image)

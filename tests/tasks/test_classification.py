@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -8,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bsam
 from bsam.data import load
 from bsam.data.augment import Augment
 from bsam.data.digits import digits
@@ -56,7 +54,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
     last epoch: all from the outside.
     """
     run = Run(
-        "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=3, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
+        "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=2, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
     )
     result = fit(run, data_dir=small_cifar, device="cpu")
     data = load("cifar10", small_cifar)
@@ -64,7 +62,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
     model = build("resnet8", 10, 3, seed=7)
     velocity = [torch.zeros_like(p) for p in model.parameters()]
     t = 0
-    for epoch in range(3):
+    for epoch in range(2):
         model.train()
         draws = Augment().draws(100, seed=7, epoch=epoch, side=32)
         order = np.random.default_rng((7, epoch, 0x0DE)).permutation(100)
@@ -74,7 +72,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
             x = torch.stack([by_hand(data.train.x[j], draws, j, data.mean, data.std) for j in chosen])
             loss = smoothed(model(x), noisy[chosen], 0.1).mean()
             grads = torch.autograd.grad(loss, list(model.parameters()))
-            lr = 0.05 if t == 0 else 0.05 * math.cos(math.pi / 2 * (t - 1) / 8) ** 2
+            lr = 0.05 if t == 0 else 0.05 * math.cos(math.pi / 2 * (t - 1) / 5) ** 2
             with torch.no_grad():
                 for p, v, g in zip(model.parameters(), velocity, grads, strict=True):
                     v.mul_(0.8).add_(g + 1e-3 * p)
@@ -92,7 +90,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
         assert found["test_accuracy"] == pytest.approx(
             (logits.argmax(1) == data.test.y).float().mean().item(), abs=1.01 / 30
         )
-    assert (result.last.metrics["epoch"], result.score) == (3, found["test_accuracy"])
+    assert (result.last.metrics["epoch"], result.score) == (2, found["test_accuracy"])
 
 
 @pytest.mark.parametrize(("data", "classes"), [("cifar10", 10), ("cifar100", 100)])
@@ -142,24 +140,16 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
     assert not torch.equal(found[0.25, 0], found[0.25, 1])
 
 
-def test_the_folder_of_a_run_has_the_places_of_the_flipped_labels(tmp_path, evenly):
-    """In the data set, of which the run sees some."""
-    run = Run("sgd", epochs=1, label_noise=0.3, seed=4, limit_train=200, **ON_DIGITS)
-    fit(run, tmp_path / "noisy", device="cpu")
-    fit(replace(run, label_noise=0.0), tmp_path / "clean", device="cpu")
-    data, task = digits().train, Classification(run, CPU)
-    wrong = json.loads((tmp_path / "noisy" / "flipped.json").read_text())
-    assert len(set(wrong)) == 60
-    ((images, seen),) = task.examples()
-    flipped = {tuple(x.flatten().tolist()) for x in images[seen != data.y[evenly(data.y, 200)]]}
-    assert {tuple(x.flatten().tolist()) for x in data.x[wrong]} == flipped
-    assert torch.equal(
-        seen, flip_labels(data.y[evenly(data.y, 200)], 0.3, 10, 4)[0]
-    )  # which labels are flipped is a matter of the run's own samples
-    assert not (tmp_path / "clean" / "flipped.json").exists()
+def test_flipped_labels_are_noted_by_their_place_in_the_data_set(evenly):
+    """Of which the run sees some."""
+    task, data = Classification(Run("sgd", label_noise=0.3, seed=4, limit_train=200), CPU), digits().train
+    chosen = evenly(data.y, 200)
+    noisy, places = flip_labels(data.y[chosen], 0.3, 10, 4)
+    assert torch.equal(labels(task), noisy)
+    assert task.notes()["flipped"] == [chosen[place] for place in places.tolist()]
 
 
-def test_limits_take_from_all_classes_alike_and_refuse_more_than_there_are(evenly):
+def test_limits_take_from_all_classes_alike(evenly):
     task = Classification(Run("sgd", limit_train=70, limit_test=33), CPU)
     assert task.samples == 70
     (x, y), *_ = task.examples()
@@ -172,28 +162,6 @@ def test_limits_take_from_all_classes_alike_and_refuse_more_than_there_are(evenl
     nn.init.zeros_(zeros[1].weight)
     zeros[1].bias.data = torch.eye(10)[3]
     assert task.evaluate(zeros)["test_accuracy"] == int((digits().test.y[evenly(digits().test.y, 33)] == 3).sum()) / 33
-    for wrong in ({"limit_train": 641}, {"limit_test": 758}, {"limit_test": 401, "eval_split": "validation"}):
-        with pytest.raises(bsam.BsamError, match=rf"{next(iter(wrong))} must be at most (640|757|400)"):
-            Classification(Run("sgd", **wrong), CPU)
-
-
-def test_the_last_batch_is_full_and_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(bsam.BsamError, match="batch must be at most 50, the number of training samples; got 64"):
-        fit(Run("sgd", epochs=1, limit_train=50, **ON_DIGITS), device="cpu")
-
-
-def test_evaluation_is_the_mean_over_single_images(small_cifar):
-    data = load("cifar10", small_cifar)
-    task = Classification(Run("sgd", model="resnet8", data="cifar10"), CPU, small_cifar)
-    network = task.network().eval()
-    loss, right = 0.0, 0
-    for image, label in zip(data.test.x.tolist(), data.test.y.tolist(), strict=True):
-        x = (torch.tensor(image) / 255 - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
-        logits = network(x[None])[0].double().detach()
-        loss += float(logits.logsumexp(0) - logits[label])
-        right += int(logits.argmax()) == label
-    found = task.evaluate(network)
-    assert found == {"test_loss": pytest.approx(loss / 30, rel=1e-5), "test_accuracy": right / 30}
 
 
 def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(monkeypatch):
@@ -207,10 +175,9 @@ def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(mo
         assert found["test_accuracy"] == int((digits().test.y == 0).sum()) / 757
 
 
-@pytest.mark.parametrize("most", [5000, 50])
-def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(most, tmp_path, monkeypatch):
+def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(tmp_path, monkeypatch):
     """By hand, image by image, not augmented; with many flipped labels, of every second, third ... one."""
-    monkeypatch.setattr(classification, "MEMORISED_SAMPLES", most)
+    monkeypatch.setattr(classification, "MEMORISED_SAMPLES", 50)
     run = Run("sgd", epochs=4, label_noise=0.4, limit_train=256, seed=3, augment="crop-flip", **ON_DIGITS)
     found = fit(run, tmp_path, device="cpu").last.metrics["memorised"]
     network = RunDir(tmp_path).load_into(build("digits_net")).eval()
@@ -218,7 +185,7 @@ def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(
     noisy, _ = flip_labels(train.y, 0.4, 10, 3)
     flipped = [i for i in range(256) if noisy[i] != train.y[i]]
     assert len(flipped) == 102
-    counted = flipped if most == 5000 else flipped[::3]
+    counted = flipped[::3]
     right = sum(int(network(train.x[i][None]).argmax()) == int(noisy[i]) for i in counted)
     assert 0 < right < len(counted)
     assert found == right / len(counted)
@@ -233,20 +200,6 @@ def test_held_out_set_is_the_named_one():
         expected = F.cross_entropy(network(examples.x), examples.y).item()
         assert found[f"{name}_loss"] == pytest.approx(expected, rel=1e-5)
         assert list(found) == [f"{name}_loss", f"{name}_accuracy", "memorised"]
-
-
-def test_what_the_data_does_not_have_is_refused(small_cifar):
-    with pytest.raises(bsam.BsamError, match="cifar10 has no validation set: set eval_split to test"):
-        Classification(Run("sgd", data="cifar10", eval_split="validation"), CPU, small_cifar)
-    with pytest.raises(bsam.BsamError, match="digits_net does not take images of 3x32x32, as cifar10 has"):
-        Classification(Run("sgd", data="cifar10", model="digits_net"), CPU, small_cifar).network()
-    with pytest.raises(bsam.BsamError, match="simcc_resnet8 finds joints and has no classes: use --model resnet8"):
-        Classification(Run("sgd", model="simcc_resnet8"), CPU)
-    with pytest.raises(bsam.BsamError, match="--data-dir"):
-        fit(Run("sgd", data="cifar10", model="resnet8"), device="cpu")
-    for wrong in ({"data": "mnist"}, {"model": "resnet9"}, {"augment": "mixup"}):
-        with pytest.raises(bsam.BsamError, match=next(iter(wrong.values()))):
-            fit(Run("sgd", **wrong), device="cpu")
 
 
 def test_augmentation_is_the_data_sets_own_unless_another_is_asked_for(small_cifar):

@@ -158,10 +158,3 @@ def test_weights_are_looked_for_in_the_data_folder_too(tmp_path, monkeypatch):
         find_weights("b.pt", tmp_path.joinpath("data").relative_to(tmp_path))
     (tmp_path / "a.pt").touch()
     assert find_weights("a.pt", tmp_path / "data").resolve() == tmp_path / "a.pt"  # the folder of the command first
-
-
-@pytest.mark.parametrize("model", ["digits_net", "timm:vit_tiny_patch16_224"])
-def test_a_network_that_does_not_take_the_images_is_refused(model):
-    run = ClassificationSettings(model=model, data="cifar10", image_size=48)
-    with pytest.raises(bsam.BsamError, match=f"{model} does not take images of 3x48x48, as cifar10 has"):
-        Classification(run, CPU, data=arrays()).network()

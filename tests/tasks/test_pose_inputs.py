@@ -42,22 +42,3 @@ def test_normalisation_is_that_of_the_backbones_pretraining(monkeypatch):
         assert task.inputs.mean == mean
         assert task.inputs.std == (0.229, 0.224, 0.225)
         assert task.inputs.augment().mean == mean
-
-
-def test_known_logits_are_not_computed_again():
-    calls = []
-
-    class Network(torch.nn.Module):
-        def forward(self, x):
-            calls.append(len(x))
-            return torch.randn(len(x), 16, 2, 48, generator=torch.Generator().manual_seed(len(calls)))
-
-    x, network = torch.zeros(3, 3, 32, 32), Network()
-    logits = network(x)
-    places = INPUTS.joints(network, x, False, logits)
-    assert (places.shape, len(calls)) == ((3, 16, 2), 1)
-    calls.clear()
-    assert torch.equal(INPUTS.joints(network, x, False), places)
-    calls.clear()
-    INPUTS.joints(network, x, True, logits)
-    assert len(calls) == 1

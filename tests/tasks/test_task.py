@@ -134,12 +134,6 @@ def test_sharpness_and_the_probe_know_its_loss():
     assert result.top_eigenvalue > 0
 
 
-@pytest.mark.parametrize("method", ["saf", "mesa"])
-def test_methods_that_compare_logits_are_refused_where_there_are_none(method):
-    with pytest.raises(bsam.BsamError, match=f"{method} .* logits"):
-        fit(Run(method, task="regression", batch=50, epochs=1), device="cpu", task=Regression)
-
-
 class Elsewhere(Regression):
     def fingerprint(self):
         return "points of seed 1"
@@ -147,13 +141,6 @@ class Elsewhere(Regression):
 
 class Other(Regression):
     pass
-
-
-def test_a_table_shows_what_the_task_says(tmp_path):
-    result = train(tmp_path)
-    metrics = RunDir(tmp_path).metrics()[-1]
-    assert result.score == metrics["test_explained"]
-    assert Regression.measure.shown(metrics, "test") == pytest.approx(100 * metrics["test_explained"])
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_run_on_image_files_continues_bit_for_bit_unless_the_images_changed(tm
         assert (stopped / f"{name}.json").read_text() == (whole / f"{name}.json").read_text()
     note = {name: json.loads((whole / f"{name}.json").read_text()) for name in ("data", "inputs", "weights")}
     assert note["data"] == {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}
-    inputs = {"side": 32, "size": 32, "channels": 3, "interpolation": "bicubic", "crop": 0.95}
+    inputs = {"side": 32, "size": 32, "channels": 3, "in_bytes": True, "interpolation": "bicubic", "crop": 0.95}
     inputs |= {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "class_names": ["cat", "dog", "owl"]}
     assert note["inputs"] == inputs
     assert note["weights"]["source"] == pretrained.name

@@ -17,10 +17,7 @@ def download_to(name: str, folder: Path | None) -> None:
     """
     entry = dataset_entry(name)
     if not entry.sources:
-        where = "is drawn" if entry.draw else "comes with scikit-learn"
-        if entry.files or entry.persons:
-            where = "is not downloaded, put its files into --data-dir"
-        raise BsamValueError(f"{name} {where}: leave --download out")
+        raise BsamValueError(f"{name} {entry.provided}: leave --download out")
     if folder is None:
         raise BsamValueError("say with --data-dir in which folder to put what is downloaded")
     download(name, folder, progress=sys.stderr.isatty())

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..common.errors import BsamValueError
 from ..data import DATASETS, FOLDER, dataset_entry
+from ..data.entries import ImageData
 from ..models import MODELS
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
@@ -74,9 +75,11 @@ def run_of(arguments: argparse.Namespace) -> Run:
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # without a slash at its end
     if given.get("init") is not None:
         given = {**_inherited(Path(given["init"]).expanduser(), getattr(arguments, "out", None)), **given}
-    given.setdefault("task", dataset_entry(given.get("data", Run.data)).task)
+    data_dir = getattr(arguments, "data_dir", None)
+    if "task" not in given:
+        given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
     if "model" not in given:
-        given["model"] = _default_model(given, getattr(arguments, "data_dir", None))
+        given["model"] = _default_model(given, data_dir)
     if given["model"].startswith("timm:") and given.get("init") is None:
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
@@ -110,15 +113,16 @@ def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
 
 def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
     what, weights = given.get("data", Run.data), given.get("weights", RANDOM)
-    model = dataset_entry(what).model
+    entry = dataset_entry(what).resolve(data_dir)
+    model = entry.model
     if weights not in (RANDOM, PRETRAINED):
         what = find_weights(weights, data_dir)
         in_file = model_of_file(Path(what))
         finders = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
         model = in_file if given["task"] != "pose" or in_file in finders.values() else finders.get(in_file or "", model)
     if model is None:
-        if (data := given.get("data", Run.data)).startswith(FOLDER):
-            dataset_entry(data).image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+        if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
+            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
         raise BsamValueError(
             f"{what} does not say which network to train: name one with --model, as timm:resnet50, or give --weights a "
             "file of tools/convert_weights.py"

@@ -1,1 +1,1 @@
-"""What all packages share, and what knows nothing of optimizer steps."""
+"""Helpers that all packages share; they know nothing about optimizer steps."""

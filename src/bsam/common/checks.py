@@ -1,4 +1,4 @@
-"""Validation of arguments, with messages that name the argument."""
+"""Validation of arguments, with error messages that name the argument."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_radius(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    """Return ``value`` if it is a finite number between ``low`` and ``high``, else raise."""
+    """Return ``value`` if it is a finite number between ``low`` and ``high``; otherwise raise."""
     if not is_number(value) or not low <= value <= high:  # type: ignore[operator]
         bounds = {(True, True): "", (False, True): f" of at least {low}", (True, False): f" of at most {high}"}
         between = bounds.get((low == -math.inf, high == math.inf), f" between {low} and {high}")
@@ -32,7 +32,7 @@ def check_number(name: str, value: object, low: float = -math.inf, high: float =
 
 
 def check_count(name: str, value: object, low: int = 1, high: float = math.inf) -> int:
-    """Return ``value``, an integer of Python or numpy between ``low`` and ``high``, as an int; else raise.
+    """Return ``value`` as an int if it is a Python or NumPy integer between ``low`` and ``high``; otherwise raise.
 
     Example:
         >>> import numpy as np
@@ -47,16 +47,16 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
 
 
 def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
-    """Raise unless ``index`` has ``n`` indices into a training set of ``samples``."""
+    """Raise unless ``index`` holds ``n`` indices into a training set of ``samples`` samples."""
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != (n,):
         raise BsamValueError(
-            f"{name} must hold one whole number for each of the {n} samples, got {index.dtype} of the shape "
+            f"{name} must hold one integer for each of the {n} samples, got {index.dtype} with the shape "
             f"{tuple(index.shape)}: pass the third value of bsam.data.indexed.Indexed"
         )
     if n and not (int(index.min()) >= 0 and int(index.max()) < samples):
         raise BsamValueError(
-            f"{name} must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: does samples= "
-            "count the whole training set?"
+            f"{name} must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: set samples= "
+            "to the size of the whole training set"
         )
 
 
@@ -69,27 +69,23 @@ def is_number(value: object) -> bool:
 
 
 def check_names(group: Mapping[str, object], settings: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Raise if a group has a radius that is not used, or if the base optimizer has a setting of the same name."""
+    """Raise if a group has a radius that the method does not use, or if base and method share a setting's name."""
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
-        raise BsamValueError(
-            f"base has a setting {clash[0]} of its own, which this method needs for itself: use another base"
-        )
+        raise BsamValueError(f"base and this method both have a setting {clash[0]}: use another base")
     for name in ("lr_max", "lr_min"):
         if name in group and name not in defaults and f"sharpness_{name}" in settings:
-            raise BsamValueError(
-                f"a parameter group has {name}, which is not used: in a group it is called sharpness_{name}"
-            )
+            raise BsamValueError(f"a parameter group has {name}, which is not used: rename it to sharpness_{name}")
     unused = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
     if unused:
         known = ", ".join(name for name in settings if name.startswith("rho"))
         raise BsamValueError(
-            f"a parameter group has a radius {unused[0]} that this method does not have; it has {known or 'none'}"
+            f"a parameter group has {unused[0]}, which this method does not use: its radii are {known or 'none'}"
         )
 
 
 def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Raise an error with the line to write if a method cannot be called like this; other packages' SAM can."""
+    """Raise if a method is called in the style of another package; the message says which line to write."""
     name, parameters = cls.__name__, inspect.signature(cls).parameters
     line = f"bsam.{name}(base, model)"
     first = arguments[0] if arguments else named.get("base")
@@ -103,10 +99,10 @@ def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
             f"(model.parameters(), lr=...) and {line}"
         )
     unknown = next((argument for argument in named if argument not in parameters), None)
-    own = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
+    options = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
     if unknown is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
-        radii = ", ".join(f"{p}=..." for p in own if p.startswith("rho") and "floor" not in p)
-        hint = f"its radii are {radii}" if unknown.startswith("rho") else f"it has {', '.join(own)}"
+        radii = ", ".join(f"{p}=..." for p in options if p.startswith("rho") and "floor" not in p)
+        hint = f"its radii are {radii}" if unknown.startswith("rho") else f"it has {', '.join(options)}"
         if unknown in ("lr", "momentum", "weight_decay", "betas", "nesterov"):
             hint = "pass it to the base optimizer"
         raise BsamTypeError(f"{name} has no argument {unknown}: {hint}")
@@ -115,18 +111,18 @@ def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
     ]
     missing = next((p for p in required[len(arguments) :] if p not in named), None)
     if missing is not None:
-        hints = {"total_steps": ", the number of steps of the whole training", "model": ", the network that is trained"}
+        hints = {"total_steps": ", the number of training steps", "model": ", the network to train"}
         more = "" if missing in ("base", "model") else f", {missing}=..."
         raise BsamTypeError(f"{name} needs {missing}{hints.get(missing, '')}: write {line[:-1]}{more})")
 
 
 def missing_attribute(optimizer: object, name: str) -> AttributeError:
-    """Return the error for an attribute that a method does not have, with what to write; other packages' SAM has it."""
+    """Return the error for a missing attribute, with a hint if SAM of other packages has it."""
     hints = {
         "base_optimizer": ": it is called base",
         **dict.fromkeys(
             ("first_step", "second_step"),
-            ": write optimizer.step(closure), where the closure computes the loss; it runs all passes",
+            ": write optimizer.step(closure), where the closure computes the loss; the step runs all passes",
         ),
     }
     return AttributeError(f"{type(optimizer).__name__} has no attribute {name}{hints.get(name, '')}")
@@ -136,45 +132,43 @@ def check_base(base: object) -> None:
     """Raise unless ``base`` is an optimizer that can step on a prepared gradient."""
     if isinstance(base, type) and issubclass(base, Optimizer):
         raise BsamTypeError(
-            f"base must be an optimizer that is already built, got the class {base.__name__}: pass "
-            f"{base.__name__}(model.parameters(), ...)"
+            f"base must be an optimizer, got the class {base.__name__}: pass {base.__name__}(model.parameters(), ...)"
         )
     if not isinstance(base, Optimizer):
         raise BsamTypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
     if isinstance(base, LBFGS):
         raise BsamValueError(
-            "base must take its step from p.grad only, and LBFGS calls the closure several times: use SGD, AdamW or "
-            "another optimizer"
+            "base must step on p.grad alone, but LBFGS calls the closure several times: use SGD, AdamW or another "
+            "optimizer"
         )
     if any("steps_taken" in group for group in base.param_groups):
         raise BsamValueError(
-            "base already belongs to a sharpness-aware optimizer, or its state was loaded into base: build a new base, "
+            "base already belongs to a sharpness-aware optimizer, or has loaded the state of one: build a new base, "
             "and load checkpoints into the sharpness-aware optimizer"
         )
     if any(group.get("differentiable") for group in base.param_groups):
         raise BsamValueError(
-            "base has differentiable=True, and a sharpness-aware step cannot be differentiated: leave it out"
+            "base has differentiable=True, but a sharpness-aware step cannot be differentiated: remove the option"
         )
     if any(group.get("maximize") for group in base.param_groups):
         raise BsamValueError(
-            "base has maximize=True, and a perturbation that raises the loss would then point the wrong way: minimise "
-            "the negated loss"
+            "base has maximize=True, with which perturbations would point the wrong way: minimize the negated loss"
         )
 
 
 def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
-    """Return the modules that the closure calls, the trained one first; none for None.
+    """Return the modules that the closure calls, the trained one first; an empty tuple for None.
 
-    Raise if the trained one has trainable parameters that ``base`` does not have: their gradients would accumulate.
+    Raise if the first has trainable parameters that ``base`` does not have: their gradients would accumulate.
     """
     if model is None:
         return ()
     modules = tuple(model) if isinstance(model, (list, tuple)) else (model,)
     if not modules or not all(isinstance(module, nn.Module) for module in modules):
-        got = ", ".join(type(module).__name__ for module in modules) or "no module at all"
+        got = ", ".join(type(module).__name__ for module in modules) or "an empty list"
         raise BsamTypeError(
-            "model must be the torch.nn.Module that the closure calls, or None if it has no buffers, "
-            f"or a list of all modules that the closure calls with the trained one first; got {got}"
+            "model must be the torch.nn.Module that the closure calls, None if it has no buffers, or a list of all "
+            f"modules that the closure calls, the trained one first; got {got}"
         )
     known = {p for group in base.param_groups for p in group["params"]}
     unknown = [name for name, p in modules[0].named_parameters() if p.requires_grad and p not in known]
@@ -182,6 +176,6 @@ def check_modules(model: object, base: Optimizer) -> tuple[nn.Module, ...]:
         raise BsamValueError(
             f"model has {len(unknown)} trainable parameter(s) that base does not have "
             f"({', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}): "
-            "give them to base, or freeze them with requires_grad_(False)"
+            "pass them to base, or freeze them with requires_grad_(False)"
         )
     return modules

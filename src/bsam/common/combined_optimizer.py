@@ -13,13 +13,13 @@ from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers as one, each with parameters of its own, such as Muon for matrices and AdamW for the rest.
+    """Several optimizers as one, such as Muon for matrices and AdamW for the other parameters.
 
-    ``param_groups`` are the members' own, in their order, so that a scheduler reaches all of them. ``state_dict`` is
-    one standard ``{state, param_groups}``.
+    ``param_groups`` lists the members' groups in order, so a scheduler reaches all of them. ``state_dict`` returns one
+    standard ``{state, param_groups}``.
 
     Args:
-        members: the optimizers, already built; no parameter may belong to two of them.
+        members: the optimizers; no parameter may belong to two of them.
 
     Example:
         >>> import bsam
@@ -40,7 +40,7 @@ class CombinedOptimizer(Optimizer):
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
         if not isinstance(members, (list, tuple)) or not members:
-            raise BsamTypeError(f"members must be a list of optimizers, got {members!r}")
+            raise BsamTypeError(f"members must be a non-empty list of optimizers, got {members!r}")
         for member in members:
             if not isinstance(member, Optimizer) or isinstance(member, LBFGS):
                 raise BsamTypeError(f"members must be optimizers that need no closure, got {type(member).__name__}")
@@ -48,24 +48,24 @@ class CombinedOptimizer(Optimizer):
         if len(set(params)) < len(params):
             shared = next(p for i, p in enumerate(params) if p in set(params[:i]))
             raise BsamValueError(
-                f"a parameter of the shape {tuple(shared.shape)} belongs to two members: give it to one"
+                f"a parameter with the shape {tuple(shared.shape)} belongs to two members: pass it to only one"
             )
         defaults = {name: value for member in reversed(members) for name, value in member.defaults.items()}
-        # not Optimizer.__init__, which would make groups of its own
+        # not Optimizer.__init__, which would create parameter groups
         self.__setstate__({"members": tuple(members), "defaults": defaults})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The members' own groups, in their order."""
+        """The members' groups, in order."""
         return [group for member in self.members for group in member.param_groups]
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """The members' state by parameter, to read; other entries of a member are in :meth:`state_dict` only."""
+        """The members' state by parameter, read-only. Only :meth:`state_dict` has entries without a parameter."""
         return {p: entry for member in self.members for p, entry in member.state.items() if isinstance(p, Tensor)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step of each member; the closure, if there is one, is called once before them."""
+        """Run one step of every member. A closure is called once, before them."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -75,15 +75,16 @@ class CombinedOptimizer(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise an error: it is not known which member a new group belongs to."""
+        """Raise an error: a group must be added to one of the members."""
         raise BsamRuntimeError(
-            "a new group belongs to one of the members: add it there, before CombinedOptimizer is built"
+            "CombinedOptimizer does not know which member a new group belongs to: add it to a member, before "
+            "CombinedOptimizer is built"
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the members' state as one.
 
-        Parameters are numbered consecutively; the keys of a member's other entries begin with the member's number.
+        Parameters are numbered consecutively; the keys of other entries start with the member's index.
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -100,35 +101,35 @@ class CombinedOptimizer(Optimizer):
         return merged
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned. Groups of other sizes are an error, before a member loads anything."""
+        """Load a state dict from :meth:`state_dict`. Raise before anything is loaded if the group sizes differ."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         groups, state = list(state_dict["param_groups"]), state_dict["state"]
-        sizes, saved = ([len(group["params"]) for group in own] for own in (self.param_groups, groups))
+        sizes, saved = ([len(group["params"]) for group in some] for some in (self.param_groups, groups))
         if sizes != saved:
             raise BsamValueError(
-                f"this state dict has parameter groups of {saved} parameters, and the members' groups have {sizes}: "
-                "build the members as they were when it was saved"
+                f"this state dict has parameter groups of sizes {saved}, but the members' groups have {sizes}: build "
+                "the members as they were when it was saved"
             )
         for n, member in enumerate(self.members):
-            own, groups = groups[: len(member.param_groups)], groups[len(member.param_groups) :]
-            indices = {i for group in own for i in group["params"]}
+            member_groups, groups = groups[: len(member.param_groups)], groups[len(member.param_groups) :]
+            indices = {i for group in member_groups for i in group["params"]}
             entries = {k: v for k, v in state.items() if k in indices}
             for k, v in state.items():
                 if isinstance(k, str) and k.startswith(f"{n}."):
                     entries[k.removeprefix(f"{n}.")] = v
-            member.load_state_dict({"state": entries, "param_groups": own})
+            member.load_state_dict({"state": entries, "param_groups": member_groups})
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
 
     @property
     def train(self) -> Callable[[], None]:
-        """``train`` of the members that have one, as schedule-free optimizers do; an AttributeError where none has."""
+        """``train`` of all members that have one, as schedule-free optimizers do; AttributeError if none has."""
         return self._all("train")
 
     @property
     def eval(self) -> Callable[[], None]:
-        """``eval`` of the members that have one; an AttributeError where none has."""
+        """``eval`` of all members that have one; AttributeError if none has."""
         return self._all("eval")
 
     def _all(self, name: str) -> Callable[[], None]:
@@ -137,11 +138,11 @@ class CombinedOptimizer(Optimizer):
             raise AttributeError(f"no member of CombinedOptimizer has {name}()")
 
         def call() -> None:
-            for own in calls:
-                own()
+            for member_call in calls:
+                member_call()
 
         return call
 
     def __getstate__(self) -> dict[str, Any]:
-        # hooks and the `step` that schedulers patch belong to the instance
+        # without hooks and the `step` that schedulers patch on the instance
         return {"members": self.members, "defaults": self.defaults}

@@ -1,4 +1,4 @@
-"""The ranks of torch.distributed: find them, find a DDP wrapper, and average over them."""
+"""Finding DDP wrappers, and averaging over the ranks of torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def several_ranks() -> bool:
 
 
 def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any:
-    """Return the DDP wrapper that ``module`` is or contains; of ``params``, if given. None if there is none."""
+    """Return the DDP wrapper that ``module`` is or contains (the one of ``params``, if given), or None."""
     if module is None or not dist.is_available():
         return None
     from torch.nn.parallel import DistributedDataParallel
@@ -27,7 +27,7 @@ def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any
 
 
 def average_(tensors: list[Tensor], group: Any) -> None:
-    """Average tensors over the ranks of a group, in place."""
+    """Average tensors over the ranks of a process group, in place."""
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for t in tensors:
         buckets[t.device, t.dtype].append(t)
@@ -39,7 +39,7 @@ def average_(tensors: list[Tensor], group: Any) -> None:
 
 
 def mean(numbers: list[float], groups: Sequence[Any], device: torch.device | str) -> list[float]:
-    """Return the means of numbers over the ranks of some groups, one group after the other."""
+    """Return the means of numbers over the ranks of process groups, one group after another."""
     means = torch.tensor(numbers, dtype=torch.float64, device=device)
     for group in groups:
         dist.all_reduce(means, group=group)

@@ -1,16 +1,16 @@
-"""The exceptions that the library raises on purpose: the standard ones, with one base class of ours."""
+"""The exceptions of the library: standard ones with a common base class."""
 
 
 class BsamError(Exception):
     """Base class of all errors that the library raises on purpose.
 
-    The message says what is wrong, with which value, and what to do. Errors that do not derive from it are bugs, or
-    come from torch or from user code. Every instance is also a ``ValueError``, a ``TypeError`` or a ``RuntimeError``.
+    The message says what is wrong, with which value, and what to do. Every instance is also a ``ValueError``, a
+    ``TypeError`` or a ``RuntimeError``. Other exceptions are bugs, or come from torch or user code.
     """
 
 
 class BsamValueError(BsamError, ValueError):
-    """An argument, a setting or a combination of them has an invalid value.
+    """An argument, a setting or a combination of them is invalid.
 
     Example:
         >>> import bsam, torch
@@ -23,8 +23,8 @@ class BsamValueError(BsamError, ValueError):
 
 
 class BsamTypeError(BsamError, TypeError):
-    """An argument, or what a user's function returned, has an invalid type."""
+    """An argument, or the return value of a user's function, has an invalid type."""
 
 
 class BsamRuntimeError(BsamError, RuntimeError):
-    """The operation is not possible in this state: of the optimizer, of a file, of the machine."""
+    """The operation is not possible in the current state of the optimizer, a file or the machine."""

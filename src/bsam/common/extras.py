@@ -9,26 +9,26 @@ from .errors import BsamRuntimeError
 
 
 def require_package(module: str, extra: str) -> None:
-    """Raise an error that names the extra to install if ``module`` is not installed."""
+    """Raise if ``module`` is not installed; the message names the extra to install."""
     require_packages({module: extra})
 
 
 def require_packages(extras: Mapping[str, str]) -> None:
-    """Raise one error that names all extras to install if modules are not installed.
+    """Raise if any module is not installed; the message names all extras to install.
 
     Args:
-        extras: the extra that installs each module.
+        extras: the extra that installs a module, by module.
     """
     missing = {module: extra for module, extra in extras.items() if find_spec(module) is None}
     if missing:
-        modules, which = " and ".join(missing), "are" if len(missing) > 1 else "is"
+        modules, verb = " and ".join(missing), "are" if len(missing) > 1 else "is"
         raise BsamRuntimeError(
-            f"this needs {modules}, which {which} not installed: {install_line(*missing.values())} in a clone of bsam"
+            f"this needs {modules}, which {verb} not installed: {install_line(*missing.values())} in a clone of bsam"
         )
 
 
 def install_line(*extras: str) -> str:
-    """Return the command that installs extras, in a clone: the package is not on the index.
+    """Return the command that installs extras in a clone; the package is not on PyPI.
 
     Example:
         >>> install_line("train", "images", "train")

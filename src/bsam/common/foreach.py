@@ -1,4 +1,4 @@
-"""Operations on lists of tensors, with as little memory traffic as torch's kernels allow."""
+"""Operations on lists of tensors, with little memory traffic."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
 
 
 def is_one(c: Scalar) -> bool:
-    """Whether ``c`` is the number 1; False for tensors, which are not read."""
+    """Whether ``c`` is the number 1. False for tensors: reading one would synchronize."""
     return not isinstance(c, Tensor) and c == 1.0
 
 
 def scale_(y: list[Tensor], c: Scalar) -> None:
-    """``y *= c``."""
+    """Compute ``y *= c``."""
     if not is_one(c):
         torch._foreach_mul_(y, c)
 
 
 def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
-    """``y += c * x``."""
+    """Compute ``y += c * x``."""
     if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
     elif y[0].is_cuda and y[0].dtype != torch.float64 and _same_strides(y, x):
-        # No foreach operation takes a factor from the device. SGD's fused kernel does (it reads it as float32), and
-        # needs no memory for the product.
+        # No foreach operation takes its factor from the device. SGD's fused kernel does (as float32), without memory
+        # for the product.
         torch._fused_sgd_(
             y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False, maximize=True,
             is_first_step=False,
@@ -63,5 +63,5 @@ def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     pairs = list(zip(x, y, strict=True))
     if all(a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in pairs):
-        return [torch.dot(a.view(-1), b.view(-1)) for a, b in pairs]  # without memory for the products
+        return [torch.dot(a.view(-1), b.view(-1)) for a, b in pairs]  # no memory for the products
     return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]

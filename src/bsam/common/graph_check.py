@@ -1,4 +1,4 @@
-"""Detecting a loss, or a part of one, that was not computed from scratch in this pass."""
+"""Detecting losses, or parts of them, that were not computed in the current pass."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from .errors import BsamRuntimeError
 
 _OUTSIDE = (
-    "the loss, or a part of it, was computed before this pass and so not at the perturbed weights. Compute the whole "
-    "loss inside the closure, or detach the parts that are meant to stay constant"
+    "the loss, or a part of it, was computed before this pass, so not at the perturbed weights: compute the whole loss "
+    "inside the closure, or detach the parts that are meant to stay constant"
 )
 
 
 class GraphCheck:
-    """Compare the autograd graphs of the passes of a step: nodes that two passes share ignore the perturbation.
+    """Compare the autograd graphs of a step's passes: a node that two passes share ignores the perturbation.
 
     Args:
         params: the parameters of the optimizer.
-        on_leaf: compare all nodes of the graphs, also of passes at ``w``, and call this with each leaf before
-            ``backward``; if not given, only the roots are compared.
+        on_leaf: if given, compare all nodes of the graphs instead of only their roots, also between passes at ``w``,
+            and call this function with each leaf before ``backward``.
     """
 
     def __init__(self, params: Sequence[Tensor], on_leaf: Callable[[Tensor], None] | None = None) -> None:
@@ -31,15 +31,15 @@ class GraphCheck:
         self._current: list[Any] = []  # nodes of this pass
 
     def begin_pass(self) -> None:
-        """Begin a pass. Call before the closure."""
+        """Begin a pass. Call this before the closure."""
         self._earlier.update(self._current)
         self._current, self._since = [], torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
     def check(self, loss: Tensor, moved: bool) -> None:
-        """Raise if the loss of perturbed weights depends on parameters through nodes of another pass.
+        """Raise if the loss at perturbed weights depends on parameters through nodes of an earlier pass.
 
-        In the first pass there is no earlier graph to compare with: a root whose autograd sequence number is smaller
-        than at :meth:`begin_pass` was created before the pass.
+        The first pass has no earlier graph to compare with. There, a root is too old if its autograd sequence number is
+        smaller than the one at :meth:`begin_pass`.
         """
         root: Any = loss.grad_fn
         if root is None:
@@ -56,8 +56,8 @@ class GraphCheck:
                 self._on_leaf(leaf)
 
     def _reaches_parameters(self, node: Any) -> bool:
-        own = {id(p) for p in self._params}
-        return any(id(leaf) in own for leaf in _leaves(node))
+        params = {id(p) for p in self._params}
+        return any(id(leaf) in params for leaf in _leaves(node))
 
 
 def _leaves(root: Any) -> Iterator[Tensor]:
@@ -65,7 +65,7 @@ def _leaves(root: Any) -> Iterator[Tensor]:
 
 
 def _graph(root: Any, leaves: bool = False) -> Iterator[Any]:
-    """Iterate over the nodes of a graph; the leaves, which all passes share, only if asked for."""
+    """Iterate over the nodes of a graph, with or without the leaves, which all passes share."""
     visited, todo = {root}, [root]
     while todo:
         node = todo.pop()

@@ -1,4 +1,4 @@
-"""Grouping a list of tensors into buckets, each of which one ``torch._foreach_*`` call can process."""
+"""Grouping tensors into buckets that a single ``torch._foreach_*`` call can process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BucketedTensors: TypeAlias = list[list[Tensor]]  # the local, real tensors of ea
 
 @dataclass(frozen=True)
 class Bucket:
-    """Indices of the tensors that share one parameter group, device, dtype and sharding."""
+    """The indices of tensors with the same parameter group, device, dtype and sharding."""
 
     group: int
     device: torch.device
@@ -26,7 +26,7 @@ class Bucket:
 
     @property
     def plain(self) -> bool:
-        """Whether its tensors are real and not sharded, so that they need no view."""
+        """Whether the tensors are real and not sharded, so that they need no view."""
         return self.sharding is None and not self.dtype.is_complex
 
 
@@ -39,7 +39,7 @@ class Layout:
             group = groups[i] if groups is not None else 0
             indices.setdefault((group, t.device, t.dtype, sharding(t)), []).append(i)
         self.size = len(tensors)
-        self.buckets = [Bucket(*key, tuple(own)) for key, own in indices.items()]
+        self.buckets = [Bucket(*key, tuple(members)) for key, members in indices.items()]
         wide = any(bucket.dtype in (torch.float64, torch.complex128) for bucket in self.buckets)
         self.scalar_dtype = torch.float64 if wide else torch.float32
         self.devices = {bucket.device for bucket in self.buckets}
@@ -51,23 +51,23 @@ class Layout:
     __hash__ = None  # type: ignore[assignment]
 
     def split(self, tensors: Sequence[Tensor]) -> BucketedTensors:
-        """Return, bucket by bucket, the part of ``tensors`` on this rank, as real tensors of the same storage."""
+        """Return this rank's part of ``tensors``, bucket by bucket, as real tensors with the same storage."""
         return [
             [tensors[i] for i in bucket.indices] if bucket.plain else [local(tensors[i]) for i in bucket.indices]
             for bucket in self.buckets
         ]
 
     def join(self, tensors: BucketedTensors, like: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Invert :meth:`split`: one tensor per parameter, complex or sharded where ``like`` is given and has it so."""
+        """Invert :meth:`split`: return one tensor per parameter, complex or sharded if the one in ``like`` is."""
         out: list[Tensor] = [torch.empty(0)] * self.size
-        for bucket, own in zip(self.buckets, tensors, strict=True):
+        for bucket, in_bucket in zip(self.buckets, tensors, strict=True):
             as_is = bucket.plain or like is None
-            for i, t in zip(bucket.indices, own, strict=True):
+            for i, t in zip(bucket.indices, in_bucket, strict=True):
                 out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
         return out
 
     def total(self, values: BucketedTensors, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply ``reduce`` (a sum or a norm) to one scalar per tensor: over tensors, devices and shards."""
+        """Reduce one scalar per tensor, with a sum or a norm, over tensors, devices and shards."""
         home = values[0][0].device
         gathered: dict[Sharding, list[Tensor]] = {}
         for bucket, scalars in zip(self.buckets, values, strict=True):
@@ -77,27 +77,27 @@ class Layout:
 
 
 def sharding(t: Tensor) -> Sharding:
-    """Return mesh and placements of a DTensor, None for an ordinary tensor."""
-    module = sys.modules.get("torch.distributed.tensor")  # a DTensor cannot exist before this was imported
+    """Return the mesh and placements of a DTensor; None for an ordinary tensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # without this import there are no DTensors
     return (t.device_mesh, t.placements) if module is not None and isinstance(t, module.DTensor) else None
 
 
 def local(t: Tensor) -> Tensor:
-    """Return the real tensor on this rank that shares the storage of ``t``."""
+    """Return this rank's part of ``t`` as a real tensor with the same storage."""
     if sharding(t) is not None:
         t = t.to_local()  # type: ignore[attr-defined]
     return torch.view_as_real(t) if t.is_complex() else t
 
 
 def _like(t: Tensor, real: Tensor) -> Tensor:
-    """Invert :func:`local`: view ``real`` as a tensor of the kind of ``t``."""
-    own = torch.view_as_complex(real) if t.is_complex() else real
+    """Invert :func:`local`: view ``real`` as complex or sharded, as ``t`` is."""
+    part = torch.view_as_complex(real) if t.is_complex() else real
     shards = sharding(t)
     if shards is None:
-        return own
+        return part
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(own, *shards, run_check=False, shape=t.shape, stride=t.stride())
+    return DTensor.from_local(part, *shards, run_check=False, shape=t.shape, stride=t.stride())
 
 
 def _over_ranks(value: Tensor, shards: Sharding, reduce: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the rest of the package reads from the class of a method."""
+"""Class attributes that describe a method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class Need(Enum):
-    """What a method needs beyond a closure that returns the mean loss."""
+    """Requirements of a method beyond a closure that returns the mean loss."""
 
     PER_SAMPLE_LOSSES = "per-sample losses by index"
     MOMENTUM = "a base with momentum"
@@ -19,23 +19,23 @@ class Need(Enum):
 
 
 class MethodInfo:
-    """The class attributes that describe a method; each method sets those whose default does not fit."""
+    """The class attributes that describe a method, with defaults."""
 
-    title: ClassVar[str] = ""  # its name in a table
-    reference: ClassVar[str] = ""  # authors, place and year
-    purpose: ClassVar[str] = ""  # what it is for
-    passes: float = 2  # per step with the default arguments, on average where steps differ; an instance may have others
-    memory: ClassVar[str] = "2"  # extra, during a step, and what of it is kept, in units of the parameters' size
+    title: ClassVar[str] = ""  # the name in tables
+    reference: ClassVar[str] = ""  # authors, venue and year
+    purpose: ClassVar[str] = ""  # what the method is for
+    passes: float = 2  # per step, on average, with the default arguments; instances may override it
+    memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept, in units of the parameters' size
     needs: ClassVar[tuple[Need, ...]] = ()
-    is_loss: ClassVar[bool] = False  # and not an optimizer
-    capturable: ClassVar[bool] = True  # in a CUDA graph: no decision is made in Python, and no memory moves
+    is_loss: ClassVar[bool] = False  # a loss, not an optimizer
+    capturable: ClassVar[bool] = True  # in a CUDA graph: no decision in Python, no state in new memory
 
-    # Used in training.
-    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that the training sets
-    counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the whole batch, over processes
-    single_process: ClassVar[str] = ""  # why the method cannot be trained in several processes; empty if it can
+    # For bsam.training.
+    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets
+    counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the batch of all processes
+    single_process: ClassVar[str] = ""  # why the method needs a single process; empty if it does not
 
     @classmethod
     def needs_in_words(cls) -> str:
-        """Return what the method needs beyond a closure that returns the loss; empty if nothing."""
+        """Describe the requirements of the method; empty if it has none."""
         return ", ".join(["is a loss"] * cls.is_loss + [need.value for need in cls.needs])

@@ -1,4 +1,4 @@
-"""A line that says how far long work is, and how long it will take."""
+"""A progress line for long work."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import shutil
 import sys
 import time
 
-INTERVAL = {True: 0.2, False: 60.0}  # seconds between two lines: on a terminal, where they replace each other, and else
+INTERVAL = {True: 0.2, False: 60.0}  # seconds between updates, on a terminal and elsewhere
 
 
 class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
-    """Show how far work is on the error stream, until the block ends: a line that is replaced on a terminal; elsewhere
-    a line every minute, and one at the end.
+    """Show progress on the error stream until the block ends.
+
+    On a terminal one line is redrawn; elsewhere a line is printed every minute and at the end.
     """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._stages: dict[str, tuple[int, int]] = {}
-        self._begun: dict[str, tuple[float, int]] = {}  # when a stage began, and what was done by then
+        self._begun: dict[str, tuple[float, int]] = {}  # when a stage began, and how much was done by then
         self._line, self._last = "", -INTERVAL[True] if self._is_terminal else time.monotonic()
         self._is_noted = False
 
     def reach(self, stage: str, done: int, total: int, note: str | None = None) -> None:
-        """Say that ``done`` of ``total`` is done.
+        """Report that ``done`` of ``total`` items are done.
 
         Args:
-            stage: the name of the work; several are shown side by side. One that goes back starts again.
-            done: what is done.
-            total: what is to do.
-            note: words for the end of the line, of work that prints its end itself; None says how much time is left by
-                the speed of the stage.
+            stage: the name of the work. Several stages are shown side by side; a stage whose count falls starts again.
+            done: the number of finished items.
+            total: the number of all items.
+            note: the end of the line, for work that reports its own end; by default the estimated time left.
         """
         now = time.monotonic()
         self._is_noted = note is not None
@@ -47,7 +47,7 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
             self._draw()
 
     def say(self, sentence: str) -> None:
-        """Print a sentence on the output stream, above the line."""
+        """Print a sentence on the output stream, above the progress line."""
         has_line = self._is_terminal and bool(self._line)
         if has_line:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The state of the random number generators during the passes of a step."""
+"""Repeating random draws in the passes of a step."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ States = list[tuple[torch.Generator, torch.Tensor]]
 
 
 class RngReplay:
-    """Give all passes of a step the same random numbers, so that all of them evaluate one function.
+    """Give all passes of a step the same random numbers, so that they evaluate the same function.
 
-    Covered are torch's default generators of the CPU and of the parameters' CUDA devices. Their states are saved
-    before the first pass of a step and set again before each later one; after the step they are where the first pass
+    This covers torch's default generators for the CPU and for the parameters' CUDA devices. Their states are saved
+    before the first pass of a step and restored before every later one; after the step they are where the first pass
     left them.
 
-    While a CUDA graph is captured, states of CUDA generators can be neither read nor set. Each later pass then draws
-    from a clone of the generator that was registered with the graph before the capture (:meth:`make_clones`); without
-    such clones, the passes of a captured step draw independently.
+    During the capture of a CUDA graph, the states of CUDA generators can be neither read nor set. Every later pass then
+    draws from a clone of the generator, registered with the graph before the capture (:meth:`make_clones`); without
+    clones, the passes of a captured step draw independently.
     """
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._pass = 0  # of this step
-        self._max_passes = 1  # of all steps so far
+        self._pass = 0  # in this step
+        self._max_passes = 1  # in any step so far
         self._before: States = []
         self._after: States = []
-        # while a graph is captured: the CUDA generators, and the states they had before
+        # during a capture: the CUDA generators, and their states before it
         self._captured: list[tuple[torch.Generator, torch.Generator]] = []
-        self._clones: dict[int, list[torch.Generator]] = {}  # by device index, one for each later pass
+        self._clones: dict[int, list[torch.Generator]] = {}  # by device index, one per later pass
 
     def begin(self) -> None:
-        """Begin a step, and discard what an interrupted one has left."""
+        """Begin a step; discard the states of an interrupted one."""
         self._pass, self._before, self._after, self._captured = 0, [], [], []
 
     def begin_pass(self, devices: Iterable[torch.device]) -> None:
-        """Save the states before the first pass of a step, and set them again before a later one."""
+        """Save the states before the first pass of a step; restore them before every later pass."""
         self._pass += 1
         self._max_passes = max(self._max_passes, self._pass)
         if not self._enabled:
@@ -56,25 +56,25 @@ class RngReplay:
                 generator.graphsafe_set_state(clones[self._pass - 2])
 
     def first_began_with(self, states: States) -> None:
-        """Let later passes repeat a first pass that a framework ran before this step, beginning with these states."""
+        """Let later passes repeat a first pass that a framework ran before this step, from these states."""
         if self._enabled:
             self._before = states
 
     def end_pass(self) -> None:
-        """Save where the first pass left the generators. Call after each pass that did not raise."""
+        """Save the states after the first pass. Call this after every pass that did not raise."""
         if self._pass == 1:
             self._after = [(g, g.get_state()) for g, _ in self._before]
 
     def close(self) -> None:
-        """Set the generators to where the first pass of the step left them. Calling it again has no effect."""
+        """Set the generators to their states after the first pass. Calling it again has no effect."""
         if self._pass > 1:
             _set(self._after)
-        for generator, own in self._captured:
-            generator.graphsafe_set_state(own)
+        for generator, state in self._captured:
+            generator.graphsafe_set_state(state)
         self.begin()
 
     def make_clones(self, devices: Iterable[torch.device]) -> list[torch.Generator]:
-        """Clone the CUDA generators, once for each later pass of a step; register the clones before the capture."""
+        """Clone the CUDA generators once per later pass. The clones must be registered before the capture."""
         if not self._enabled:
             return []
         later = range(self._max_passes - 1)
@@ -84,7 +84,7 @@ class RngReplay:
         return [clone for clones in self._clones.values() for clone in clones]
 
     def update_clones(self) -> None:
-        """Set the clones to the states of their generators, which may have been used since the last replay."""
+        """Set the clones to the states of their generators, which may have advanced since the last replay."""
         for index, clones in self._clones.items():
             state = torch.cuda.default_generators[index].get_state()
             for clone in clones:

@@ -11,7 +11,7 @@ from .layout import sharding
 
 
 def is_writable(t: Tensor) -> bool:
-    """Whether a forward pass can write to a tensor in place: not if it is expanded, sparse or made for inference."""
+    """Whether a tensor can be written in place: not if it is lazy, expanded, sparse, sharded or for inference only."""
     if is_lazy(t) or t.layout != torch.strided or t.is_inference() or sharding(t) is not None:
         return False
     return all(stride != 0 or n == 1 for n, stride in zip(t.shape, t.stride(), strict=True))
@@ -23,14 +23,14 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def copy(source: list[Tensor], into: list[Tensor]) -> None:
-    """Copy tensors; those that are written take the shapes."""
-    if [t.shape for t in into] != [t.shape for t in source]:  # an observer finds its shape in the first batch
+    """Copy tensors; ``into`` is resized if the shapes differ."""
+    if [t.shape for t in into] != [t.shape for t in source]:  # an observer learns its shape from the first batch
         for t, s in zip(into, source, strict=True):
             t.resize_(s.shape)
     torch._foreach_copy_(into, source)
 
 
 def copy_keeping_versions(source: list[Tensor], into: list[Tensor]) -> None:
-    """Copy without a new version: a graph that the user keeps, in which a buffer was saved, stays valid."""
+    """Copy tensors without new versions, so that autograd graphs that saved them stay valid."""
     with _unsafe_preserve_version_counter(tuple(into)):
         copy(source, into)

@@ -1,1 +1,1 @@
-"""The engine: vectors in weight space, the loss around ``w``, and the optimizer made of both."""
+"""The engine: vectors in weight space, the loss around ``w``, and the optimizer built on both."""

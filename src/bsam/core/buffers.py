@@ -1,4 +1,4 @@
-"""The buffers of the modules that the closure runs, during the passes of a step."""
+"""Saving and restoring the buffers of modules between the passes of a step."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ _Group = tuple[list[Tensor], list[Tensor], list[Tensor]]  # buffers, their value
 
 
 class Buffers:
-    """Show every pass of a step the buffers as they were before the step, and leave them as the first pass left them.
+    """Start every pass of a step with the buffers from before the step, and end with those that the first pass left.
 
-    So the statistics of batch norm, the vectors of spectral norm and averages of a module move once a step, and all
-    passes evaluate the same function. It does not matter who writes to a buffer, nor whether it is written in place or
-    replaced. All buffers are copied in every step: in-place writes of batch norm do not change a tensor's version, so
-    which ones move cannot be told.
+    The statistics of batch norm, the vectors of spectral norm and other running averages are thus updated once per
+    step, and all passes evaluate the same function, whether a buffer is written in place or replaced. All buffers are
+    copied in every step: batch norm writes in place without a new tensor version, so changes cannot be detected.
 
-    A class of modules whose first batch initializes their buffers sets ``buffers_set_once = True``, and they keep them.
+    Modules whose class sets ``buffers_set_once = True`` are left out: their first batch initializes their buffers.
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, str, Tensor | None]] = []  # the dict of a module, a name, what it held
-        self._first: list[Tensor | None] = []  # what the first pass left there
+        self._entries: list[tuple[Any, str, Tensor | None]] = []  # a module's dict of buffers, a name, its value
+        self._first: list[Tensor | None] = []  # the values after the first pass
         self._groups: list[_Group] = []
         self._saved, self._passes = False, 0
 
     @torch.no_grad()
     def save(self, modules: Iterable[nn.Module]) -> None:
-        """Save the buffers of these modules. Call before the first pass of a step."""
+        """Save the buffers of ``modules`` before the first pass of a step."""
         self._saved, self._passes = False, 0
         entries = [
             (m._buffers, name, t)
@@ -53,7 +52,7 @@ class Buffers:
 
     @torch.no_grad()
     def begin_pass(self, modules: Iterable[nn.Module]) -> None:
-        """Save the buffers before the first pass of a step, and restore them before a later one."""
+        """Save the buffers before the first pass of a step; restore them before every later pass."""
         if not self._saved:
             self.save(modules)
         if self._passes == 1:
@@ -66,7 +65,7 @@ class Buffers:
 
     @torch.no_grad()
     def close(self, failed: bool = False) -> None:
-        """Leave the buffers as the first pass left them, or as before the step if it failed.
+        """Set the buffers to their values after the first pass, or, if the step failed, before the step.
 
         Calling it again has no effect.
         """
@@ -88,7 +87,7 @@ class Buffers:
 
 
 def _allocate(tensors: list[Tensor]) -> list[_Group]:
-    """Group buffers so that foreach operations are fast on them, and allocate memory for their copies."""
+    """Group buffers by device and dtype for foreach operations, and allocate memory for their copies."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for t in tensors:
         groups[t.device, t.dtype].append(t)

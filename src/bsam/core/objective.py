@@ -16,18 +16,17 @@ from ..common.graph_check import GraphCheck
 from ..common.rng import RngReplay
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
-from .gradients import GradientMemory
 from .other_modules import OtherModules
 from .ranks import Ranks
 from .vector import Vector
-from .weights import Weights
+from .weights import GradientMemory, Weights
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A pass over the whole batch: where, the loss there, and its gradient."""
+    """A pass over the whole batch: its point, loss and gradient."""
 
-    at: Vector | None  # from w; None is w itself
+    at: Vector | None  # relative to w; None is w itself
     loss: Tensor
     gradient: Vector
 
@@ -35,22 +34,23 @@ class Evaluation:
 class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
-    ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients over and leaves ``p.grad``
-    empty. It is a context: at its end the weights are as they were, and the buffers of modules as the first evaluation
-    left them; if it raises, buffers and ``p.grad`` are as they were, too. Every evaluation begins with the buffers
-    before the step, and repeats the random numbers of the first one, if ``rng`` is enabled.
+    ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients and leaves ``p.grad`` empty.
+    Every evaluation starts with the buffers from before the step and, if ``rng`` is enabled, repeats the random numbers
+    of the first one. An objective is a context manager: on exit the weights are restored, and the buffers are as the
+    first evaluation left them; after an error, buffers and ``p.grad`` are restored, too.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
-            loss per micro-batch. Methods that choose samples also call it with their indices.
+            loss per micro-batch. Methods that select samples also call it with their indices.
         weights: the parameters, refreshed for this step.
-        modules: those that the closure runs.
-        buffers: of these modules.
+        modules: the modules that the closure runs.
+        buffers: saves and restores the buffers of these modules.
         ranks: averages gradients over ranks.
-        rng: the random generators.
-        gradients: decides in which memory gradients are.
+        rng: replays random draws.
+        gradients: decides where gradients are stored.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
-        graph_check: detects a loss that was computed outside the closure; by its root if not given.
+        graph_check: detects a loss that was computed outside the closure; by default it looks only at the root of the
+            graph.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Objective:
         *,
         graph_check: GraphCheck | None = None,
     ) -> None:
-        self.loss: Tensor | None = None  # of the first evaluation
-        self.has_grad = [False] * len(weights.params)  # parameters that some pass gave a gradient
-        self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # on demand: this keeps gradients alive
-        self.held = [p.grad for p in weights.params]  # what p.grad held before
+        self.loss: Tensor | None = None  # from the first evaluation
+        self.has_grad = [False] * len(weights.params)  # whether a parameter got a gradient in some pass
+        self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # off by default: keeps gradients alive
+        self.held = [p.grad for p in weights.params]  # gradients from before the first pass
         self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
         self._buffers, self._gradients = buffers, gradients
         self._graph_check = graph_check or GraphCheck(weights.params)
@@ -80,8 +80,8 @@ class Objective:
         if self._scaler is not None:
             device = weights.params[0].device
             self._loss_scale = self._scaler.scale(torch.ones((), dtype=weights.layout.scalar_dtype, device=device))
-            self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was not finite
-        self._sample_losses: Tensor | None = None  # of the latest evaluation, if the closure returns one per sample
+            self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was non-finite
+        self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
 
     def __enter__(self) -> Self:
         return self
@@ -92,26 +92,28 @@ class Objective:
             self.close(failed=error is not None)
             closed = True
         finally:
-            if not closed:  # Ctrl-C came in between: the weights must not stay where they are
+            if not closed:  # interrupted by Ctrl-C: the weights must not stay perturbed
                 self.close(failed=True)
 
     def close(self, failed: bool) -> None:
-        """Restore the weights, the modules and the random generators; if a pass failed, buffers and gradients, too.
+        """Restore the weights, the modules and the random generators; if a pass failed, also buffers and gradients.
 
         Calling it again has no effect.
         """
         self._weights.restore()
         self._modules.restore()
-        self._buffers.close(failed)
         self._rng.close()
         if failed:
             for p, g in zip(self._weights.params, self.held, strict=True):
                 p.grad = g
+        self._buffers.close(failed)  # last: an interrupt above still restores the buffers
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
-        """Return a context for evaluations of observers, after the method's own: they do not change :attr:`has_grad`,
-        so that they add no parameter to the step, nor do they move the gradients of the method's passes.
+        """Return a context for the evaluations of observers, which must not affect the step.
+
+        They do not change :attr:`has_grad`, so they add no parameter to the step, and they leave the gradients of the
+        method's passes where they are.
         """
         has_grad = self.has_grad
         self._gradients.leave_in_place()
@@ -128,7 +130,7 @@ class Objective:
             except RuntimeError as error:
                 if "does not require grad" in str(error):
                     raise BsamRuntimeError(
-                        "this method first evaluates the closure under torch.no_grad: return the losses and do not "
+                        "this method first evaluates the closure under torch.no_grad: return the losses, and do not "
                         "call backward in the closure"
                     ) from error
                 raise
@@ -141,7 +143,7 @@ class Objective:
 
     @property
     def sample_losses(self) -> Tensor:
-        """The losses of the latest evaluation, one per sample."""
+        """The per-sample losses of the latest evaluation."""
         if self._sample_losses is None:
             raise BsamRuntimeError(
                 "this method selects samples by their losses, but the closure returned the mean: return one loss per "
@@ -164,7 +166,7 @@ class Objective:
         Args:
             at: the displacement; None is ``w`` itself.
             subset: the samples to use; the closure is called with these indices.
-            wrt: one flag per parameter; gradients of the others are not computed and count as zero.
+            wrt: one flag per parameter; the other gradients are not computed and count as zero.
         """
         if wrt is not None and not any(wrt):
             return self.value(at, subset=subset), self._take_gradient()
@@ -179,7 +181,7 @@ class Objective:
         return self._remember_first_loss(loss), gradient
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
-        """Return the product of the Hessian at ``w + at`` with ``v``, by differentiating the gradient."""
+        """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""
         if self._weights.sharded:
             raise BsamRuntimeError("a Hessian-vector product needs second derivatives, which FSDP does not support")
         backward = partial(self._second_backward, along=v.tensors(self._weights.params))
@@ -190,7 +192,8 @@ class Objective:
 
     @contextlib.contextmanager
     def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
-        if at is None:
+        """Return the context of one pass: moved weights, fresh gradients, the buffers and draws of the first pass."""
+        if at is None or self.overflowed():  # after an overflow, ``at`` is NaN, and some losses raise at NaN weights
             self._weights.restore()
         else:
             self._weights.move(at)
@@ -216,22 +219,22 @@ class Objective:
         *,
         closure_may_run_backward: bool = True,
     ) -> tuple[Tensor, float]:
-        """Run the closure. Return the mean loss and the number of micro-batches, in units of the first one's size."""
+        """Run the closure. Return the mean loss, and the number of micro-batches in units of the first one's size."""
         self._graph_check.begin_pass()
         answer = call(self._closure, subset)
         yields = isinstance(answer, Iterator)
         total, batches, size, dim = torch.zeros(()), 0.0, 0, None
         all_losses: list[Tensor] = []
         context = contextlib.closing if isinstance(answer, Generator) else contextlib.nullcontext
-        with context(answer):  # an error must not leave a generator suspended
+        with context(answer):  # do not leave a generator suspended after an error
             for item in answer if yields else (answer,):
                 losses = as_losses(item)
                 if yields and losses.dim() == 1 and len(losses) == 0:
-                    continue  # a micro-batch of which no sample was chosen
+                    continue  # no sample of this micro-batch was selected
                 if dim not in (None, losses.dim()):
                     raise BsamRuntimeError(
-                        "the closure yielded both mean losses (0-dim) and per-sample losses (1-D), which cannot be "
-                        "weighted: yield one of the two"
+                        "the closure yielded both mean losses (0-dim) and per-sample losses (1-D): yield only one of "
+                        "the two"
                     )
                 if losses.numel() == 0:
                     raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
@@ -269,8 +272,8 @@ class Objective:
     def _backward(self, loss: Tensor, inputs: list[Tensor] | None) -> None:
         if not loss.requires_grad:
             raise BsamRuntimeError(
-                "the closure returned a loss that does not require grad: it does not depend on any parameter of the "
-                "optimizer. Was it detached, computed under torch.no_grad, or is every parameter frozen?"
+                "the closure returned a loss that does not require grad, so it depends on no parameter of the "
+                "optimizer: was it detached, computed under torch.no_grad, or is every parameter frozen?"
             )
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         if inputs is None:
@@ -287,7 +290,7 @@ class Objective:
             self._differentiate([g for g, _ in curved], [v for _, v in curved], params)
 
     def _differentiate(self, outputs: list[Tensor], along: list[Tensor] | None, inputs: list[Tensor]) -> None:
-        """Add gradients by ``inputs`` to ``p.grad``."""
+        """Add the gradients with respect to ``inputs`` to ``p.grad``."""
         if not self._ranks.records_used_parameters:
             torch.autograd.backward(outputs, along, inputs=inputs)
             return
@@ -296,7 +299,7 @@ class Objective:
                 p.grad = g.clone() if p.grad is None else p.grad + g
 
     def _take_gradient(self, wrt: Sequence[bool] | None = None, *, without_reducer: bool = False) -> Vector:
-        """Take ``p.grad`` over, without a copy, and leave None."""
+        """Return ``p.grad`` as a vector, without a copy, and set ``p.grad`` to None."""
         params = self._weights.params
         grads = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
         for p in params:
@@ -310,11 +313,20 @@ class Objective:
             gradient = gradient / self._loss_scale
         return gradient
 
+    def overflowed(self) -> bool:
+        """Return whether a scaled gradient was non-finite, so that the scaler will skip the step.
+
+        This synchronizes with the host, except while a CUDA graph is captured: the answer is then False.
+        """
+        if self._scaler is None or (self._overflowed.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return False
+        return bool(self._overflowed)
+
     def scaled(self, direction: Vector) -> Vector:
         """Return the direction as the scaler expects it in ``p.grad``.
 
-        It is NaN if the gradient of a pass was not finite, whether or not the direction contains it: the scaler then
-        skips the step and lowers its scale.
+        If the gradient of any pass was non-finite, the result is NaN, even if the direction does not contain that
+        gradient: the scaler then skips the step and lowers its scale.
         """
         if self._scaler is None:
             return direction

@@ -2,32 +2,36 @@
 
 # The life of a step, ``optimizer.step(closure)``:
 #
-# 1. ``step`` clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call ``backward`` and ``step`` apart.)
+# 1. ``step`` clears ``p.grad`` and calls ``backward``. (Loops that clip or scale gradients call the two separately.)
 # 2. ``backward`` reads the parameter groups again: ``Weights`` lists the parameters that require a gradient.
-# 3. It makes an ``Objective``, the loss L of this mini-batch around w, and calls ``direction(L)``: the method itself,
-#    such as methods/bsam.py. A method asks for gradients, ``L.grad(at=e)``, and combines them.
-# 4. ``epsilon`` makes a perturbation e from a gradient and a radius. Radii are values of the parameter groups
-#    (``radii`` in wrapper.py), and some follow the learning rate (schedule.py).
-# 5. For each gradient, objective.py moves the weights to w + e (``Weights.move``), calls the closure, runs backward on
-#    the loss unless the closure did, and takes ``p.grad`` over as a ``Vector`` (``GradientMemory``).
-#    So that all passes evaluate one function, each one
-#      - begins with the buffers before the step, such as batch norm's statistics (``Buffers``),
-#      - begins with the same state of the random generators, unless ``same_draws=False`` (``RngReplay``),
-#      - has gradients averaged over the ranks, mostly by DDP or FSDP themselves (``Ranks``),
-#      - leaves modules alone that the closure only runs (``OtherModules``).
-#    ``GraphCheck`` refuses a loss that was computed before the pass. In the first step without ``model``, batch norm is
-#    refused.
-# 6. A ``Vector`` is a linear combination of gradients: ``+ - *`` compute nothing, norms and products are computed on
-#    the device. The sum is evaluated once, in place, when ``backward`` adds the direction to ``p.grad``.
-# 7. Observers, such as ``bsam.flatness.Probe``, look at the passes. Then the weights are restored bit for bit from a
-#    copy (``Weights.restore``), and buffers and generators are as the first pass left them. If a pass raises, weights,
-#    buffers and ``p.grad`` are as before the step.
-# 8. What ``direction`` remembers for the next step (``MethodState``), and from where the step shall start, if not from
-#    w (``StepState``), waits for the step: one that ``GradScaler`` skips remembers nothing.
-# 9. ``step`` moves the weights to that start, lets the base optimizer step on ``p.grad``, stores what is remembered,
-#    and counts.
+# 3. It creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
+#    itself, such as methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them.
+# 4. ``epsilon`` computes a perturbation e from a gradient and a radius. Radii are values of the parameter groups
+#    (``radii``); some of them follow the learning rate (schedule.py).
+# 5. ``L.grad(at=e)`` runs one pass (objective.py). It moves the weights to w + e (``Weights.move``), calls the closure,
+#    runs backward on the loss unless the closure did, and turns ``p.grad`` into a ``Vector``. ``GradientMemory``
+#    (weights.py) decides which memory a gradient is in.
+#    All passes evaluate the same function, because
+#      - every pass starts with the buffers from before the step, such as batch norm's statistics (``Buffers``);
+#      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``);
+#      - gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``);
+#      - modules that the closure runs but this optimizer does not train keep their gradients (``OtherModules``).
+#    ``GraphCheck`` raises if the closure returns a loss that an earlier pass returned. With ``model=None``, the first
+#    step raises if the closure runs batch norm in training mode.
+# 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute nothing. Norms and inner products are computed at once,
+#    and stay on the device.
+# 7. Observers, such as ``bsam.flatness.Probe``, read the passes.
+# 8. ``_store`` restores the weights bit for bit from a backup (``Weights.restore``), evaluates the direction in place,
+#    and adds it to ``p.grad``. It also keeps the values to remember (``MethodState``) and the point to step from, if
+#    that is not w (``StepState``). They wait for ``step``: if ``GradScaler`` skips it, ``zero_grad`` discards them, or
+#    the next ``backward`` if every ``p.grad`` is None.
+# 9. Buffers and random generators end up as the first pass left them. If a pass raises, weights, buffers and ``p.grad``
+#    are as they were before ``backward``; the generators are not rewound.
+# 10. ``step`` moves the weights to the point to step from, runs the base optimizer on ``p.grad``, stores the remembered
+#     values, and counts.
 #
-# For BSAM this is in optimizer.py, wrapper.py, objective.py, vector.py, weights.py and schedule.py.
+# BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. On one
+# device, the others only check (step_state.py, graph_check.py), replay random numbers (rng.py) or save (wrapper.py).
 
 from __future__ import annotations
 
@@ -44,6 +48,7 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_base, check_call, check_modules, check_names, missing_attribute
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..common.foreach import Scalar
 from ..common.layout import local
 from ..common.method_info import MethodInfo
 from ..common.module_calls import calls_seen
@@ -51,20 +56,19 @@ from ..common.rng import RngReplay
 from ..loop_check.check import check_loop
 from .buffers import Buffers
 from .closure import Closure
-from .gradients import GradientMemory
 from .method_state import MethodState
 from .objective import Objective
 from .other_modules import OtherModules, refuse_batch_norm
 from .ranks import Ranks
-from .schedule import LR_SEEN, LR_START, note_lr
+from .schedule import LR_SEEN, LR_START, note_lr, scheduled
 from .step_state import StepState
-from .vector import TINY, Vector
-from .weights import Weights
-from .wrapper import METHOD, OWN, OptimizerWrapper
+from .vector import TINY, Coefficient, PerGroup, Vector
+from .weights import GradientMemory, Weights
+from .wrapper import METHOD, OWN, PERTURB, OptimizerWrapper
 
 
 class PassObserver(Protocol):
-    """An object that reads the passes of some steps, such as :class:`bsam.flatness.Probe`."""
+    """An object that observes the passes of some steps, such as :class:`bsam.flatness.Probe`."""
 
     def due(self, step: int) -> bool:
         """Whether to observe this step."""
@@ -74,7 +78,7 @@ class PassObserver(Protocol):
 
 
 class StepOptions(TypedDict, total=False):
-    """The arguments that all methods have, described by :class:`SharpnessAware`; they are in every signature."""
+    """The arguments that all methods share; see :class:`SharpnessAware`."""
 
     m_sharpness: bool
     same_draws: bool
@@ -84,27 +88,27 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     """A method that combines gradients around ``w`` into one direction, which the base optimizer uses as its gradient.
 
     A method implements :meth:`direction` and passes its settings to this constructor; they become values of the
-    parameter groups, and a group may have its own. A group with ``perturb=False`` is not perturbed: all its radii are
-    0, whatever their names, while its gradients still count in norms. ``param_groups`` and ``state`` are the base
-    optimizer's, so that schedulers, clipping and ``GradScaler`` work as usual.
+    parameter groups, and each group may override them. A group with ``perturb=False`` is not perturbed: all its radii
+    are 0, but its gradients still count in norms. ``param_groups`` and ``state`` are the base optimizer's, so that
+    schedulers, clipping and ``GradScaler`` work as usual.
 
     Args:
         base: the optimizer that takes the step, built on the parameters.
-        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper: whose buffers, such as batch
-            norm's statistics, are to move once a step. None if it has none. If the closure also runs other modules (the
-            discriminator, when a generator is trained), a list of all of them, the trained one first: the buffers of
-            all of them move once a step, and gradients of parameters that ``base`` does not have stay as they were.
-        settings: the method's group values by name; those called ``rho...`` are radii.
-        m_sharpness: each rank of DDP perturbs along its own gradient, and the direction is averaged once.
-        same_draws: all passes of a step see the same random draws (dropout, noise) of torch's generators, on the CPU
-            and on CUDA devices; after the step these are where one pass would have left them. False lets each pass draw
-            its own. Numbers from Python's ``random``, from NumPy and from the closure's own generators are drawn again
-            in each pass either way. Passes of a step that is captured in a CUDA graph share their draws if
-            :meth:`generators` were registered with the graph, and otherwise each pass draws its own.
+        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper. Its buffers, such as batch
+            norm's statistics, are updated once per step. None if it has no buffers. If the closure also runs other
+            modules (the discriminator when a generator is trained), pass a list of all of them, the trained one first:
+            all their buffers are updated once per step, and parameters that are not in ``base`` keep their gradients.
+        settings: the method's group values by name; names that start with ``rho`` are radii.
+        m_sharpness: let each DDP rank perturb along its own gradient, and average only the direction.
+        same_draws: let all passes of a step see the same random draws (dropout, noise) from torch's default generators,
+            on the CPU and on CUDA devices; after the step the generators are where one pass would have left them.
+            With False, every pass draws new numbers. Python's ``random``, NumPy and generators that the closure
+            creates draw new numbers in every pass either way. In a CUDA graph, passes share their draws only if
+            :meth:`generators` were registered with the graph.
     """
 
     model: nn.Module | None
-    others: tuple[nn.Module, ...]  # that the closure runs beside the model
+    others: tuple[nn.Module, ...]  # modules that the closure runs besides the model
     m_sharpness: bool
     same_draws: bool
     _step_state: StepState
@@ -123,8 +127,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        """Check the arguments before the constructor sees them, so that a call from elsewhere gets a sentence."""
-        if arguments or named:  # a copy is made without
+        """Check the arguments first, so that a call in the style of another package gets a clear error."""
+        if arguments or named:  # copy and pickle pass none
             check_call(cls, arguments, named)
         return super().__new__(cls)
 
@@ -165,66 +169,78 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             group.update(completed)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("train", "eval"):  # which schedule-free optimizers have
+        if name in ("train", "eval"):  # schedule-free optimizers have these
             return getattr(self.base, name)
         raise missing_attribute(self, name)
 
-    # For the author of a method.
+    # For authors of methods.
 
     @abstractmethod
     def direction(self, L: Objective) -> Vector:
-        """Return the direction of the method, from gradients of ``L`` around ``w``."""
+        """Return the method's direction, computed from gradients of ``L`` around ``w``."""
+
+    def radius(self, group: dict[str, Any], name: str) -> Scalar:
+        """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
+        if not group.get(PERTURB, True):
+            return 0.0
+        return scheduled(group, name, self.scheduled_radii[name]) if name in self.scheduled_radii else group[name]
+
+    def radii(self, name: str) -> Coefficient:
+        """Return the radius ``name`` in this step: one number, or one per group if they differ."""
+        values = [self.radius(group, name) for group in self.param_groups]
+        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
+        return values[0] if alike or len(values) == 1 else PerGroup(values)
 
     def epsilon(self, v: Vector, radius: str, length: Tensor | None = None) -> Vector:
-        """Return the perturbation ``rho v / length``; the length is ``|v|`` if not given."""
+        """Return the perturbation ``rho v / length``; ``length`` defaults to ``|v|``."""
         return v * self.radii(radius) / ((v.norm() if length is None else length) + TINY)
 
     @property
     def params(self) -> list[Tensor]:
-        """The parameters that this step moves, which are those that require a gradient."""
+        """The parameters that require a gradient in this step."""
         return self._weights.params
 
     def vector(self, tensors: Iterable[Tensor]) -> Vector:
-        """Return a vector that refers to these tensors, one for each of :attr:`params`."""
+        """Return a vector that shares memory with these tensors, one for each of :attr:`params`."""
         return Vector(tensors, self._weights.layout)
 
     def start_from(self, offset: Vector) -> None:
-        """Let the base optimizer start this step from ``w + offset``, or from the mean over several ``backward``."""
+        """Let the base optimizer step from ``w + offset``; several ``backward`` calls use the mean of their offsets."""
         self._step_state.offset = offset
 
     def remember(self, name: str, value: Vector | float) -> None:
-        """Remember a vector or a number under a name of ``vectors`` or ``numbers``, once the step is taken.
+        """Remember a vector or a number once the step is taken; ``vectors`` or ``numbers`` must list the name.
 
-        Values under DDP's ``no_sync``, which differ between ranks, are ignored: the ranks could decide differently.
+        Values computed under DDP's ``no_sync`` are ignored: they differ between ranks, which could then diverge.
         """
         if not self.ranks.under_no_sync:
             self._method_state.remember(name, value, self._weights)
 
     def recall(self, name: str) -> Any:
-        """Return what an earlier step remembered under ``name``; None if there is nothing."""
+        """Return the value that an earlier step remembered under ``name``; None if there is none."""
         return self.param_groups[0][name] if name in self.numbers else self._method_state.recall(name, self._weights)
 
     def mean_over_ranks(self, number: float) -> float:
-        """Return a number that all ranks of DDP agree on: its mean, where gradients were not averaged (``no_sync``)."""
+        """Return a number that is equal on all DDP ranks: under ``no_sync`` its mean, otherwise the number itself."""
         return self.ranks.mean(number)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
-        """Average losses of this rank's part of the batch over ranks, where gradients are averaged."""
+        """Average the losses of this rank's part of the batch over ranks, if gradients are averaged."""
         return self.ranks.mean_losses(losses, self._weights.mesh)
 
-    # For the user.
+    # For users.
 
     def backward(self, closure: Closure, scaler: torch.amp.GradScaler | None = None) -> Tensor:
         """Add this method's direction to ``p.grad``, where ``loss.backward()`` would add the gradient.
 
         If the closure raises, the weights, the buffers of ``model`` and ``p.grad`` are as they were before the call.
-        Every pass must compute the loss from scratch: one that was computed outside the closure is an error.
+        Every pass must compute the loss from scratch: a loss that was computed outside the closure raises an error.
 
         Args:
             closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or
                 yields one loss per micro-batch.
-            scaler: the ``torch.amp.GradScaler`` in use; the direction is left scaled, for ``unscale_`` and
-                ``scaler.step``. A closure that runs ``backward`` itself scales the loss itself, as usual:
+            scaler: the ``torch.amp.GradScaler`` in use. The direction stays scaled, for ``unscale_`` and
+                ``scaler.step``. A closure that runs ``backward`` itself must scale the loss:
                 ``scaler.scale(loss).backward()``.
 
         Returns:
@@ -247,17 +263,17 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return L.loss  # type: ignore[return-value]
 
     def _begin(self, closure: Closure) -> None:
-        """Read the parameter groups again, and discard what was prepared if ``p.grad`` was cleared."""
+        """Read the parameter groups again; if ``p.grad`` was cleared, discard the prepared step."""
         if not callable(closure):
-            raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
+            raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
         if self._step_state.phase == "in_backward":
             raise BsamRuntimeError(
-                "backward was called from inside the closure: a closure computes the loss, may call loss.backward(), "
-                "and returns it"
+                "optimizer.backward was called from inside the closure: a closure must only compute the loss (and may "
+                "call loss.backward())"
             )
         self._weights.refresh(self.param_groups)
         if not self.params:
-            raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one")
+            raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
         if all(p.grad is None for p in self.params):
             self._reset()
         self._method_state.begin()
@@ -268,25 +284,25 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         )
 
     def _store(self, d: Vector, L: Objective) -> None:
-        """Add the direction to ``p.grad``, and keep what the method wants to start from and to remember."""
+        """Add the direction to ``p.grad``, and keep the offset and the values to remember for ``step``."""
         if not any(L.has_grad):
             raise BsamRuntimeError(
                 "the loss does not depend on any parameter of base: does the closure call the model that base was "
                 "built on?"
             )
-        self._weights.restore()  # vectors may refer to the parameters
+        self._weights.restore()  # vectors may share memory with the parameters
         offset = self._step_state.offset
         if offset is not None:
-            offset = Vector(offset.tensors(), offset.layout)  # a copy, before d overwrites gradients
+            offset = Vector(offset.tensors(), offset.layout)  # a copy: evaluating d overwrites gradients
         self._fill(d, L.held, L.has_grad)
-        if offset is not None:
+        if offset is not None and not L.overflowed():
             self._step_state.keep(offset, local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
         self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
 
     def itself(self) -> SharpnessAware:
-        """Return the optimizer itself, also where ``self`` is an object that a framework made of its attributes.
+        """Return the optimizer itself, even if ``self`` is a wrapper that a framework built from its attributes.
 
-        Attributes of the class hide the optimizer's own in such an object, and what is assigned to it is lost.
+        In such a wrapper, class attributes hide those of the optimizer, and assignments do not reach the optimizer.
         """
         return self._itself() or self
 
@@ -294,11 +310,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     @contextlib.contextmanager
     def trial(self, closure: Closure, graph_check: Callable[[list[Tensor]], Any]) -> Iterator[Objective]:
-        """Return the context of evaluations that prepare no step and leave no trace, for :meth:`check`.
+        """Return a context for evaluations that prepare no step and leave no trace, for :meth:`check`.
 
         Args:
             closure: as in :meth:`step`.
-            graph_check: makes the check of the losses' graphs, from the parameters.
+            graph_check: builds the check of the losses' graphs from the parameters.
         """
         phase = self._step_state.phase
         if phase == "in_backward":
@@ -315,7 +331,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._step_state.phase = phase
 
     def save_buffers(self) -> None:
-        """Save the buffers before the first pass of a step. Call if a framework runs that pass before the closure."""
+        """Save the buffers. Call this if a framework runs the first pass of a step before it calls :meth:`backward`."""
         self._buffers.save(self.called_modules)
 
     @property
@@ -324,12 +340,12 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return () if self.model is None else (self.model, *self.others)
 
     def _other_modules(self) -> OtherModules:
-        """Return what freezes the parameters of the other modules during a step, except those that base has."""
+        """Return the object that freezes parameters of the other modules during a step, except those in ``base``."""
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
         return OtherModules(self.called_modules, known)
 
     def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
-        """``p.grad = held + d``, in the memory of this step's gradients."""
+        """Set ``p.grad = held + d``, in the memory of this step's gradients."""
         params, buckets = self._weights.params, d.materialize_()
         has_grad, entries = self.ranks.has_grad_on_any_rank(has_grad), self._weights.layout.join(buckets)
         both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
@@ -341,9 +357,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 p.grad = t
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
-        """Clear ``p.grad``, call :meth:`backward` and take the base optimizer's step.
+        """Clear ``p.grad``, call :meth:`backward` and run the base optimizer's step.
 
-        Without a closure, take the base optimizer's step on what :meth:`backward` prepared.
+        Without a closure, run the base optimizer's step on the direction that :meth:`backward` prepared.
 
         Returns:
             The loss at ``w`` before the step; None without a closure.
@@ -355,7 +371,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._step_state.check_ready()
         try:
             start = self._step_state.start(self.ranks)
-            if start is not None and any(p.grad is not None for p in self.params):  # else it was cleared
+            if start is not None and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
                 self._weights.move(start)
             self.base.step()
             self._weights.commit()
@@ -374,9 +390,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             group["steps_taken"] += 1
 
     def count_step(self) -> None:
-        """Count a step that a CUDA graph replays. Call before the replay; :meth:`step` itself counts.
+        """Count a step that a CUDA graph replays. Call it before every replay; :meth:`step` itself counts.
 
-        It also sets the :meth:`generators` that are registered with the graph to the default generators' states.
+        It also synchronizes the :meth:`generators` that are registered with the graph with the default generators.
         """
         self._rng.update_clones()
         self._count()
@@ -384,9 +400,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def generators(self) -> list[torch.Generator]:
         """Return generators that let the later passes of a captured step repeat the draws of the first.
 
-        Call after a few steps, so that the number of passes is known, and register them before the capture. In a graph
-        without them each pass draws its own. There are none with ``same_draws=False``, nor on a CPU. :meth:`count_step`
-        keeps those of the latest call in line with the default generators.
+        Call this after a few steps, when the number of passes is known, and register the generators before the capture.
+        Without them, every pass of a replayed step draws new numbers. The list is empty with ``same_draws=False`` and
+        on a CPU. :meth:`count_step` updates the generators of the latest call.
 
         Example::
 
@@ -399,23 +415,23 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._rng.make_clones(self._weights.layout.devices)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear ``p.grad``, and so what :meth:`backward` prepared."""
+        """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
         super().zero_grad(set_to_none)
-        if self._step_state.phase != "in_backward":  # a closure that clears, as torch's do, clears the pass it is in
+        if self._step_state.phase != "in_backward":  # a closure may call zero_grad, as torch's closures do
             self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         transient = {"_weights", "_buffers", "_gradients", "ranks", "_rng", "_step_state", "_itself", "observers"}
-        transient.add("step")  # which schedulers patch
+        transient.add("step")  # schedulers patch it on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # also makes the hooks; Optimizer.__init__ would make groups, which are base's
+        super().__setstate__(state)  # also creates the hooks; Optimizer.__init__ would create parameter groups
         self._weights, self._buffers, self._gradients = Weights(), Buffers(), GradientMemory()
         self._step_state, self._itself = StepState(), weakref.ref(self)
         self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
-        self._may_miss_modules = self.model is None  # until the first backward has shown that there is no batch norm
+        self._may_miss_modules = self.model is None  # until a first backward ran without batch norm
         self._reset()
 
     def _reset(self) -> None:

@@ -1,4 +1,4 @@
-"""The modules that the closure runs, during a step."""
+"""Modules that the closure runs but the optimizer does not train."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..common.layout import sharding
 
 
 class OtherModules:
-    """Freezes the parameters of modules that are not the optimizer's, for a step.
+    """Freeze parameters that the optimizer does not have, for the duration of a step.
 
-    The first module is the one that is trained. Parameters of the others that the optimizer does not have are frozen
-    during a step: their gradients stay as they were, and are not computed. Where that is not possible, because DDP's
-    reducer waits for these gradients or FSDP shards them, they are computed, and ``p.grad`` is restored afterwards.
+    The first module is the trained one. Parameters of the other modules are frozen during a step unless the optimizer
+    has them: their gradients are not computed and stay as they were. If DDP's reducer waits for these gradients, or
+    FSDP shards them, they are computed, and ``p.grad`` is restored afterwards.
 
     Args:
-        modules: those that the closure runs; empty if there is nothing to care for.
+        modules: all modules that the closure runs; may be empty.
         known: the parameters of the optimizer.
     """
 
@@ -30,14 +30,14 @@ class OtherModules:
         self._grads: list[tuple[Tensor, Tensor | None]] = []
 
     def freeze_others(self) -> None:
-        """Freeze the parameters that are not the optimizer's. Call before the first pass."""
+        """Freeze the parameters that the optimizer does not have. Call this before the first pass."""
         for module in self.all[1:]:
             reduced = find_ddp(module) is not None
             for p in module.parameters():
                 if not p.requires_grad or p in self._known:
                     continue
                 if reduced or sharding(p) is not None:
-                    # a view may be of DDP's buckets, which the passes write to
+                    # a view may belong to DDP's buckets, which the passes overwrite
                     kept = p.grad.clone() if p.grad is not None and p.grad._is_view() else p.grad
                     self._grads.append((p, kept))
                     p.grad = None
@@ -46,7 +46,7 @@ class OtherModules:
                     p.requires_grad_(False)
 
     def restore(self) -> None:
-        """Restore everything. Calling it again has no effect."""
+        """Restore ``requires_grad`` and ``p.grad``. Calling it again has no effect."""
         for p in self._frozen:
             p.requires_grad_(True)
         for p, g in self._grads:
@@ -54,10 +54,11 @@ class OtherModules:
 
 
 def refuse_batch_norm(called: nn.Module) -> None:
-    """Raise if a module is batch norm that would be updated in every pass, because the optimizer does not know it."""
-    for module in called.modules() if hasattr(called, "_orig_mod") else (called,):  # of a compiled one no call is seen
+    """Raise if a module is batch norm, which would be updated in every pass because the optimizer has no model."""
+    # calls inside a compiled module are not seen
+    for module in called.modules() if hasattr(called, "_orig_mod") else (called,):
         if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
             raise BsamValueError(
-                "the closure runs batch norm, and model=None: its running statistics would move in every pass. Pass "
-                "the network, as in BSAM(base, model=network)"
+                "the closure runs batch norm, whose statistics would be updated in every pass because model is None: "
+                "pass the network, as in BSAM(base, model=network)"
             )

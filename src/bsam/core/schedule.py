@@ -11,22 +11,22 @@ from ..common.checks import check_radius, is_number
 from ..common.errors import BsamValueError
 from ..common.foreach import Scalar
 
-# Keys of the parameter groups, under names that no base optimizer has (schedule-free ones have an lr_max of their own).
+# Keys of the parameter groups. The prefix avoids clashes: schedule-free optimizers have an lr_max, too.
 LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None
 LR_MIN = "sharpness_lr_min"  # the argument lr_min
-LR_START = "sharpness_lr_start"  # the learning rate when the optimizer was built, before any scheduler lowered it
-LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tensor where the learning rate is one
+LR_START = "sharpness_lr_start"  # the learning rate before any scheduler lowered it
+LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tensor if lr is one
 
 
 def radius_settings(
     rho: float, rho_floor: float | None, lr_max: float | None, lr_min: float
 ) -> dict[str, float | None]:
-    """Return the group values of a method whose ``rho`` may follow the learning rate down to ``rho_floor``."""
+    """Return the group values for a ``rho`` that may follow the learning rate down to ``rho_floor``."""
     return {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
 
 
 def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
-    """Complete a group whose ``radius`` follows the learning rate down to ``floor``; raise if a setting is invalid."""
+    """Check and complete a group whose ``radius`` follows the learning rate down to ``floor``."""
     lr_min, lr_max = group[LR_MIN], group[LR_MAX]
     if group[floor] is not None:
         check_radius(floor, group[floor])
@@ -35,38 +35,38 @@ def completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[s
     if not is_number(lr_min) or lr_min < 0:
         raise BsamValueError(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
     lr = group.get("lr")
-    if lr is not None:  # some optimizers set their own step length, and have an lr of None
+    if lr is not None:  # optimizers that choose their step length may have lr=None
         group = {**group, LR_START: float(group.get("initial_lr", lr))}
         group[LR_SEEN] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
         if lr_max is None:
             lr_max = float(_known_top(group))
-            if lr_max == lr_min == 0:  # built with a learning rate of 0, that a scheduler may raise
+            if lr_max == lr_min == 0:  # a scheduler may raise the rate from 0 later
                 return group
     elif group[floor] not in (None, group[radius]):
         raise BsamValueError(
-            f"{radius} follows the learning rate, and base has no lr in its parameter groups: "
-            f"pass {floor}={group[radius]}, which keeps {radius} fixed, or take another base"
+            f"{radius} follows the learning rate, but base has no lr in its parameter groups: "
+            f"pass {floor}={group[radius]} to keep {radius} fixed, or use another base"
         )
     elif lr_max is None:
         return group
     if not is_number(lr_max) or lr_max <= lr_min:
         raise BsamValueError(
-            f"lr_max must be a finite number above lr_min; got lr_max={lr_max!r} and lr_min={lr_min!r}"
+            f"lr_max must be a finite number above lr_min, got lr_max={lr_max!r} and lr_min={lr_min!r}"
         )
     return group
 
 
 def unscaled_lr(group: dict[str, Any]) -> Scalar:
-    """Return the learning rate of a group without its ``lr_scale``, by which timm's schedulers multiply it."""
+    """Return the learning rate of a group without the factor ``lr_scale`` of timm's schedulers."""
     lr, scale = group["lr"], group.get("lr_scale", 1.0)
     return lr if scale in (0.0, 1.0) else lr / scale
 
 
 def top_lr(group: dict[str, Any]) -> Scalar:
-    """Return the learning rate at which a radius is largest: ``lr_max`` if it was given.
+    """Return the learning rate at which a radius is largest: ``lr_max`` if it was set.
 
-    Else the largest of this step, of all steps so far, and of what is known beforehand: the rate that a scheduler will
-    reach (``max_lr``) where it notes one, or started from (``initial_lr``), or that of the optimizer when it was built.
+    Otherwise the maximum of this step's rate, those of all earlier steps, and the rate known beforehand: ``max_lr`` or
+    else ``initial_lr``, which schedulers store in the group, or else the rate when the optimizer was built.
     """
     if group[LR_MAX] is not None:
         return group[LR_MAX]
@@ -74,17 +74,17 @@ def top_lr(group: dict[str, Any]) -> Scalar:
 
 
 def _known_top(group: dict[str, Any]) -> Scalar:
-    noted = (group.get(name) for name in ("max_lr", "initial_lr", LR_START))
-    return next(rate for rate in noted if rate is not None)
+    rates = (group.get(name) for name in ("max_lr", "initial_lr", LR_START))
+    return next(rate for rate in rates if rate is not None)
 
 
 def _seen(group: dict[str, Any]) -> Scalar:
-    """Return the largest learning rate so far, a tensor or a number as ``lr`` is (a checkpoint may hold the other)."""
+    """Return the largest learning rate so far, as a tensor if ``lr`` is one (a checkpoint may hold either)."""
     return group[LR_SEEN] if isinstance(group["lr"], Tensor) else float(group[LR_SEEN])
 
 
 def note_lr(group: dict[str, Any]) -> None:
-    """Remember the learning rate of a step, if it is larger than those before. A tensor is written in place."""
+    """Update the largest learning rate after a step. A tensor is written in place, as CUDA graphs require."""
     seen, lr = _seen(group), group["lr"]
     if not isinstance(lr, Tensor):
         group[LR_SEEN] = _largest(seen, unscaled_lr(group))
@@ -105,7 +105,7 @@ def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
 def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: float) -> Scalar:
     """Interpolate linearly from ``floor`` at ``lr_min`` to ``top`` at ``lr_max``, clamped (Eq. rho_change).
 
-    A learning rate on a device (a 0-dim tensor) gives a radius there.
+    If the learning rate is a 0-dim tensor, so is the result, on the same device.
 
     Example:
         >>> follow_lr(0.05, top=0.1, floor=0.02, lr_max=0.1, lr_min=0.0)
@@ -116,7 +116,7 @@ def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: f
     share: Scalar
     if isinstance(lr_max, Tensor):
         share = torch.where(lr_max > lr_min, (lr - lr_min) / (lr_max - lr_min), (lr > lr_min) * 1.0)
-    elif lr_max <= lr_min:  # built with a learning rate of 0: there is nothing between the two ends
+    elif lr_max <= lr_min:  # built with a learning rate of 0: nothing to interpolate
         share = (lr > lr_min) * 1.0
     else:
         share = (lr - lr_min) / (lr_max - lr_min)
@@ -125,10 +125,11 @@ def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: f
 
 
 def _largest(first: Scalar, *others: Scalar) -> Scalar:
-    """Return the maximum; of tensors on their device, without synchronization."""
-    for other in others:
-        if isinstance(first, Tensor):
-            first = torch.maximum(first, other.to(first)) if isinstance(other, Tensor) else first.clamp(min=other)
+    """Return the maximum. Tensors stay on their device, without synchronization."""
+    largest = first
+    for rate in others:
+        if isinstance(largest, Tensor):
+            largest = torch.maximum(largest, rate.to(largest)) if isinstance(rate, Tensor) else largest.clamp(min=rate)
         else:
-            first = other.clamp(min=first) if isinstance(other, Tensor) else max(first, other)
-    return first
+            largest = rate.clamp(min=largest) if isinstance(rate, Tensor) else max(largest, rate)
+    return largest

@@ -12,23 +12,23 @@ from .vector import Vector
 
 NOT_READY = {
     "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
-    "failed": "the last backward raised, so there is nothing to step with: call backward(closure) or zero_grad()",
-    "in_backward": "step was called from inside the closure: a closure only computes the loss, and may call backward",
+    "failed": "the last backward raised, so there is nothing to step with: call backward(closure) again",
+    "in_backward": "step was called from inside the closure: a closure must only compute the loss",
 }
 
 
 @dataclass
 class StepState:
-    """What ``backward`` leaves for ``step``."""
+    """The data that ``backward`` leaves for ``step``."""
 
-    phase: str = "idle"  # idle, in_backward, ready, or failed: the last backward raised
-    offset: Vector | None = None  # from w: where the current backward wants the step to start
-    offsets: list[Vector] = field(default_factory=list)  # those of all backwards since the last step
-    local_offsets: bool = False  # whether some offsets were computed by only this rank
+    phase: str = "idle"  # idle, in_backward, ready, or failed (the last backward raised)
+    offset: Vector | None = None  # of the current backward: the step starts from w + offset
+    offsets: list[Vector] = field(default_factory=list)  # from all backwards since the last step
+    local_offsets: bool = False  # whether some offsets differ between ranks
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Return the context of a backward: a step is possible once it ends without an error."""
+        """Return the context of a backward, after which a step is possible unless it raised."""
         try:
             self.phase, self.offset = "in_backward", None
             yield
@@ -38,23 +38,23 @@ class StepState:
                 self.phase = "failed"
 
     def keep(self, offset: Vector, local: bool) -> None:
-        """Keep the offset of a successful backward until the step; ``local``: computed by only this rank."""
+        """Keep the offset of a successful backward until the step; ``local`` if it differs between ranks."""
         self.offsets.append(offset)
         self.local_offsets |= local
         self.offset = None
 
     def check_ready(self) -> None:
-        """Raise unless there is something to step with."""
+        """Raise unless a step is prepared."""
         if self.phase != "ready":
             raise BsamRuntimeError(NOT_READY[self.phase])
 
     def start(self, ranks: Ranks) -> Vector | None:
-        """Return where the step starts, relative to w: the mean of the offsets, over ranks where they differ."""
+        """Return the start of the step relative to w: the mean of the offsets, also over ranks if they differ."""
         if not self.offsets:
             return None
         mean = sum(self.offsets[1:], self.offsets[0]) / len(self.offsets)
         return Vector(ranks.average_(mean.tensors()), mean.layout) if self.local_offsets else mean
 
     def clear(self) -> None:
-        """Discard what was prepared."""
+        """Discard the prepared step."""
         self.phase, self.offsets, self.local_offsets = "idle", [], False

@@ -1,8 +1,8 @@
-"""Arithmetic on "one tensor per parameter".
+"""Vectors in weight space: one tensor per parameter.
 
-A sharpness-aware method is a few lines of algebra on vectors in weight space, whose cost is memory traffic and
-allocation. A :class:`Vector` therefore stores ``g + g_max - r * g_min`` as a linear combination and evaluates it once,
-in place where the old entries are no longer needed. Norms and ratios stay on their device.
+A sharpness-aware method is a few lines of algebra on such vectors; its cost is memory traffic and allocation. A
+:class:`Vector` therefore stores ``g + g_max - r * g_min`` as a linear combination and evaluates it once, in place where
+the old entries are no longer needed. Norms and ratios stay on their device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..common.errors import BsamRuntimeError
 from ..common.foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
 from ..common.layout import BucketedTensors, Layout
 
-TINY = 1e-12  # added to a norm that divides
+TINY = 1e-12  # added to a norm before dividing by it
 
 
 class PerGroup(tuple[Scalar, ...]):
@@ -28,7 +28,7 @@ Coefficient: TypeAlias = Scalar | PerGroup
 
 
 def ratio(a: Scalar, b: Scalar) -> Scalar:
-    """Return ``a / b``, and 0 where ``b`` is 0.
+    """Return ``a / b``, or 0 if ``b`` is 0.
 
     Example:
         >>> ratio(1.0, 4.0), ratio(1.0, 0.0)
@@ -42,7 +42,7 @@ def ratio(a: Scalar, b: Scalar) -> Scalar:
 
 
 class Term:
-    """The stored entries of one term. ``scratch``: they may be overwritten when a combination is evaluated."""
+    """The stored entries of one term; with ``scratch``, evaluating a combination may overwrite them."""
 
     __slots__ = ("_norm", "buckets", "scratch")
 
@@ -51,13 +51,13 @@ class Term:
         self._norm: Tensor | None = None
 
     def norm(self, layout: Layout) -> Tensor:
-        """Return the norm, which is computed once."""
+        """Return the norm; it is computed only once."""
         if self._norm is None:
             self._norm = _norm(self.buckets, layout)
         return self._norm
 
     def move_to(self, buckets: BucketedTensors) -> None:
-        """Move the entries into memory that is kept between steps."""
+        """Move the entries to other memory, which must not be overwritten."""
         for source, target in zip(self.buckets, buckets, strict=True):
             torch._foreach_copy_(target, source)
         self.buckets, self.scratch = buckets, False
@@ -67,8 +67,8 @@ class Vector:
     """A vector in weight space: a linear combination of stored terms, evaluated when its entries are needed.
 
     Args:
-        tensors: one tensor per parameter; the vector refers to them and copies nothing.
-        layout: the buckets of the tensors (computed from the tensors if not given).
+        tensors: one tensor per parameter; the vector shares their memory.
+        layout: the buckets of the tensors; computed from them if not given.
         scratch: whether ``materialize_`` may overwrite the tensors.
 
     Example:
@@ -87,14 +87,14 @@ class Vector:
     def __init__(self, tensors: Iterable[Tensor], layout: Layout | None = None, *, scratch: bool = False) -> None:
         tensors = list(tensors)
         self.layout = layout if layout is not None else Layout(tensors)
-        self.terms: dict[Term, Coefficient] = {Term(self.layout.split(tensors), scratch): 1.0}  # in order of writing
+        self.terms: dict[Term, Coefficient] = {Term(self.layout.split(tensors), scratch): 1.0}  # in order of appearance
 
     def _with(self, terms: dict[Term, Coefficient]) -> Vector:
         new = Vector.__new__(Vector)
         new.layout, new.terms = self.layout, terms
         return new
 
-    # Algebra: nothing here reads or writes an entry.
+    # Algebra: these methods do not touch the entries.
 
     def __add__(self, other: Vector) -> Vector:
         if not isinstance(other, Vector):
@@ -108,7 +108,7 @@ class Vector:
     def __mul__(self, c: Coefficient) -> Vector:
         if not isinstance(c, (int, float, Tensor, PerGroup)):
             return NotImplemented
-        return self._with({term: map_scalars(_product, own, c) for term, own in self.terms.items()})
+        return self._with({term: map_scalars(_product, d, c) for term, d in self.terms.items()})
 
     __rmul__ = __mul__
 
@@ -124,7 +124,7 @@ class Vector:
     def _check_like(self, other: Vector) -> None:
         if self.layout != other.layout:
             raise BsamRuntimeError(
-                "these vectors belong to different parameters: their tensors differ in number, group, device or dtype"
+                "vectors of different parameters cannot be combined: their number, group, device or dtype differ"
             )
 
     # Operations on the entries.
@@ -149,14 +149,14 @@ class Vector:
     def map(self, f: Callable[[int, Tensor], Tensor]) -> Vector:
         """Apply ``f(i, entries of parameter i)`` to every parameter; ``f`` returns new memory.
 
-        Entries are real and local: of a complex parameter with a last dimension of two, of a sharded one its shard.
+        ``f`` sees real, local tensors: a complex parameter as pairs in the last dimension, a sharded one as its shard.
 
         Example:
             >>> Vector([torch.tensor([-3.0, 1.0])]).map(lambda i, t: t.abs()).tensors()
             [tensor([3., 1.])]
         """
         buckets = zip(self.layout.buckets, self._evaluated(), strict=True)
-        mapped = [[f(i, t) for i, t in zip(bucket.indices, own, strict=True)] for bucket, own in buckets]
+        mapped = [[f(i, t) for i, t in zip(bucket.indices, tensors, strict=True)] for bucket, tensors in buckets]
         return self._with({Term(mapped, True): 1.0})
 
     @torch.no_grad()
@@ -165,24 +165,24 @@ class Vector:
         (term, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
             return term.norm(self.layout) if is_one(c) else (term.norm(self.layout) * c).abs()
-        found = self._norm_from_products() if self.layout.on_cpu else None
-        if found is not None:
-            return found
-        if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation less on every entry
-            shares = {other: map_scalars(lambda d: d / c, d) for other, d in rest}
+        norm = self._norm_from_products() if self.layout.on_cpu else None
+        if norm is not None:
+            return norm
+        if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation per entry saved
+            shares = {later: map_scalars(lambda d: d / c, d) for later, d in rest}
             return _norm(self._with({term: 1.0, **shares})._evaluated(), self.layout) * abs(c)
         return _norm(self._evaluated(), self.layout)
 
     def _norm_from_products(self) -> Tensor | None:
-        """``|c B + d C|^2 = c^2 |B|^2 + 2 c d <B, C> + d^2 |C|^2``: no sum is stored, and |B| and |C| are mostly known.
+        """Compute ``|c B + d C|^2 = c^2 |B|^2 + 2 c d <B, C> + d^2 |C|^2``, without memory for the sum.
 
-        None where the terms nearly cancel, and digits with them; on the CPU this check needs no synchronization.
+        Return None if the terms nearly cancel, which would lose digits. On the CPU this check needs no synchronization.
         """
         terms = [(term, c) for term, c in self.terms.items() if not isinstance(c, PerGroup)]
         if len(terms) < len(self.terms):
             return None
         squares = torch.stack([(term.norm(self.layout) * c) ** 2 for term, c in terms]).sum()
-        mixed = [2 * c * d * self._product(term, other) for n, (term, c) in enumerate(terms) for other, d in terms[:n]]
+        mixed = [2 * c * d * self._product(a, b) for n, (a, c) in enumerate(terms) for b, d in terms[:n]]
         total = squares + torch.stack(mixed).sum()
         return total.sqrt() if total > 0.01 * squares else None
 
@@ -196,29 +196,29 @@ class Vector:
         self._check_like(other)
         a, x = self._factored()
         b, y = other._factored()
-        found = x.norm(self.layout) ** 2 if x is y else self._product(x, y)
-        return found if is_one(a) and is_one(b) else found * a * b
+        product = x.norm(self.layout) ** 2 if x is y else self._product(x, y)
+        return product if is_one(a) and is_one(b) else product * a * b
 
     def _factored(self) -> tuple[Scalar, Term]:
-        """Return a number and the entries that it multiplies: of one term as stored, of several their sum."""
+        """Return a factor and entries whose product is this vector; several terms are summed."""
         (term, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
             return c, term
         return 1.0, Term(self._evaluated(), False)
 
     def reject(self, other: Vector) -> Vector:
-        """Return the component of this vector that is orthogonal to ``other``."""
+        """Return the component of this vector orthogonal to ``other``."""
         return self - ratio(self.dot(other), other.norm() ** 2) * other
 
     def __repr__(self) -> str:
-        """Return its size in one line."""
+        """Show the size only."""
         sizes = [t.numel() for term in list(self.terms)[:1] for bucket in term.buckets for t in bucket]
         return f"Vector({sum(sizes):,} entries in {len(sizes)} tensor(s))"
 
     def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return the entries in new tensors, one per parameter.
 
-        Those of complex and sharded parameters are real and local, unless ``like`` has the tensors to imitate.
+        They are real and local, unless ``like`` has complex or sharded tensors to match.
         """
         return self.layout.join(self._evaluated(copy=True), like)
 
@@ -230,7 +230,7 @@ class Vector:
 
     @torch.no_grad()
     def materialize_(self) -> BucketedTensors:
-        """Return the entries, in place of the first scratch term of the combination; in new memory if it has none."""
+        """Return the entries, written over the first scratch term; in new memory if there is none."""
         target = next((term for term in self.terms if term.scratch), None)
         if target is None:
             return self._evaluated(copy=True)
@@ -243,7 +243,7 @@ class Vector:
 
     @torch.no_grad()
     def _evaluated(self, *, copy: bool = False) -> BucketedTensors:
-        """Return the entries: of one term with the factor 1 as stored, unless ``copy``; else in new memory."""
+        """Return the entries in new memory; without ``copy``, a single term with the factor 1 as stored."""
         (term, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return term.buckets
@@ -255,15 +255,15 @@ class Vector:
 
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
         bucket = self.layout.buckets[k]
-        own = c[bucket.group] if isinstance(c, PerGroup) else c
-        if not isinstance(own, Tensor):
-            return own
-        # on the CPU a number is cheaper, and there is nothing to wait for
-        return own.item() if bucket.device.type == "cpu" else own.to(bucket.device)
+        factor = c[bucket.group] if isinstance(c, PerGroup) else c
+        if not isinstance(factor, Tensor):
+            return factor
+        # on the CPU a number is cheaper, and item() does not wait
+        return factor.item() if bucket.device.type == "cpu" else factor.to(bucket.device)
 
 
 def map_scalars(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:
-    """Apply ``op`` to scalars; group by group where one of them is a :class:`PerGroup`."""
+    """Apply ``op`` to scalars; group by group if one of them is a :class:`PerGroup`."""
     groups = max((len(c) for c in coefficients if isinstance(c, PerGroup)), default=0)
     if not groups:
         return op(*coefficients)
@@ -276,4 +276,4 @@ def _product(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _norm(buckets: BucketedTensors, layout: Layout) -> Tensor:
-    return layout.total([norms(own, layout.scalar_dtype) for own in buckets], torch.linalg.vector_norm)
+    return layout.total([norms(bucket, layout.scalar_dtype) for bucket in buckets], torch.linalg.vector_norm)

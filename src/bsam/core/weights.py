@@ -1,21 +1,23 @@
-"""The parameters that a method moves and restores."""
+"""The parameters that a method moves and restores, and the memory of their gradients."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..common.errors import BsamRuntimeError
 from ..common.layout import BucketedTensors, Layout
-from .vector import Vector
+from .vector import Term, Vector
 
 
 class Weights:
-    """All trainable parameters of an optimizer: moved in place, restored bit for bit from a backup by ``copy_``.
+    """The trainable parameters of an optimizer, moved in place and restored bit for bit from a backup.
 
-    The backup is kept between steps: allocating memory costs more than the copy into it.
+    The memory of the backup is kept between steps: allocating it costs more than copying into it.
     """
 
     def __init__(self) -> None:
@@ -24,15 +26,15 @@ class Weights:
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
         self._backup: BucketedTensors = []
-        self._saved = 0  # buckets whose backup holds w
+        self._saved = 0  # number of buckets whose backup holds w
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Read the parameter groups again: parameters may be added, frozen, moved and cast between steps."""
-        owned = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
-        self.params = [p for _, p in owned]
-        signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in owned]
+        """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
+        trained = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
+        self.params = [p for _, p in trained]
+        signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in trained]
         if signature != self._signature:
-            self.layout = Layout(self.params, [i for i, _ in owned])
+            self.layout = Layout(self.params, [i for i, _ in trained])
             self._backup, self._signature = self.allocate(), signature
         self._tensors = self.layout.split(self.params)
         self._saved = 0
@@ -53,20 +55,20 @@ class Weights:
         return next((bucket.sharding[0] for bucket in self.layout.buckets if bucket.sharding is not None), None)
 
     def allocate(self) -> BucketedTensors:
-        """Return uninitialized memory of the parameters' sizes, in their layout."""
+        """Return uninitialized memory with the sizes and the layout of the parameters."""
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()
     def move(self, to: Vector) -> None:
-        """Move the parameters to ``w + to``, wherever they are now."""
+        """Move the parameters to ``w + to``, from any position."""
         for k, (tensors, backup) in enumerate(zip(self._tensors, self._backup, strict=True)):
             if k < self._saved:
                 torch._foreach_copy_(tensors, backup)
             else:
                 torch._foreach_copy_(backup, tensors)
-                self._saved = k + 1  # before they move: an interrupt here must not restore what was not saved
+                self._saved = k + 1  # before they move: an interrupt must restore only saved buckets
             to.add_to(self._tensors, k)
-        torch.clear_autocast_cache()  # an autocast region around the step caches casts of the weights as they were
+        torch.clear_autocast_cache()  # autocast around the step caches casts of the old weights
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -80,3 +82,72 @@ class Weights:
         if self._saved:
             torch.clear_autocast_cache()
         self._saved = 0
+
+
+class GradientMemory:
+    """Decide where the gradients of a step are stored, which of them may be overwritten, and which are copied.
+
+    A pass leaves its gradient in ``p.grad``. :meth:`take` turns it into a vector without a copy; evaluating the
+    direction may overwrite it. Gradients are copied only if their memory will be written again, by DDP's buckets or the
+    CUDA graphs of ``torch.compile``. On the CPU, allocating costs more than copying: before the next pass, the gradient
+    is copied to memory that is kept between steps and its tensors are freed, so that the allocator gives them to the
+    next pass. The direction therefore overwrites the last gradient on the CPU, and the first one elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._layout = Layout([])
+        self._kept: list[BucketedTensors] = []  # memory for the gradients of a step, in order
+        self._used = 0  # how many of them are in use
+        self._latest: Term | None = None  # the gradient of the latest pass
+
+    def begin(self, weights: Weights) -> None:
+        """Begin a step."""
+        if weights.layout is not self._layout:
+            self._layout, self._kept = weights.layout, []
+        self._weights, self._used, self._latest = weights, 0, None
+
+    def begin_pass(self) -> None:
+        """On the CPU, move the previous pass's gradient, so that this pass can reuse its memory."""
+        if self._latest is not None and self._layout.on_cpu:
+            if self._used == len(self._kept):
+                self._kept.append(self._weights.allocate())
+            self._latest.move_to(self._kept[self._used])
+            self._latest, self._used = None, self._used + 1
+
+    def leave_in_place(self) -> None:
+        """Do not move the latest gradient: the passes that follow belong to observers."""
+        self._latest = None
+
+    def take(self, grads: list[Tensor | None]) -> Vector:
+        """Return gradients, one per parameter, as a vector; None counts as zero."""
+        params = self._weights.params
+        copy = _written_by_cuda_graphs(params[0].device)
+        tensors = (_unshared(g, p, copy) for g, p in zip(grads, params, strict=True))
+        gradient = Vector(tensors, self._layout, scratch=True)
+        (self._latest,) = gradient.terms
+        return gradient
+
+
+def _written_by_cuda_graphs(device: torch.device) -> bool:
+    """Whether CUDA graphs of ``torch.compile`` may write the next gradients into the current ones' memory."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    return (
+        device.type == "cuda"
+        and trees is not None
+        and trees.get_manager(device.index, create_if_none_exists=False) is not None
+    )
+
+
+def _unshared(g: Tensor | None, p: Tensor, copy: bool) -> Tensor:
+    """Return a gradient that shares no memory (a view may belong to DDP's buckets) and has its parameter's strides,
+    with which foreach operations are fast.
+    """
+    if g is None:
+        return torch.zeros_like(p, requires_grad=False)
+    if g.layout != torch.strided:
+        raise BsamRuntimeError(
+            "sharpness-aware methods do not support sparse gradients: build nn.Embedding with sparse=False"
+        )
+    if copy or g._is_view() or g.is_conj() or g.is_neg() or g.stride() != p.stride():
+        return torch.empty_like(p, requires_grad=False).copy_(g)
+    return g

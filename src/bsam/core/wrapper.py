@@ -1,4 +1,4 @@
-"""An optimizer that wraps another one, with one state dict for both."""
+"""A wrapper around the base optimizer, with one state dict for both."""
 
 from __future__ import annotations
 
@@ -6,31 +6,28 @@ import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.checks import check_names, check_radius
 from ..common.errors import BsamValueError
-from ..common.foreach import Scalar
 from ..common.state_dicts import base_state, without
 from .method_state import MethodState
-from .schedule import completed_schedule, scheduled
-from .vector import Coefficient, PerGroup
+from .schedule import completed_schedule
 
-# Keys of the parameter groups, and so of a state dict: the method, and the names in it that are the method's.
+# Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, OWN = "sharpness_method", "sharpness_names"
-PERTURB = "perturb"  # a key that a user's group may have: False leaves its parameters where they are in every pass
+PERTURB = "perturb"  # a key for the user's groups: parameters of a group with False are not perturbed
 
 
 class OptimizerWrapper(Optimizer):
-    """A method that wraps a base optimizer, whose parameter groups and state it uses; a state dict holds both.
+    """A method that wraps a base optimizer and uses its parameter groups and state; a state dict holds both.
 
-    The ``settings`` of the method are values of the groups; what it remembers between steps is in ``_method_state``.
+    The ``settings`` of the method are values of the groups; ``_method_state`` holds values that it remembers.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method remembers between steps
-    numbers: ClassVar[tuple[str, ...]] = ()  # and of the numbers
-    scheduled_radii: ClassVar[dict[str, str]] = {}  # radii that follow the learning rate, and the names of their floors
+    numbers: ClassVar[tuple[str, ...]] = ()  # names of the numbers that it remembers
+    scheduled_radii: ClassVar[dict[str, str]] = {}  # names of radii that follow the learning rate: their floors
 
     base: Optimizer
     settings: dict[str, Any]
@@ -38,10 +35,10 @@ class OptimizerWrapper(Optimizer):
 
     @abstractmethod
     def _reset(self) -> None:
-        """Discard what was prepared for the next step."""
+        """Discard the prepared step."""
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return a group with the settings that follow from others filled in; raise if a setting is invalid."""
+        """Check the settings of a group, and return it with derived settings filled in."""
         if not isinstance(group.get(PERTURB, True), bool):
             raise BsamValueError(f"{PERTURB} of a parameter group must be True or False, got {group[PERTURB]!r}")
         for name, value in group.items():
@@ -51,29 +48,17 @@ class OptimizerWrapper(Optimizer):
             group = completed_schedule(group, radius, floor)
         return group
 
-    def radius(self, group: dict[str, Any], name: str) -> Scalar:
-        """Return the radius ``name`` of a group in this step; 0 for a group with ``perturb=False``."""
-        if not group.get(PERTURB, True):
-            return 0.0
-        return scheduled(group, name, self.scheduled_radii[name]) if name in self.scheduled_radii else group[name]
-
-    def radii(self, name: str) -> Coefficient:
-        """Return the radius ``name`` in this step: one number, or one per group where they differ."""
-        values = [self.radius(group, name) for group in self.param_groups]
-        alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
-        return values[0] if alike or len(values) == 1 else PerGroup(values)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base optimizer; it may have settings of its own."""
+        """Add a group to the base optimizer; it may override the method's settings."""
         check_names(param_group, self.settings, self.base.defaults)
         self.base.add_param_group(param_group)
         group = self.param_groups.pop()
         self.param_groups.append(self._with_settings(group))
 
     def _with_settings(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Complete a group of the base optimizer, as if it had been there from the beginning."""
-        known = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
-        return self.completed({**self.settings, **group, **known})
+        """Add the method's settings to a group, as if it had been there from the start."""
+        progress = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
+        return self.completed({**self.settings, **group, **progress})
 
     @property
     def t(self) -> int:
@@ -82,7 +67,7 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The base optimizer's own list. Groups that are assigned get the method's settings where they have none."""
+        """The base optimizer's list of groups. Assigned groups get the method's settings where they have none."""
         return self.base.param_groups
 
     @param_groups.setter
@@ -94,7 +79,7 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The base optimizer's own state."""
+        """The base optimizer's state."""
         return self.base.state
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,22 +94,22 @@ class OptimizerWrapper(Optimizer):
 
     @classmethod
     def method(cls) -> str:
-        """Return the name of the class that defines :meth:`direction`, whatever frameworks derive from it."""
+        """Return the name of the class that defines :meth:`direction`; frameworks may derive from it."""
         return next(base.__name__ for base in cls.__mro__ if "direction" in vars(base))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned.
+        """Load a state dict from :meth:`state_dict`.
 
-        The state of only a base optimizer is accepted: the method then starts from scratch, with its current settings.
-        Of the state of another method only the base optimizer's part is loaded, with a warning.
+        The state of a bare base optimizer is accepted: the method then starts from scratch, with its current settings.
+        From the state of another method, only the base optimizer's part is loaded, with a warning.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         saved = next((group[METHOD] for group in state_dict["param_groups"] if METHOD in group), self.method())
         if saved != self.method():
             warnings.warn(
-                f"this is the state of {saved}, loaded into {self.method()}: only the base optimizer's state is "
-                f"loaded; {self.method()} starts with its current settings",
+                f"this state dict belongs to {saved}, not to {self.method()}: only the base optimizer's part is "
+                f"loaded, and {self.method()} starts from scratch with its current settings",
                 stacklevel=2,
             )
             state_dict = base_state(state_dict, OWN)
@@ -132,8 +117,8 @@ class OptimizerWrapper(Optimizer):
         settings = [{**self.settings, **group, **start} for group in self.param_groups]
         settings = [{name: group[name] for name in self.settings} for group in settings]
         self.base.load_state_dict({**state_dict, "state": without(state_dict["state"], self.vectors)})
-        for group, own in zip(self.param_groups, settings, strict=True):
-            group.update({**own, **group})
+        for group, defaults in zip(self.param_groups, settings, strict=True):
+            group.update({**defaults, **group})
         self._method_state.load(state_dict, self.param_groups)
         self._reset()
         for finish in self._optimizer_load_state_dict_post_hooks.values():

@@ -19,17 +19,17 @@ _STREAM = 0xA46  # makes these random numbers independent of others that are dra
 class Augment:
     """Zero padding and a random crop, a random flip, normalisation, and a hole of zeros (Cutout).
 
-    Each image is treated by its own row of the draws: row and column of the padded image where the crop begins, the
-    step from one pixel to the next down and to the right (1, or -1 for a mirrored image), and the top left corner of
-    the hole, which lies outside of the image where there is no hole. Values stay on the device and shapes do not depend
-    on them, so that a call can be captured in a CUDA graph, after a first call outside of it.
+    Each image has one row of the draws: the row and column of the padded image where the crop begins, the step from one
+    pixel to the next down and to the right (1, or -1 for a mirrored image), and the top left corner of the hole, which
+    lies outside the image if there is no hole. Values stay on the device and shapes do not depend on them, so a call
+    can be captured in a CUDA graph after a first call outside it.
 
     Args:
-        pad: pixels of zeros around the image before it is cropped to its size; 0: no crop.
+        pad: width of the border of zeros that is added before the image is cropped to its original size; 0: no crop.
         flip: whether half of the images are mirrored.
-        cutout: side of the hole, which ends at the border of the image; 0: no hole.
+        cutout: side of the hole, which is clipped at the border of the image; 0: no hole.
         cutout_p: fraction of the images with a hole.
-        mean: of the pixels per channel.
+        mean: mean of the pixels per channel.
         std: standard deviation of the pixels per channel.
 
     Example:
@@ -68,7 +68,7 @@ class Augment:
 
         Args:
             x: images (n, channels, side, side), as bytes or as floating-point numbers.
-            draws: (n, 6), those of the images.
+            draws: (n, 6), the rows of these images.
 
         Returns:
             float32 images in the channels_last memory format.
@@ -94,7 +94,7 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     """Subtract the mean and divide by the standard deviation, per channel.
 
     Args:
-        x: images (n, channels, height, width): bytes, which are divided by 255 first, or floating-point numbers.
+        x: images (n, channels, height, width), floating-point numbers, or bytes, which are divided by 255 first.
         mean: one per channel, or one for all.
         std: one per channel, or one for all.
 
@@ -117,7 +117,7 @@ _ON_DEVICE: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return one number per channel, copied to the device once: a copy per batch would wait and cannot be captured."""
+    """Return one number per channel on the device. Copied once: a copy per batch would wait and cannot be captured."""
     if (values, device) not in _ON_DEVICE:
         with torch.inference_mode(False):
             _ON_DEVICE[values, device] = torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -22,14 +22,14 @@ SIDE, PIXELS = 32, 3 * 32 * 32
 
 @dataclass(frozen=True)
 class CifarFile:
-    """One of the files of CIFAR.
+    """A file of CIFAR.
 
     Args:
-        name: without ``.bin``.
+        name: file name without ``.bin``.
         records: number of images.
-        pickle_sha256: of the published pickle.
-        records_sha256: of the records, each the class and the pixels, in their order; None: not checked.
-        sorted_sha256: SHA-256 of the sorted SHA-256 of the records; None: not checked.
+        pickle_sha256: SHA-256 of the published pickle.
+        records_sha256: SHA-256 of the records (class and pixels) in their order; None: not checked.
+        sorted_sha256: SHA-256 of the sorted SHA-256 digests of the records; None: not checked.
     """
 
     name: str
@@ -44,18 +44,18 @@ class Cifar:
     """Layout and checksums of CIFAR-10 or CIFAR-100.
 
     Args:
-        name: of the data set.
+        name: name of the data set.
         title: its name in messages.
         classes: number of classes.
-        label_bytes: of a binary record; the class is the last of them.
-        label_key: of the labels in a pickle.
+        label_bytes: label bytes in a binary record; the class is the last of them.
+        label_key: key of the labels in a pickle.
         binary: directory of the binary files.
         python: directory of the pickles.
-        train: the training files.
-        test: the test file.
-        mean: of the training pixels per channel.
+        train: training files.
+        test: test file.
+        mean: mean of the training pixels per channel.
         std: standard deviation of the training pixels per channel.
-        source: where the binary files come from.
+        source: download of the binary files.
     """
 
     name: str
@@ -146,10 +146,10 @@ CIFAR100 = Cifar(
 def cifar10(folder: str | Path) -> Dataset:
     """Read CIFAR-10: 50,000 training and 10,000 test images in ten classes.
 
-    Binary files must have the published records. A pickle must be the published file: no other one is loaded.
+    Binary files must hold the published records. A pickle must be the published file; other pickles are not loaded.
 
     Args:
-        folder: the one that holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or one of the two itself.
+        folder: holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or is one of the two.
 
     Example:
         >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
@@ -164,17 +164,17 @@ def cifar10(folder: str | Path) -> Dataset:
 def cifar100(folder: str | Path) -> Dataset:
     """Read CIFAR-100: 50,000 training and 10,000 test images in a hundred classes (the fine labels).
 
-    Binary files must have the published records, but may have been written from other sources, in another order and
-    with any coarse labels. A pickle must be the published file: no other one is loaded.
+    Binary files must hold the published records, in any order and with any coarse labels, since some are written from
+    other sources. A pickle must be the published file; other pickles are not loaded.
 
     Args:
-        folder: the one that holds ``cifar-100-binary`` or ``cifar-100-python``, or one of the two itself.
+        folder: holds ``cifar-100-binary`` or ``cifar-100-python``, or is one of the two.
     """
     return read_cifar(CIFAR100, folder)
 
 
 def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
-    """Read CIFAR-10, CIFAR-100 or a data set in their layout; binary files are preferred to pickles."""
+    """Read CIFAR-10, CIFAR-100 or a data set in their layout, from binary files if there are any."""
     directory, is_binary = _find(layout, Path(folder))
     sets = []
     for files in (layout.train, (layout.test,)):
@@ -188,12 +188,12 @@ def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
 
 
 def has_cifar(layout: Cifar, folder: Path) -> bool:
-    """Return whether all files of one layout are where :func:`read_cifar` looks for them; they are not read."""
+    """Return whether :func:`read_cifar` finds all files of one layout, without reading them."""
     return any(not missing for _, _, missing in _candidates(layout, folder))
 
 
 def _candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[str]]]:
-    """Yield the directories where files may be, whether these would be binary, and which of them are missing."""
+    """Yield the directories that may hold the files, whether those would be binary, and which are missing."""
     for name, suffix in ((layout.binary, ".bin"), (layout.python, "")):
         files = [file.name + suffix for file in (*layout.train, layout.test)]
         for directory in (folder / name, folder):
@@ -201,7 +201,7 @@ def _candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[
 
 
 def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
-    """Return the directory of the files and whether they are binary."""
+    """Return the directory of the files, and whether they are binary."""
     directory, is_binary, missing = min(_candidates(layout, folder), key=lambda candidate: len(candidate[2]))
     if missing:
         raise BsamRuntimeError(
@@ -212,14 +212,14 @@ def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
 
 
 def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
-    """Return the records of one file, each the class and the pixels, after comparing them with the published ones."""
+    """Return the records (class and pixels) of a file; raise if they are not the published ones."""
     path, length = directory / f"{file.name}.bin", layout.label_bytes + PIXELS
     content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
     records = np.frombuffer(content, np.uint8).reshape(file.records, length)[:, layout.label_bytes - 1 :]
-    found = _sha256(records.tobytes()) if file.records_sha256 else None
+    in_order = _sha256(records.tobytes()) if file.records_sha256 else None
     digests = sorted(hashlib.sha256(record.tobytes()).digest() for record in records) if file.sorted_sha256 else []
     in_any_order = _sha256(b"".join(digests)) if file.sorted_sha256 else None
-    if (found, in_any_order) != (file.records_sha256, file.sorted_sha256):
+    if (in_order, in_any_order) != (file.records_sha256, file.sorted_sha256):
         raise BsamRuntimeError(
             f"{path} does not hold the labels and pixels of {layout.title}; unpack {layout.source.url} again"
         )

@@ -12,12 +12,12 @@ TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; many to measure ac
 
 
 def digits(seed: int = 0) -> Dataset:
-    """Return 1797 images of 8 x 8 pixels, stratified by class into 640 training, 400 validation and 757 test images.
+    """Return 1797 images of 8 x 8 pixels, split by class into 640 training, 400 validation and 757 test images.
 
-    Pixels are normalised by the mean and the standard deviation of the training images.
+    Pixels are normalised with the mean and the standard deviation of the training images.
 
     Args:
-        seed: of the random split.
+        seed: seed of the random split.
 
     Example:
         >>> data = digits()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..common.errors import BsamValueError
+from ..common.errors import BsamTypeError, BsamValueError
+from .arrays import Array, as_images, as_labels, check_labels, count_classes, mean_and_std
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Examples:
         return self.at(self.balanced_indices(n))
 
     def balanced_indices(self, n: int) -> Tensor:
-        """Return the sorted indices of ``n`` examples: the first of each class, then the second of each, and so on."""
+        """Return the sorted indices of ``n`` examples: the first of each class, the second of each, and so on."""
         if not 1 <= n <= len(self):
-            raise BsamValueError(f"of {len(self)} examples 1 to {len(self)} can be taken, not {n!r}")
+            raise BsamValueError(f"n must be between 1 and {len(self)}, the number of examples, got {n!r}")
         by_class = self.y.sort(stable=True)
         first = torch.searchsorted(by_class.values, by_class.values)  # of the same class, in the sorted order
         rank = torch.empty_like(by_class.indices)
@@ -59,17 +61,19 @@ class Examples:
 class Dataset:
     """Training, validation and test images; pixels stay bytes until ``bsam.data.augment`` normalises a batch.
 
+    :meth:`from_arrays` makes one from arrays.
+
     Args:
-        name: of the data set.
+        name: name of the data set.
         classes: number of classes.
         train: training set.
         validation: validation set, if there is one.
         test: test set.
-        mean: of the training pixels per channel; where they are bytes, of ``x / 255``.
-        std: standard deviation of the training pixels per channel, likewise.
-        class_names: in the order of the labels, where they are known.
+        mean: mean of the training pixels per channel; of ``x / 255`` if they are bytes.
+        std: standard deviation of the training pixels per channel, in the same unit.
+        class_names: in the order of the labels, if known.
         split: which images are training and which are test images, in words, where there is a choice.
-        digest: SHA-256 of the pixels, the labels and their order, where it is known.
+        digest: SHA-256 of the pixels, the labels and their order, if known; the images then stay in host memory.
     """
 
     name: str
@@ -82,3 +86,52 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     split: str = ""
     digest: str | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: tuple[Array, Array],
+        test: tuple[Array, Array],
+        validation: tuple[Array, Array] | None = None,
+        *,
+        class_names: Sequence[str] = (),
+    ) -> Dataset:
+        """Make a data set from numpy arrays or tensors. Pixels are normalised with the statistics of ``train``.
+
+        Args:
+            train: images and labels to train on. Images have the shape (n, side, side), (n, side, side, channels) or
+                (n, channels, side, side), and are uint8 or floating-point numbers. Labels are whole numbers from 0.
+            test: images and labels to test on.
+            validation: images and labels to choose settings on.
+            class_names: in the order of the labels; by default their numbers.
+
+        Example:
+            >>> import numpy as np
+            >>> images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+            >>> data = Dataset.from_arrays(train=(images, labels), test=(images, labels))
+            >>> data.train.x.shape, data.classes
+            (torch.Size([6, 3, 8, 8]), 3)
+        """
+        pairs = {"train": train, "test": test, **({} if validation is None else {"validation": validation})}
+        sets = {name: _as_examples(name, pair) for name, pair in pairs.items()}
+        classes = len(class_names) or count_classes(sets["train"].y)
+        if classes < 2:
+            raise BsamValueError(f"a data set must have at least 2 classes, got {classes}")
+        shape = sets["train"].x.shape[1:]
+        for name, part in sets.items():
+            check_labels(name, part.y, classes)
+            if part.x.shape[1:] != shape or part.x.dtype != sets["train"].x.dtype:
+                raise BsamValueError(
+                    f"{name} images are {tuple(part.x.shape[1:])} of {part.x.dtype}, and train images {tuple(shape)} "
+                    f"of {sets['train'].x.dtype}: bring them into one form"
+                )
+        mean, std = mean_and_std(sets["train"].x)
+        names = tuple(map(str, class_names or range(classes)))
+        return cls("arrays", classes, sets["train"], sets.get("validation"), sets["test"], mean, std, names)
+
+
+def _as_examples(name: str, pair: tuple[Array, Array]) -> Examples:
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        raise BsamTypeError(f"{name} must be a tuple (images, labels), got {type(pair).__name__}")
+    x = as_images(name, pair[0])
+    return Examples(x, as_labels(name, pair[1], len(x)))

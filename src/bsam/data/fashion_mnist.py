@@ -32,8 +32,8 @@ def fashion_mnist(folder: str | Path) -> Dataset:
     """Read Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels in ten classes.
 
     Args:
-        folder: the one that holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte``
-            and ``t10k-labels-idx1-ubyte``, each as it is or with ``.gz``.
+        folder: holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and
+            ``t10k-labels-idx1-ubyte``, each with or without ``.gz``.
 
     Example:
         >>> fashion_mnist("/nowhere")  # doctest: +ELLIPSIS
@@ -46,7 +46,7 @@ def fashion_mnist(folder: str | Path) -> Dataset:
 
 
 def read_fashion_mnist(folder: str | Path, train: int, test: int) -> Dataset:
-    """Read files in the layout of Fashion-MNIST with so many training and test images."""
+    """Read files in the layout of Fashion-MNIST with these numbers of training and test images."""
     sets = []
     for part, n in (("train", train), ("t10k", test)):
         images, labels = (_find(Path(folder), f"{part}-{kind}") for kind in (_IMAGES, _LABELS))
@@ -56,7 +56,7 @@ def read_fashion_mnist(folder: str | Path, train: int, test: int) -> Dataset:
 
 
 def has_fashion_mnist(folder: Path) -> bool:
-    """Return whether all four files are where :func:`fashion_mnist` looks for them; they are not read."""
+    """Return whether :func:`fashion_mnist` finds all four files, without reading them."""
     return all(_files(folder, name) for name, _ in _SHA256)
 
 
@@ -75,7 +75,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the array in an idx file, which begins with its type, its number of axes and their lengths."""
+    """Return the array in an idx file, after its header of the type, the number of axes and their lengths."""
     header, layout = 4 + 4 * len(shape), " x ".join(map(str, shape))
     content = bytearray(read_exactly(path, header + int(np.prod(shape)), f"an idx file of {layout} bytes"))
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

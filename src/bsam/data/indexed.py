@@ -13,7 +13,7 @@ class Indexed(Dataset[Any]):
     """Wrap a dataset of ``(x, y)`` so that it yields ``(x, y, index)``, as :class:`bsam.SAF` needs.
 
     Args:
-        dataset: has ``__len__`` and ``__getitem__`` and yields tuples or lists.
+        dataset: has ``__len__`` and ``__getitem__``; its samples are tuples or lists.
 
     Example:
         >>> import torch
@@ -35,6 +35,6 @@ class Indexed(Dataset[Any]):
         sample = self.dataset[index]
         if not isinstance(sample, (tuple, list)):
             raise BsamTypeError(
-                f"Indexed adds the index to samples that are tuples (x, y); this dataset gives {type(sample).__name__}"
+                f"Indexed needs samples that are tuples (x, y), and this dataset has {type(sample).__name__}: wrap it"
             )
         return (*sample, index)

@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def flip_labels(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Replace a fraction of the labels by another class, each other class equally likely.
+    """Replace a fraction of the labels with another class, all other classes being equally likely.
 
     Args:
-        labels: the true classes, 1-D.
+        labels: true classes, 1-D.
         share: fraction of the labels to flip, 0 to 1; exactly ``round(share * len(labels))`` labels change.
         classes: number of classes.
-        seed: of the random choice.
+        seed: seed of the random choice.
 
     Returns:
-        The noisy labels, a new tensor, and the sorted indices of the wrong ones.
+        The noisy labels in a new tensor, and the sorted indices of the wrong ones.
 
     Example:
         >>> labels = torch.arange(10)

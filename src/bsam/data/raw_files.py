@@ -10,7 +10,7 @@ from ..common.errors import BsamRuntimeError
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file, unpacked where its name ends in ``.gz``.
+    """Return the content of a file, unpacked if its name ends in ``.gz``.
 
     Example:
         >>> read_file(Path("nowhere/train.bin"))

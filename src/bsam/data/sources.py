@@ -1,4 +1,4 @@
-"""Download of data sets from their authors' sites, checked by SHA-256 before anything is unpacked."""
+"""Download of data sets from their authors' sites; SHA-256 digests are compared before anything is unpacked."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Source:
 
     Args:
         url: its address.
-        sha256: of its content.
-        makes: what is in the folder afterwards: the directory inside of the archive, or the file itself.
+        sha256: SHA-256 of its content.
+        makes: name of what is in the folder afterwards: the directory inside the archive, or the file itself.
     """
 
     url: str
@@ -39,18 +39,18 @@ class Source:
 
 
 def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
-    """Download a file into a folder and unpack it if it is an archive; what is there already stays as it is.
+    """Download a file into a folder, and unpack it if it is an archive, unless it is already there.
 
-    All of it happens in a temporary directory: the result appears under its name when it is complete, and an error or
-    an interruption leaves nothing behind.
+    The work is done in a temporary directory: the result appears under its name once it is complete, and an error or an
+    interruption leaves nothing behind.
 
     Args:
         source: the file.
-        folder: made if it does not exist.
+        folder: created if it does not exist.
         progress: whether to show a progress bar on the error stream.
 
     Returns:
-        The path of what ``source`` makes.
+        The path of the file or of the unpacked directory.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -86,8 +86,8 @@ def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
     try:
         torch.hub.download_url_to_file(source.url, str(file), source.sha256, progress)
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
-        other = isinstance(error, RuntimeError)  # torch's for another SHA-256
-        reason = f"{'it is incomplete or not the file that its authors published: ' if other else ''}{error}"
+        is_other_file = isinstance(error, RuntimeError)  # torch raises it if the SHA-256 differs
+        reason = f"{'it is incomplete or not the file that its authors published: ' if is_other_file else ''}{error}"
         verb = "unpack" if source.is_archive else "put"
         raise BsamRuntimeError(
             f"{source.url} could not be downloaded ({reason}): try again, or get it on a machine with internet and "
@@ -98,6 +98,6 @@ def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
 
 
 def _unpack(source: Source, archive: Path) -> Path:
-    with tarfile.open(archive, "r:gz") as tar:  # the published one: its SHA-256 was compared
+    with tarfile.open(archive, "r:gz") as tar:  # safe: its SHA-256 was compared
         tar.extractall(archive.parent / "unpacked", filter="data")
     return archive.parent / "unpacked" / source.makes

@@ -1,4 +1,4 @@
-"""Batches of images from memory-mapped files, copied to a GPU while it works on the batch before."""
+"""Batches of images from memory-mapped files, copied to the GPU while it works on the previous batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AHEAD = 3  # batches read before they are needed: the time of a step varies, and
 
 
 def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield ``images[index]`` on the device for each index, in order; on a GPU a thread reads the next ones meanwhile.
+    """Yield ``images[index]`` on the device for each index, in order. For a GPU, a thread reads the next batches.
 
     Args:
         images: (n, channels, height, width) in host memory, in the channels_last memory format.
-        indices: of the images of each batch, in host memory.
-        device: where to copy them to, whole and as bytes.
+        indices: indices of the images of each batch, in host memory.
+        device: where to copy the images to.
 
     Example:
         >>> images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)

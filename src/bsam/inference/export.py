@@ -1,4 +1,4 @@
-"""Files of the quantized network of a run, and what they compute."""
+"""Export the quantized network of a run to a file, and compare the two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..tasks.classification import Classification
 from ..training.environment import pick_device
 from ..training.run_dir import RunDir
 
-PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # beside those of training
+PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Comparison:
     """How two networks classify the same images.
 
     Args:
-        images: how many.
-        accuracies: the share that each classifies correctly.
-        equal: the share that they classify alike.
+        images: number of images.
+        accuracies: share of the images that each network classifies correctly.
+        equal: share of the images for which the networks predict the same class.
     """
 
     images: int
@@ -42,11 +42,11 @@ class ExportedNetwork:
     """A file that :func:`export_run` wrote.
 
     Args:
-        path: of the file.
-        size: in bytes.
-        float_size: bytes of the weights of the float network, in float32.
-        comparison: of the fake-quantized network and the network of the file, on images that the run is evaluated on.
-        split: the set of these images.
+        path: path of the file.
+        size: size in bytes.
+        float_size: size of the float32 weights of the float network, in bytes.
+        comparison: the fake-quantized network and the network of the file, on images that the run is evaluated on.
+        split: the split of these images.
     """
 
     path: Path
@@ -69,14 +69,14 @@ def export_run(
     """Write the quantized network of a run to a file, and compare the network of the file with that of the run.
 
     Args:
-        folder: the directory of a finished run with ``weight_bits``.
-        out: the file, of which the suffix says the format: ``.onnx`` (:func:`~bsam.quantization.export_onnx`) or
-            ``.safetensors`` (:func:`~bsam.quantization.save_quantized`). It is overwritten; after an error it is as it
-            was.
-        images: how many of the images that the run is evaluated on to compare them on; None: all.
-        device: where the network of the run computes; that of an ONNX file does on the CPU.
-        data_dir, cache_dir: where the data is, if it is read from files, and decoded images are kept.
-        progress: called with the number of images that are done, and of all.
+        folder: directory of a finished run with ``weight_bits``.
+        out: the file. Its suffix says the format: ``.onnx`` (:func:`~bsam.quantization.export_onnx`) or
+            ``.safetensors`` (:func:`~bsam.quantization.save_quantized`). An existing file is overwritten, but not if an
+            error occurs.
+        images: number of evaluation images to compare the networks on; None: all.
+        device: device of the run's network; the network of an ONNX file runs on the CPU.
+        data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
+        progress: called with the numbers of finished images and of all images.
     """
     out = Path(out)
     suffix = out.suffix.lower()
@@ -103,8 +103,8 @@ def export_run(
             size = save_quantized(convert(network), draft)
             written = load_quantized(draft, float_network).to(task.device)
         total = task.eval_samples if images is None else min(images, task.eval_samples)
-        shown = progress if progress is not None else lambda done, total: None
-        comparison = compare(network, written, task.eval_examples(total), lambda done: shown(done, total))
+        report = progress if progress is not None else lambda done, total: None
+        comparison = compare(network, written, task.eval_examples(total), lambda done: report(done, total))
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
@@ -119,18 +119,18 @@ def compare(
     batches: Iterable[tuple[Tensor, Tensor]],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Comparison:
-    """Compare the classes that two networks find.
+    """Compare the classes that two networks predict.
 
     Args:
         first, second: the networks, in eval mode.
-        batches: of images and their true classes.
-        progress: called with the number of images that are done.
+        batches: images and their true classes.
+        progress: called with the number of finished images.
     """
     images, right, equal = 0, [0, 0], 0
     for x, y in batches:
-        found = [network(x).argmax(1) for network in (first, second)]
+        predicted = [network(x).argmax(1) for network in (first, second)]
         images += len(y)
-        right = [count + int((classes == y).sum()) for count, classes in zip(right, found, strict=True)]
-        equal += int((found[0] == found[1]).sum())
+        right = [count + int((classes == y).sum()) for count, classes in zip(right, predicted, strict=True)]
+        equal += int((predicted[0] == predicted[1]).sum())
         progress(images)
     return Comparison(images, (right[0] / images, right[1] / images), equal / images)

@@ -1,4 +1,4 @@
-"""Joints of persons in image files, by the trained network of a run."""
+"""Find joints of persons in image files with the trained network of a run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .prediction import decoded_batches, image_paths
 
 @dataclass(frozen=True, eq=False)
 class FoundJoints:
-    """Where a network finds the joints of the person in an image.
+    """The joints that a network finds in an image of a person.
 
     Coordinates are pixels of the upright image, and the centre of its first pixel is (0, 0).
 
     Args:
-        path: of the file.
-        joints: (J, 2), x and y of each joint; they may lie outside of the image, where the box reaches beyond it.
+        path: path of the file.
+        joints: (J, 2), x and y of each joint; they may lie outside the image if the box does.
         box: left, top, right and bottom of the person.
         skeleton: names of the joints.
     """
@@ -43,7 +43,7 @@ class FoundJoints:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """Bytes (height, width, 3) of the upright image, read from the file each time since photographs are large."""
+        """Bytes (height, width, 3) of the upright image, read from the file each time, since photographs are large."""
         return decode(self.path)
 
 
@@ -55,29 +55,29 @@ def find_joints(
     device: str = "auto",
     on_message: Callable[[str], None] = print,
 ) -> list[FoundJoints]:
-    """Find the joints of the person in each image with the trained network of a run, without the data of the run.
+    """Find the joints of the person in each image with the trained network of a run; its data is not needed.
 
-    The person is cut out as those that the network was trained on: the centre of the box, with a quarter of its longer
-    side around it.
+    The person is cut out as in training: a square around the centre of the box, 1.25 times as wide as its longer side.
 
     Args:
-        folder: the directory of a finished run of the task ``"pose"``.
-        images: files, or folders with image files; files in folders that are no images are left out.
-        box: left, top, right and bottom of the person, for one image; without it the whole image is the box.
-        flip_test: whether to take the mean of the probabilities of an image and of its mirror image; without it as the
-            run was evaluated.
+        folder: directory of a finished run of the task ``"pose"``.
+        images: files, or folders with image files; other files in folders are left out.
+        box: left, top, right and bottom of the person, for a single image; by default the whole image.
+        flip_test: whether to take the mean of the probabilities of an image and of its mirror image; by default as in
+            the run's evaluation.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
         on_message: called with a sentence for the user.
     """
     paths = image_paths(images)
-    given = None if box is None else check_box(box)
-    if given is not None and len(paths) != 1:
+    person_box = None if box is None else check_box(box)
+    if person_box is not None and len(paths) != 1:
         raise BsamValueError(f"a box is for one image, and there are {len(paths)}: give the images one at a time")
     run_dir = RunDir(folder)
     run, note = run_dir.finished_run(), run_dir.note("pose")
     if not note:
         raise BsamValueError(
-            f"the run in {folder}, of the task {run.task}, finds no joints (it has no pose.json): give a run of pose"
+            f"the run in {folder}, of the task {run.task}, finds no joints (it has no pose.json): give a run of the "
+            "task pose"
         )
     inputs = PoseInputs.from_json(note)
     where = pick_device(device)
@@ -86,27 +86,27 @@ def find_joints(
     poses = []
     with torch.no_grad():
         for batch in decoded_batches(
-            paths, lambda path: _cut_out(path, given, inputs.side), EVALUATION_BATCH, on_message
+            paths, lambda path: _cut_out(path, person_box, inputs.side), EVALUATION_BATCH, on_message
         ):
             boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
             x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
             unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=where)
-            seen, _, to_own = augment(x.to(where), unknown, to_image.to(where))
-            joints = apply(to_own, inputs.joints(network, seen, flip).double()).cpu().numpy()
-            for (path, _), places, person in zip(batch, joints, boxes, strict=True):
-                poses.append(FoundJoints(path, places, person, inputs.skeleton))
+            seen, _, seen_to_image = augment(x.to(where), unknown, to_image.to(where))
+            joints = apply(seen_to_image, inputs.joints(network, seen, flip).double()).cpu().numpy()
+            for (path, _), places, cut_box in zip(batch, joints, boxes, strict=True):
+                poses.append(FoundJoints(path, places, cut_box, inputs.skeleton))
     return poses
 
 
 def _cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.uint8], Tensor]:
-    """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to those of the crop."""
+    """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to pixels of the crop."""
     content = read_image(path)
     height, width, _ = decode_bytes(content, path).shape
-    left, top, right, bottom = own = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    left, top, right, bottom = person_box = box or (-0.5, -0.5, width - 0.5, height - 0.5)
     if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
-        raise BsamValueError(f"the box {rounded(own)} lies outside of the {width} x {height} pixels of {path}")
-    (crop,), to_crop = person_crops(torch.tensor([own], dtype=torch.float64), side)
+        raise BsamValueError(f"the box {rounded(person_box)} lies outside of the {width} x {height} pixels of {path}")
+    (crop,), to_crop = person_crops(torch.tensor([person_box], dtype=torch.float64), side)
     try:
-        return own, decode_bytes(content, path, crop), to_crop
+        return person_box, decode_bytes(content, path, crop), to_crop
     except BoxError as error:
         raise BsamValueError(f"{error}: give another box (--box)") from error

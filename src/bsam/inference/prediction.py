@@ -1,4 +1,4 @@
-"""Classes of image files, by the trained network of a run."""
+"""Classify image files with the trained network of a run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network says of an image.
+    """The most probable classes of an image.
 
     Args:
-        path: of the file.
+        path: path of the file.
         decoding: how the network's input is cut out of the image.
-        classes: the most probable ones, in falling order.
-        probabilities: of these classes.
+        classes: the most probable classes, in descending order.
+        probabilities: their probabilities.
     """
 
     path: Path
@@ -44,12 +44,12 @@ class Prediction:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """Return the network's input as bytes, in the shape (side, side, 3); it is read from the file each time."""
+        """Bytes (side, side, 3) of the network's input, read from the file each time."""
         return decode(self.path, self.decoding)
 
 
 def image_paths(images: str | Path | Iterable[str | Path]) -> dict[Path, bool]:
-    """Return the paths of files without duplicates, and whether the caller named the file or a folder that holds it.
+    """Return the paths of files without duplicates, and whether the caller named the file itself or its folder.
 
     A folder stands for all files below it, sorted, except hidden ones. Raise if there are none.
     """
@@ -81,15 +81,16 @@ def _files_below(folder: Path) -> list[Path]:
 def decoded_batches(
     paths: Mapping[Path, bool], read: Callable[[Path], T], size: int, on_message: Callable[[str], None]
 ) -> Iterator[list[tuple[Path, T]]]:
-    """Yield batches of paths and what ``read`` returns for them, so that only one batch is in memory.
+    """Yield batches of paths with what ``read`` returns for them; only one batch is in memory.
 
-    Files of folders that cannot be decoded are left out, with a sentence at the end; others raise.
+    Files in folders that cannot be decoded are left out, with a message at the end; other files that cannot be decoded
+    raise an error.
 
     Args:
-        paths: of :func:`image_paths`.
+        paths: from :func:`image_paths`.
         read: decodes a file.
-        size: of a batch.
-        on_message: called with the sentence.
+        size: size of a batch.
+        on_message: called with the message.
     """
     images = _decoded(paths, read, on_message)
     while batch := list(islice(images, size)):
@@ -123,12 +124,12 @@ def predict(
     device: str = "auto",
     on_message: Callable[[str], None] = print,
 ) -> list[Prediction]:
-    """Classify image files with the trained network of a run; the data that it was trained on is not needed.
+    """Classify image files with the trained network of a run; its data is not needed.
 
     Args:
-        folder: the directory of a finished run on image files.
-        images: files, or folders with image files; files in folders that are no images are left out.
-        top: how many classes to return for each.
+        folder: directory of a finished run on image files, or on your own arrays of bytes.
+        images: files, or folders with image files; other files in folders are left out.
+        top: number of classes to return for each image.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
         on_message: called with a sentence for the user.
     """
@@ -137,9 +138,12 @@ def predict(
     run, note = run_dir.finished_run(), run_dir.note("inputs")
     if run_dir.note("pose"):
         raise BsamValueError(f"the run in {folder} finds joints, not classes: use find_joints, or give another run")
-    if not note:
-        raise BsamValueError(f"the run in {folder} was not trained on image files, but on {run.data}: give another run")
-    inputs = Inputs.from_json(note)
+    inputs = Inputs.from_json(note) if note else None
+    if inputs is None or not inputs.takes_files:
+        raise BsamValueError(
+            f"the run in {folder} was trained on {run.data}, whose images are not like those of files (bytes with 1 or "
+            "3 channels): give another run"
+        )
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))
     where = pick_device(device)
@@ -147,7 +151,7 @@ def predict(
     predictions = []
     with torch.no_grad():
         for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, on_message):
-            x = torch.from_numpy(np.stack([pixels for _, pixels in batch])).permute(0, 3, 1, 2)
+            x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
             likely = network(inputs(x.to(where))).float().softmax(1).cpu().topk(top)
             for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
                 predictions.append(Prediction(path, decoding, tuple(names[i] for i in indices), tuple(values)))

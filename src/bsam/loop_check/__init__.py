@@ -1,1 +1,1 @@
-"""Behind ``optimizer.check``: what would be silently wrong in a training loop."""
+"""The check behind ``optimizer.check``: finding silent mistakes in a training loop."""

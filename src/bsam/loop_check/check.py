@@ -1,4 +1,4 @@
-"""Examine a training loop for what would be silently wrong."""
+"""Finding silent mistakes in a training loop."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ from ..common.method_info import Need
 from ..common.module_calls import calls_seen
 from ..common.tensors import copy_keeping_versions, equal, is_writable
 
-# What kernels that are not deterministic may change, in bfloat16 too; another batch changes more.
+# Non-deterministic kernels change less than this, even in bfloat16; another batch changes more.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 
 
 def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
-    """Say what would be silently wrong in a loop with this closure. Call it once, before training.
+    """Find silent mistakes in a training loop. Call this once, before training.
 
-    The closure is evaluated twice at ``w``, with the same random draws. The method reports a closure that does not
-    compute the same loss twice (it takes another batch, or draws from NumPy); a loss, or a part of it, that was
-    computed outside; batch norm and other buffers of modules that ``model`` does not contain; parameters that get a
-    gradient and are not in ``base``, and parameters of ``base`` that get none; a DDP wrapper that the closure does
-    not call. Trained weights, buffers, gradients and random generators are unchanged afterwards.
+    The closure is evaluated twice at ``w``, with the same random draws. Reported are
+
+    - a closure that does not compute the same loss twice (it takes another batch, or draws from NumPy);
+    - a loss, or a part of it, that was computed outside the closure;
+    - batch norm and other buffers of modules that are not in ``model``;
+    - parameters that get a gradient but are not in ``base``, and parameters of ``base`` that get none;
+    - a DDP wrapper that the closure does not call.
+
+    Weights, buffers, gradients and random generators are unchanged afterwards.
 
     Args:
-        closure: as in :meth:`step`, for one batch. With several ranks, all of them call this.
+        closure: as in :meth:`step`, for one batch. With several ranks, all of them must call this.
 
     Returns:
-        A sentence for each finding, which says what to do; they are printed too.
+        One sentence per finding, which says what to do. The sentences are also printed.
 
     Example:
         >>> import bsam
@@ -57,7 +61,7 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
     """
     optimizer = optimizer.itself()
     if not callable(closure):
-        raise BsamTypeError(f"check needs a closure that computes the loss, got {type(closure).__name__}")
+        raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
     groups, seen = optimizer.param_groups, Seen(optimizer.called_modules)
     graph_check = partial(GraphCheck, on_leaf=seen.note_parameter)
     with _generators_restored(groups), seen.restored(), optimizer.trial(closure, graph_check) as L:
@@ -76,22 +80,22 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
 
 
 class Seen:
-    """What the closure calls and changes: modules, buffers, parameters and gradients, all restored at the end."""
+    """Record the modules, buffers, parameters and gradients that the closure uses, and restore them at the end."""
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
-        self.modules: dict[nn.Module, None] = {}  # that were called
-        self.leaves: dict[Tensor, None] = {}  # of the loss
+        self.modules: dict[nn.Module, None] = {}  # modules that were called
+        self.leaves: dict[Tensor, None] = {}  # leaves of the loss
         self.roots = list(roots)
         self._known = {m: None for root in self.roots for m in root.modules()}
         self._noted: set[nn.Module] = set()
-        self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, version and address
+        self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, with their versions
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # of other modules, with their values
         self._values: list[tuple[Tensor, Tensor]] = []  # trained parameters, with their values
-        self._set_once: list[tuple[nn.Module, dict[str, Tensor]]] = []  # modules of such buffers, with their states
+        self._set_once: list[tuple[nn.Module, dict[str, Tensor]]] = []  # modules with buffers_set_once
         self._grads: dict[Tensor, Tensor | None] = {}
 
     def save(self, params: Iterable[Tensor]) -> None:
-        """Save the trained parameters, and their gradients, which are cleared."""
+        """Save the trained parameters, and save and clear their gradients."""
         for p in params:
             self._values.append((p, p.detach().clone()))
             self._keep_grad(p)
@@ -103,7 +107,7 @@ class Seen:
                     self._frozen[p] = _state(p)
 
     def note(self, module: nn.Module) -> None:
-        """Note a module before its forward pass, and those in it, whose calls are not seen if it is compiled."""
+        """Record a module before its forward pass, with its children: calls inside a compiled one are not seen."""
         if module in self.modules:
             return
         self.modules[module] = None
@@ -118,7 +122,7 @@ class Seen:
                 self._keep_grad(p)
 
     def note_parameter(self, p: Tensor) -> None:
-        """Note a leaf of the loss, before it gets its gradient."""
+        """Record a leaf of the loss before it gets its gradient."""
         if isinstance(p, nn.Parameter):
             self.leaves[p] = None
         self._keep_grad(p)
@@ -128,26 +132,26 @@ class Seen:
             self._grads[p], p.grad = p.grad, None
 
     def moved(self) -> list[str]:
-        """Say what changes in every pass, as the optimizer does not restore it."""
+        """Report state that changes in every pass because the optimizer does not restore it."""
         modules = {m: None for m, name, t, old in self._buffers if _differs(m, name, t, old)}
-        frozen = [p for p, seen in self._frozen.items() if _state(p) != seen]
+        frozen = [p for p, state in self._frozen.items() if _state(p) != state]
         findings = []
         if modules:
             findings.append(
-                f"buffers of {_some(type(m).__name__ for m in modules)} move in every pass, because model does not "
-                "contain these modules: pass a list of all modules that the closure calls, model=[network, other], or "
-                "call eval() on the others"
+                f"buffers of {_some(type(m).__name__ for m in modules)} are updated in every pass, because model does "
+                "not contain these modules: pass all modules that the closure calls, model=[network, other], or call "
+                "eval() on the others"
             )
         if frozen:
             findings.append(
                 f"{len(frozen)} frozen parameter(s) of model change in every pass ({self.names(frozen)}): update them "
-                "after optimizer.step, not in the forward pass"
+                "after optimizer.step instead of in the forward pass"
             )
         return findings
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Return a context that restores everything that was saved and noted, where it was changed."""
+        """Return a context that restores everything that was recorded and has changed."""
         try:
             yield
         finally:
@@ -173,7 +177,7 @@ class Seen:
 
 
 def _state(p: Tensor) -> tuple[int, int]:
-    """What changes when a parameter is written in place or through ``p.data = ...``."""
+    """Return values that change when a parameter is written in place or through ``p.data = ...``."""
     return p._version, local(p).data_ptr()
 
 
@@ -184,17 +188,17 @@ def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> boo
 @contextlib.contextmanager
 def _generators_restored(groups: list[dict[str, Any]]) -> Iterator[None]:
     cuda = sorted({p.device.index for group in groups for p in group["params"] if p.is_cuda})
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=cuda):
             yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
-    """Evaluate the closure twice at ``w``. Return why that failed, and how the evaluations differ."""
+    """Evaluate the closure twice at ``w``. Return errors, and differences between the evaluations."""
     try:
         loss, g = L.value_and_grad()
         if per_sample:
@@ -204,24 +208,24 @@ def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
     except BsamError as error:
         return [str(error)], []
     except StopIteration:
-        return ["the closure takes a batch from an iterator, which has ended: take the batch before it is called"], []
-    except RuntimeError as error:  # torch's, of a closure that runs backward itself
+        return ["the closure takes a batch from an iterator, which has ended: take the batch before the step"], []
+    except RuntimeError as error:  # from a closure that runs backward itself
         if "backward through the graph a second time" not in str(error):
             raise
         return [
-            "a part of the loss was computed outside the closure, so it is not computed at the perturbed weights: "
-            "compute the whole loss inside the closure, or detach the parts that are meant to stay constant"
+            "a part of the loss was computed outside the closure, so not at the perturbed weights: compute the whole "
+            "loss inside the closure, or detach the parts that are meant to stay constant"
         ], []
     first, second = float(loss), float(again)
     if not (math.isfinite(first) and math.isfinite(second)):
         return [f"the loss is not finite ({first:g}): look for NaN or inf in the batch and in the weights"], []
     off = _distance(g, g_again)
-    if abs(first - second) <= LOSS_RTOL * abs(first) and not off > GRADIENT_RTOL:  # NaN: the scale is too large yet
+    if abs(first - second) <= LOSS_RTOL * abs(first) and not off > GRADIENT_RTOL:  # NaN: the scale is still too large
         return [], []
     return [], [
         f"two evaluations of the closure at the same weights give the losses {first:.6g} and {second:.6g}, and "
-        f"gradients that differ by {off:.1%}: take the batch, and draw from NumPy or Python's random, before the "
-        "closure is called, and let it change nothing but buffers"
+        f"gradients that differ by {off:.1%}: take the batch, and draw from NumPy or Python's random, before the step; "
+        "the closure may change nothing but buffers"
     ]
 
 
@@ -238,14 +242,14 @@ def _parameters(seen: Seen, groups: list[dict[str, Any]], has_grad: Iterable[tup
     findings = []
     if foreign:
         findings.append(
-            f"{len(foreign)} parameter(s) get a gradient in every pass and are not in base ({seen.names(foreign)}): "
-            "give them to base, call requires_grad_(False) on them, or, if another optimizer trains them, pass "
+            f"{len(foreign)} parameter(s) get a gradient in every pass but are not in base ({seen.names(foreign)}): "
+            "pass them to base, call requires_grad_(False) on them, or, if another optimizer trains them, pass "
             "model=[network, other]"
         )
     if without:
         findings.append(
             f"{len(without)} parameter(s) of base get no gradient ({seen.names(without)}): in the closure, call the "
-            "network whose parameters base has. If this batch leaves them out on purpose, there is nothing to do"
+            "network that base was built on, unless this batch skips them on purpose"
         )
     return findings
 
@@ -256,11 +260,11 @@ def _wrappers(ranks: Any, sharded: bool, called: Iterable[nn.Module]) -> list[st
             return []
         return [
             "the closure does not call the DistributedDataParallel wrapper, so gradients are not averaged over ranks: "
-            "call the wrapper, not the network in it"
+            "call the wrapper instead of the network inside"
         ]
     if several_ranks() and not sharded:
         return [
-            "there are several ranks, and the closure calls no DistributedDataParallel or FSDP wrapper, so the ranks' "
+            "there are several ranks, but the closure calls no DistributedDataParallel or FSDP wrapper, so the ranks' "
             "weights will diverge: wrap the network, and call the wrapper in the closure"
         ]
     return []

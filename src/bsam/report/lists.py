@@ -53,10 +53,10 @@ def data_info() -> list[tuple[str, ...]]:
             d.name,
             d.title,
             f"{d.classes} joints" if d.task == "pose" else str(d.classes),
-            f"{d.channels} x {d.side} x {d.side}" if d.side else "drawn" if d.draw else "files",
+            d.images,
             d.augmentation,
             d.model or "-",
-            "--data-dir FOLDER" if d.needs_folder else "bsam" if d.draw else "scikit-learn",
+            d.origin,
         )
         for d in DATASETS.values()
     ]
@@ -84,8 +84,8 @@ LISTS: dict[str, Listing] = {
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
         data_info,
         "Augmentation and model: those that `bsam train` takes unless others are named. --download gets CIFAR and "
-        "Fashion-MNIST. Images in files are resized to what the network takes. folder:PATH is a data set of your own: "
-        "image files, with a folder per class.",
+        "Fashion-MNIST. Images in files are resized to what the network takes. Your own data: "
+        "folder:PATH, image files with a folder per class, or MODULE:FUNCTION, a function that returns the data.",
     ),
     "recipes": Listing(
         ("name", "shows", "runs"),

@@ -1,4 +1,4 @@
-"""Tasks: what is particular to a kind of training. A new one is a file here and a line of TASKS."""
+"""Tasks: the data, losses and metrics of a kind of training. A new one is a file here and a line of TASKS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TASKS: dict[str, type[Task]] = {"classification": Classification, "pose": Pose}
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the task of a name.
+    """Return the task with this name.
 
     Example:
         >>> task_class("classification").measure.name

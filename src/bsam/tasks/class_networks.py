@@ -14,13 +14,13 @@ from .pretrained import freeze_backbone
 
 
 def build_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
-    """Return a run's network with random weights, in eval mode; raise if it does not take the inputs."""
+    """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
     network = build_float_network(run, inputs, classes)
     return network if run.weight_bits is None else quantized(network, run)
 
 
 def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
-    """Return :func:`build_network` before quantization."""
+    """Return the network of :func:`build_network` before quantization."""
     shape = inputs.channels, inputs.size, inputs.size
     network = build(run.model, classes, inputs.channels, run.seed).eval()
     try:
@@ -28,14 +28,16 @@ def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: in
             network(torch.zeros(1, *shape))
     except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
         size = "x".join(map(str, shape))
-        raise BsamValueError(f"{run.model} does not take images of {size}, as {run.data} has") from error
+        raise BsamValueError(
+            f"{run.model} does not take images of {size}, as {run.data} has: choose another model"
+        ) from error
     if run.freeze_backbone:
         freeze_backbone(network)
     return network
 
 
 def quantized(network: nn.Module, run: ClassificationSettings) -> nn.Module:
-    """Return the quantized copy of a network that a run trains.
+    """Return a quantized copy of a network, with the settings of a run.
 
     Example:
         >>> run = ClassificationSettings(weight_bits=4)

@@ -32,21 +32,26 @@ from .pretrained import PretrainedTask
 from .settings import refuse_settings
 from .task import Measure, TaskBatch, holdout_mask
 
-EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # on a CPU larger ones exceed the cache of a core and are slower
-LARGE_IMAGE, LARGE_IMAGE_BATCH = 64, 64  # images with a longer side are evaluated in batches of this size
-CALIBRATION_SAMPLES = 256  # that the scales of a quantized network's inputs begin with; of large images a batch of them
-MEMORISED_SAMPLES = 5000  # the most flipped labels that are compared after an epoch: half as many as CIFAR's test set
+EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
+LARGE_IMAGE, LARGE_IMAGE_BATCH = (
+    64,
+    64,
+)  # images with a longer side than the first are evaluated in batches of the second
+CALIBRATION_SAMPLES = (
+    256  # for the initial scales of a quantized network's inputs; with large images, one batch of them
+)
+MEMORISED_SAMPLES = 5000  # flipped labels that are checked after an epoch, at most: half the size of CIFAR's test set
 
 
 class Classification(PretrainedTask):
-    """Classify images: cross-entropy with label smoothing, measured by accuracy.
+    """Classification of images with cross-entropy and label smoothing, measured by accuracy.
 
     Args:
-        run: the settings of the run.
+        run: settings of the run.
         device: where to train.
-        data_dir: the folder with the data, for data that is read from files.
-        data: the images and labels, in place of those that the run names.
-        cache_dir: the folder for decoded image files; None keeps them in a folder beside the files.
+        data_dir: folder with the data, if it is read from files.
+        data: images and labels to use instead of those that the run names.
+        cache_dir: folder for decoded image files; by default a folder beside the files.
 
     Example:
         >>> task = Classification(
@@ -69,8 +74,9 @@ class Classification(PretrainedTask):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        if (task := dataset_entry(run.data).task) != "classification":
-            raise BsamValueError(f"{run.data} has joints and no classes: use --task {task}, or other data")
+        entry = dataset_entry(run.data).resolve(data_dir)
+        if entry.task != "classification":
+            raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
         if (backbone := model_entry(run.model).backbone) is not None:
             raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
         refuse_settings("classification", run, {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False})
@@ -92,7 +98,7 @@ class Classification(PretrainedTask):
             eval_split = split
         else:
             raise BsamValueError(
-                f"{run.data} has no {run.eval_split} set: set eval_split to test, or to holdout, or add one (of image "
+                f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for image "
                 "files, folders train, val and test)"
             )
         self.classes, self.samples = data.classes, len(labelled)
@@ -105,7 +111,7 @@ class Classification(PretrainedTask):
         self.eval_samples = len(self._eval_split)
         seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
         self._memorised = Examples(self._train.x[seen], self._train.y[seen])
-        chosen = augmentation(run.augment or dataset_entry(run.data).augmentation, data)
+        chosen = augmentation(run.augment or entry.augmentation, data)
         self._augment = replace(chosen, mean=self.inputs.mean, std=self.inputs.std)
         self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
         large = self.inputs.size > LARGE_IMAGE
@@ -113,12 +119,12 @@ class Classification(PretrainedTask):
         self.begin_epoch(0)
 
     def network(self) -> nn.Module:
-        """Return the run's network, for images of this size; quantized, if the run says so."""
+        """Return the run's network for images of this size, quantized if the run says so."""
         return build_network(self.run, self.inputs, self.classes).train().to(self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
-        """Load the weights that training begins with. A quantized network takes those of the float one, and the scales
-        of its inputs from some training images.
+        """Load the initial weights. A quantized network gets those of the float network, and its input scales from some
+        training images.
         """
         if init is not None:
             self._check_classes(init)
@@ -131,11 +137,11 @@ class Classification(PretrainedTask):
         return messages
 
     def _check_classes(self, init: Path) -> None:
-        """Raise if the run to begin with learned other classes, as far as it says."""
+        """Raise if the run to begin with is known to have learned other classes."""
         file, ours = init.with_name("inputs.json"), self.inputs.class_names
         theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
         if theirs != ours:
-            names = [", ".join(classes) or "those of an array" for classes in (theirs, ours)]
+            names = [", ".join(classes) or "without names" for classes in (theirs, ours)]
             raise BsamValueError(
                 f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): begin "
                 "with another run, or with --weights"
@@ -156,20 +162,20 @@ class Classification(PretrainedTask):
 
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """Return cross-entropy, without label smoothing, and accuracy.
+        """Return cross-entropy without label smoothing, and accuracy.
 
-        Where training labels are flipped, also ``memorised``: the share of flipped training samples, not augmented, for
-        which the network predicts the flipped label. Of more than :data:`MEMORISED_SAMPLES`, evenly spaced ones count.
-        Training samples that are held out have flipped labels, too: ``holdout_clean_accuracy`` is by their true ones.
+        If training labels are flipped, ``memorised`` is the share of the flipped training samples, not augmented, for
+        which the network predicts the flipped label; of more than :data:`MEMORISED_SAMPLES`, evenly spaced ones count.
+        Held-out training samples have flipped labels, too; ``holdout_clean_accuracy`` is measured with their true ones.
         """
         split = self.run.eval_split
         loss, accuracy = self._loss_and_accuracy(network, self._eval_split)
-        found = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
+        metrics = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
         if self._true_holdout is not None:
-            found["holdout_clean_accuracy"] = self._loss_and_accuracy(network, self._true_holdout)[1]
+            metrics["holdout_clean_accuracy"] = self._loss_and_accuracy(network, self._true_holdout)[1]
         if len(self._memorised):
-            found["memorised"] = self._loss_and_accuracy(network, self._memorised)[1]
-        return found
+            metrics["memorised"] = self._loss_and_accuracy(network, self._memorised)[1]
+        return metrics
 
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -181,12 +187,12 @@ class Classification(PretrainedTask):
         return float(loss) / len(examples), int(right) / len(examples)
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Return training images with the labels used in training (including flipped ones), balanced if limited."""
+        """Return training images with the labels used in training, flipped ones included; balanced if limited."""
         chosen = self._train if limit is None else self._train.some(min(limit, self.samples))
         return list(self._inputs_of(chosen))
 
     def eval_examples(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the images and labels that the network is evaluated on, in batches, balanced if limited."""
+        """Return the images and labels that the network is evaluated on, in batches; balanced if limited."""
         split = self._eval_split
         return self._inputs_of(split if limit is None else split.some(min(limit, len(split))))
 
@@ -205,19 +211,19 @@ class Classification(PretrainedTask):
         return F.cross_entropy(outputs, y)
 
     def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
-        """Return what :func:`~bsam.tasks.class_predictions.class_predictions` says of the evaluation set, with
-        ``pixels`` (n, side, side, channels) in place of inputs, as bytes, and ``class_names``, or their numbers.
+        """Return :func:`~bsam.tasks.class_predictions.class_predictions` of the evaluation set, with ``pixels``
+        (n, side, side, channels) as bytes instead of inputs, and ``class_names``, which may be numbers.
         """
-        found = class_predictions(network, self.eval_examples(), self.classes)
+        predicted = class_predictions(network, self.eval_examples(), self.classes)
         mean, std = (
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
-        pixels = found.pop("inputs") * std + mean
-        if self._eval_split.x.is_floating_point() and len(pixels):  # of any range, where bytes are divided by 255
+        pixels = predicted.pop("inputs") * std + mean
+        if self._eval_split.x.is_floating_point() and len(pixels):  # of any range; bytes are between 0 and 1 here
             pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
-        found["pixels"] = (255 * pixels).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
+        predicted["pixels"] = (255 * pixels).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
         names = np.array(self.inputs.class_names or [str(number) for number in range(self.classes)])
-        return {"class_names": names, **{name: tensor.cpu().numpy() for name, tensor in found.items()}}
+        return {"class_names": names, **{name: tensor.cpu().numpy() for name, tensor in predicted.items()}}
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and labels, in their order."""
@@ -230,21 +236,21 @@ class Classification(PretrainedTask):
         return digest.hexdigest()
 
     def notes(self) -> Mapping[str, Any]:
-        """Return ``flipped``, the indices of the flipped labels in the whole training set; of image files ``data``,
-        their split and which were left out, and ``inputs``, how they become inputs; and ``weights``, where the initial
-        ones came from.
+        """Return ``flipped``, the indices of the flipped labels in the whole training set; for image files ``data``,
+        the split and the files that were left out; for classes with names ``inputs``, how images become inputs; and
+        ``weights``, where the initial weights came from.
         """
-        found: dict[str, Any] = {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
+        notes: dict[str, Any] = {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
         if self._digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
-            found["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
+            notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
         if self.inputs.class_names:
-            found["inputs"] = self.inputs.to_json()
-        return {**found, **super().notes()}
+            notes["inputs"] = self.inputs.to_json()
+        return {**notes, **super().notes()}
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
-    """Return torch's ``label_smoothing``, which includes the true class, for the probability of the other classes.
+    """Return torch's ``label_smoothing``, which counts the true class too, for a probability of the other classes.
 
     Example:
         >>> torch_s = torch_label_smoothing(0.1, num_classes=10)

@@ -13,7 +13,7 @@ from .settings import TaskSettings, check_flag, one_of, setting
 Quantizer = Literal["lsq", "minmax"]
 QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
-QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not say its own
+QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not give any
 
 
 def _check_bits(name: str, value: object) -> None:
@@ -22,7 +22,7 @@ def _check_bits(name: str, value: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationSettings(TaskSettings):
-    """What is learned in classification."""
+    """The settings of classification."""
 
     label_smoothing: float = setting(
         0.1, "the probability that the other classes share", partial(check_number, low=0, high=1)
@@ -31,22 +31,24 @@ class ClassificationSettings(TaskSettings):
         0.0, "the fraction of the training labels that is flipped", partial(check_number, low=0, high=1)
     )
     weight_bits: int | None = setting(
-        None, "quantization-aware training with weights of so many bits, 2 to 8; without it none", _check_bits
+        None, "quantization-aware training with weights of this many bits, 2 to 8; without it none", _check_bits
     )
     activation_bits: int | None = setting(
-        None, "of quantization: bits of the inputs of layers, 2 to 8; without it as many as of the weights", _check_bits
+        None, "for quantization: bits of the inputs of layers, 2 to 8; without it as many as for weights", _check_bits
     )
     first_last_bits: int = setting(
-        8, "of quantization: bits of weights and inputs of the first and the last layer", _check_bits
+        8, "for quantization: bits of the weights and inputs of the first and the last layer", _check_bits
     )
     quantizer: Quantizer = setting(
-        "lsq", "of quantization: scales are learned, or follow the smallest and the largest values", one_of(Quantizer)
+        "lsq",
+        "for quantization: lsq learns the scales, minmax takes the smallest and the largest values",
+        one_of(Quantizer),
     )
     fold_batch_norm: bool = setting(
-        False, "of quantization: batch norm becomes a part of the convolution before it first", check_flag
+        False, "for quantization: first fold batch norm into the convolution before it", check_flag
     )
     perturb_scales: bool = setting(
-        False, "of quantization: whether a sharpness-aware step perturbs learned scales too", check_flag
+        False, "for quantization: let a sharpness-aware step perturb the learned scales, too", check_flag
     )
 
     def __post_init__(self) -> None:

@@ -8,13 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
-from ..data import dataset_entry, load
+from ..data import dataset_entry
 from ..data.augment import normalise
+from ..data.entries import ArrayData, ImageData
 from ..data.examples import Dataset
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
@@ -31,14 +34,15 @@ class Inputs:
     """Normalisation of stored images, and their interpolation to the side that the network takes.
 
     Args:
-        side: of the stored images.
-        size: of the network's inputs.
-        channels: of the images.
-        mean: per channel, of bytes divided by 255.
-        std: standard deviation, likewise.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, of files that are decoded and of stored images.
-        crop: the part of the shorter side that is left when a file is decoded.
+        side: side of the stored images.
+        size: side of the network's inputs.
+        channels: channels of the images.
+        mean: mean per channel, of bytes divided by 255.
+        std: standard deviation per channel, of bytes divided by 255.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, to decode files and to resize stored images.
+        crop: share of the shorter side that is kept when a file is decoded.
         class_names: in the order of the network's outputs.
+        in_bytes: whether stored images are bytes, as those of a file.
 
     Example:
         >>> import torch
@@ -55,11 +59,14 @@ class Inputs:
     interpolation: str
     crop: float
     class_names: tuple[str, ...]
+    in_bytes: bool = True
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
-        """Return what :meth:`to_json` described."""
-        plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+        """Return the inputs that :meth:`to_json` described."""
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
         return cls(**plain)
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +78,7 @@ class Inputs:
         return self.resized(normalise(x, self.mean, self.std))
 
     def resized(self, x: Tensor) -> Tensor:
-        """Return normalised images of the size that the network takes."""
+        """Return normalised images in the size that the network takes."""
         if self.size == self.side:
             return x
         mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
@@ -82,17 +89,30 @@ class Inputs:
         """How a file becomes a stored image."""
         return Resize(self.side, self.crop, self.interpolation)
 
+    @property
+    def takes_files(self) -> bool:
+        """Whether stored images are like those of files: bytes, grey or RGB."""
+        return self.in_bytes and self.channels in (1, 3)
+
+    def stored(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return decoded RGB pixels (side, side, 3) with the channels of stored images, grey as Pillow computes it."""
+        if self.channels == 3:
+            return pixels
+        grey = (pixels.astype(np.int64) @ (19595, 38470, 7471) + 0x8000) >> 16
+        return grey.astype(np.uint8)[:, :, None]
+
 
 def load_data(
     run: TaskSettings, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> tuple[Dataset, list[str]]:
-    """Return the data of a run, and the files that were left out because they are corrupt.
+    """Return the data of a run, and a sentence for each corrupt file that was left out.
 
-    Image files are decoded once, to the size that the network takes; the result is kept in a cache.
+    Image files are decoded once, in the size that the network takes, and kept in a cache.
     """
-    entry = dataset_entry(run.data)
-    if entry.files is None:
-        return _load_arrays(run.data, data_dir), []
+    entry = dataset_entry(run.data).resolve(data_dir)
+    if isinstance(entry, ArrayData):
+        return _load_arrays(entry, data_dir), []
+    assert isinstance(entry, ImageData), entry
     config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
     size = run.image_size or config.size
     files = entry.image_files(data_dir)
@@ -108,23 +128,28 @@ def load_data(
         )
 
 
-_load_arrays = functools.lru_cache(maxsize=1)(load)  # consecutive runs share a data set
+_load_arrays = functools.lru_cache(maxsize=1)(ArrayData.load)  # consecutive runs share a data set
 
 
 def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     """Return how the images of a data set become inputs of the run's network.
 
-    Mean and standard deviation are those of the network's pretraining, if it has one, and else those of the data.
+    Mean and standard deviation are those of the network's pretraining if it has one and the pixels are bytes, and else
+    those of the data.
     """
+    in_bytes = not data.train.x.is_floating_point()
     config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
     if config is None or channels != len(config.mean):  # a network of timm takes images of one channel, too
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
-    size = run.image_size or config.size
-    return Inputs(side, size, channels, config.mean, config.std, config.interpolation, config.crop, data.class_names)
+    elif not in_bytes:
+        config = replace(config, mean=data.mean, std=data.std)
+    crop = 1.0 if data.digest is None else config.crop  # an image in an array is whole
+    size, scale = run.image_size or config.size, (config.mean, config.std)
+    return Inputs(side, size, channels, *scale, config.interpolation, crop, data.class_names, in_bytes)
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:
-    """Raise if a run's initial weights are missing, or of another network, before images are decoded."""
+    """Raise if a run's initial weights are missing, or for another network, before images are decoded."""
     if run.weights == PRETRAINED:
         check_download(run.model)
     elif run.weights is not None:

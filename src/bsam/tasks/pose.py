@@ -1,4 +1,4 @@
-"""Estimation of human poses by SimCC: where the joints of a person are in an image."""
+"""Human pose estimation with SimCC: where the joints of a person are in an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..common.errors import BsamValueError
 from ..common.progress import ProgressLine
-from ..data import dataset_entry
+from ..data import DATASETS, dataset_entry
+from ..data.entries import DrawnPersonData, KnownData, PersonData
 from ..data.pose.affine import apply
 from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..data.pose.persons import Persons, PoseData, load_persons
@@ -29,18 +30,18 @@ from .task import Measure, TaskBatch, holdout_size
 
 GROUPS = tuple(pose_metrics.LSP.groups)
 EVALUATION_BATCH = 64
-SHOWN = 8  # persons of the evaluation set whose joints are kept for the report
+SHOWN = 8  # persons of the evaluation set in the report
 
 
 class Pose(PretrainedTask):
-    """Find the joints of persons: SimCC's loss, measured by PCK per group of joints and on the mean.
+    """Pose estimation with SimCC's loss, measured by PCK per group of joints and on the mean.
 
     Args:
-        run: the settings of the run.
+        run: settings of the run.
         device: where to train.
-        data_dir: the folder with the data, for data that is read from files.
-        data: the persons, in place of those that the run names.
-        cache_dir: the folder for the crops of image files; None keeps them in a folder beside the files.
+        data_dir: folder with the data, if it is read from files.
+        data: persons to use instead of those that the run names.
+        cache_dir: folder for the crops of image files; by default a folder beside the files.
     """
 
     measure = Measure("pck", "PCK in %", 100)
@@ -55,12 +56,16 @@ class Pose(PretrainedTask):
         data: PoseData | None = None,
         cache_dir: Path | None = None,
     ) -> None:
+        entry = dataset_entry(run.data).resolve(data_dir)
+        if entry.task != "pose":
+            names = ", ".join(known.name for known in DATASETS.values() if known.task == "pose")
+            raise BsamValueError(f"{run.data} has no joints: use --task {entry.task}, or --data with one of {names}")
         check_pose_settings(run)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or (model_entry(run.model).images if data is None else data.side)
         with torch.device("meta"):
             build(run.model, classes=1, side=side, k=run.simcc_k)  # raises before images are decoded
-        data, left_out = _load(run, side, data_dir, cache_dir) if data is None else (data, [])
+        data, left_out = _load(run, entry, side, data_dir, cache_dir) if data is None else (data, [])
         if data.side != side:
             raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size {side} out")
         super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
@@ -78,7 +83,7 @@ class Pose(PretrainedTask):
         self._truth = joints_in_image(self._test)
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
         self.baseline()  # raises where there is nothing to score, before training
-        chosen = POSE_AUGMENTATIONS[run.augment or dataset_entry(run.data).augmentation]
+        chosen = POSE_AUGMENTATIONS[run.augment or entry.augmentation]
         self._augment = self.inputs.augment(**chosen)
         self.begin_epoch(0)
 
@@ -107,46 +112,46 @@ class Pose(PretrainedTask):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return the loss, PCK on the mean, and PCK of each group of joints."""
         split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
-        found = []
+        joints = []
         for x, y, to_image in self._test_batches():
             logits = network(x)
             total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
-            found.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
-        scores = self._scores(torch.cat(found).cpu())
+            joints.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
+        scores = self._scores(torch.cat(joints).cpu())
         return {f"{split}_loss": float(total) / len(self._test), **{f"{split}_{n}": v for n, v in scores.items()}}
 
     def _scores(self, joints: Tensor) -> dict[str, float]:
-        """Return PCK by the name of its measure, of joints (n, J, 2) in pixels of the images of the test set."""
+        """Return the PCK scores of joints (n, J, 2), which are in pixels of the images of the test set."""
         truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
         counts = pose_metrics.pck(joints, truth, labelled, self._sizes, self.score.threshold)
         scores = pose_metrics.group_scores(*counts, self.score)
         return {"pck": scores.pop(pose_metrics.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
 
     def baseline(self) -> dict[str, float]:
-        """Return PCK of the mean pose of the training set, placed into each box of the test set without a look at it.
+        """Return the PCK scores of the mean pose of the training set, placed into each box of the test set.
 
-        The metrics have the names of those of :meth:`evaluate`, without the split.
+        The names are those of :meth:`evaluate` without the split.
         """
         pose = pose_metrics.mean_pose(self._train.y)
         return self._scores(apply(self._test.to_image, pose.double().expand(len(self._test), -1, -1)))
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Return training images that are not augmented, with their joints; evenly spaced ones if limited."""
+        """Return training images with their joints, not augmented; evenly spaced ones if limited."""
         chosen = torch.arange(self.samples, device=self._host)[:: _step(self.samples, limit)][:limit]
         rows = chosen.split(EVALUATION_BATCH)
-        found = []
+        batches = []
         for images, index in zip(self._read(self._x, rows), rows, strict=True):
             where = index.to(self.device)
-            found.append(self._augment(images, self._y[where], self._to_image[where])[:2])
-        return found
+            batches.append(self._augment(images, self._y[where], self._to_image[where])[:2])
+        return batches
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""
         return self._digest
 
     def notes(self) -> Mapping[str, Any]:
-        """Return ``data``, the split and which images were left out; ``pose``, what the network takes and gives;
-        ``baseline``, what the mean pose reaches; and ``weights``, where the initial ones came from.
+        """Return ``data``, the split and the images that were left out; ``pose``, the network's inputs and outputs;
+        ``baseline``, the scores of the mean pose; and ``weights``, where the initial weights came from.
         """
         sizes = {"train": self.samples, self.run.eval_split: len(self._test)}
         scored = f"{int((self._sizes > 0).sum())} persons of known size are scored"
@@ -159,11 +164,11 @@ class Pose(PretrainedTask):
 
     @torch.no_grad()
     def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
-        """Return what the network finds in some images of the evaluation set.
+        """Return the joints that the network finds in some images of the evaluation set.
 
         Returns:
-            ``pixels`` (n, side, side, 3) of the inputs, as bytes; ``found`` (n, J, 2) and ``truth`` (n, J, 3), in
-            their pixels.
+            ``pixels`` (n, side, side, 3) of the inputs, as bytes; and in these pixels ``found`` (n, J, 2), the
+            predicted joints, and ``truth`` (n, J, 3).
         """
         rows = torch.arange(len(self._test))[:: _step(len(self._test), SHOWN)][:SHOWN]
         where, inputs = rows.to(self.device), self.inputs
@@ -171,11 +176,11 @@ class Pose(PretrainedTask):
         x, y, _ = self._augment(crops, self._test_y[where], self._test_to_image[where])
         scale = [torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (inputs.std, inputs.mean)]
         pixels = (255 * (x * scale[0] + scale[1])).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
-        found = inputs.joints(network, x, self.run.flip_test)
-        return {name: t.cpu().numpy() for name, t in (("pixels", pixels), ("found", found), ("truth", y))}
+        predicted = inputs.joints(network, x, self.run.flip_test)
+        return {name: t.cpu().numpy() for name, t in (("pixels", pixels), ("found", predicted), ("truth", y))}
 
     def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Return inputs of the network, joints in their pixels, and the maps from these to pixels of the images."""
+        """Yield inputs of the network, the joints in their pixels, and the maps from these to pixels of the images."""
         rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
         for images, index in zip(self._read(self._test_x, rows), rows, strict=True):
             where = index.to(self.device)
@@ -189,21 +194,25 @@ def joints_in_image(persons: Persons) -> Tensor:
 
 
 def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:
-    """Return how the joints of a data set are scored, and the sizes of its persons by which distances are measured."""
+    """Return how the joints of a data set are scored, and the sizes of the persons, the unit of distance."""
     if data.skeleton not in pose_metrics.SCORES:
-        raise BsamValueError(f"{data.name} has joints without a score: use those of bsam.data.pose.joints.LSP or MPII")
+        raise BsamValueError(
+            f"{data.name} has joints without a score: use the skeletons LSP or MPII of bsam.data.pose.joints"
+        )
     score = pose_metrics.SCORES[data.skeleton]
     if score is not pose_metrics.MPII:
         return score, pose_metrics.torso_sizes(truth)
     if head_sizes is None:
-        raise BsamValueError(f"{data.name} has no head_sizes, by which {score.title} measures distances: add them")
+        raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance of {score.title}: add them")
     return score, head_sizes
 
 
-def _load(run: PoseSettings, side: int, data_dir: Path | None, cache_dir: Path | None) -> tuple[PoseData, list[str]]:
-    entry = dataset_entry(run.data)
-    if entry.draw is not None:
+def _load(
+    run: PoseSettings, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
+) -> tuple[PoseData, list[str]]:
+    if isinstance(entry, DrawnPersonData):
         return entry.draw(side), []
+    assert isinstance(entry, PersonData), entry
     files = entry.person_files(data_dir)
     with ProgressLine() as line:
         progress = partial(line.reach, f"Cutting out the persons of {files.name}")
@@ -211,7 +220,7 @@ def _load(run: PoseSettings, side: int, data_dir: Path | None, cache_dir: Path |
 
 
 def _limited(persons: Persons, name: str, n: int | None) -> Persons:
-    """Return ``n`` of the persons, evenly spaced, without a copy of their images."""
+    """Return ``n`` evenly spaced persons, without copying their images."""
     if n is not None and n > len(persons):
         raise BsamValueError(f"{name} must be at most {len(persons)}, the size of the set; got {n}")
     return persons if n is None else persons.part(slice(0, n * _step(len(persons), n), _step(len(persons), n)))

@@ -1,4 +1,4 @@
-"""How crops of persons become the inputs of a SimCC network, and its outputs the places of joints."""
+"""How crops of persons become the inputs of a SimCC network, and its outputs the positions of joints."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .simcc_loss import decode, flip_merge
 
 @dataclass(frozen=True)
 class PoseInputs:
-    """What a network that finds joints takes and gives.
+    """The inputs and outputs of a network that finds joints.
 
     Args:
-        side: of the network's inputs, in pixels.
-        k: bins of a coordinate for each pixel.
-        mean: per channel, of bytes divided by 255.
-        std: standard deviation, likewise.
-        skeleton: the joints that it finds.
+        side: side of the inputs, in pixels.
+        k: bins of a coordinate per pixel.
+        mean: mean per channel, of bytes divided by 255.
+        std: standard deviation per channel, of bytes divided by 255.
+        skeleton: joints that the network finds.
     """
 
     side: int
@@ -36,10 +36,12 @@ class PoseInputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PoseInputs:
-        """Return what :meth:`to_json` described."""
-        own = values["skeleton"]
-        pairs, edges = (tuple((int(one), int(other)) for one, other in own[name]) for name in ("pairs", "edges"))
-        skeleton = Skeleton(tuple(own["joints"]), pairs, edges)
+        """Return the inputs that :meth:`to_json` described."""
+        lists = values["skeleton"]
+        pairs, edges = (
+            tuple((int(first), int(second)) for first, second in lists[name]) for name in ("pairs", "edges")
+        )
+        skeleton = Skeleton(tuple(lists["joints"]), pairs, edges)
         return cls(values["side"], values["k"], tuple(values["mean"]), tuple(values["std"]), skeleton)
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class PoseInputs:
         return asdict(self)
 
     def augment(self, **settings: Any) -> PoseAugment:
-        """Return what cuts inputs out of stored crops, with these settings of the augmentation."""
+        """Return the function that cuts inputs out of stored crops, with these settings of the augmentation."""
         return PoseAugment(self.side, self.skeleton.mirrored, mean=self.mean, std=self.std, **settings)
 
     def network(self, run: TaskSettings) -> nn.Module:
@@ -59,13 +61,13 @@ class PoseInputs:
         return network
 
     def joints(self, network: nn.Module, x: Tensor, flip_test: bool, logits: Tensor | None = None) -> Tensor:
-        """Return where the joints are, (n, J, 2) in pixels of the inputs.
+        """Return the positions of the joints (n, J, 2), in pixels of the inputs.
 
         Args:
-            network: in eval mode.
+            network: the network, in eval mode.
             x: its inputs.
             flip_test: whether to take the mean of the probabilities of an image and of its mirror image.
-            logits: of the inputs, if they are known.
+            logits: outputs of the network for ``x``, if they are known.
         """
         logits = network(x) if logits is None else logits
         if flip_test:

@@ -1,4 +1,4 @@
-"""PCK: the share of joints that are found, where a distance to the true position below a limit counts as found."""
+"""PCK: the share of joints that are found, that is, at most a certain distance from their true position."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PoseScore:
 
     Args:
         title: name of the score.
-        threshold: the largest distance of a joint that is found, in sizes of the person.
+        threshold: largest distance of a joint that is found, relative to the size of the person.
         groups: joints by group; the score of a group is the mean of the scores of its joints.
-        mean: joints whose found ones are counted together for the mean.
+        mean: joints that are counted together for the mean.
     """
 
     title: str
@@ -69,12 +69,13 @@ _LSP_DIAGONALS = (9, 2), (8, 3)  # left shoulder and right hip; right shoulder a
 
 
 def torso_sizes(joints: Tensor) -> Tensor:
-    """Return the torso sizes of LSP: the distance of left shoulder and right hip, as usual.
+    """Return the torso sizes of LSP: the distance from left shoulder to right hip, as usual.
 
-    Where one of them is not visible it is that of right shoulder and left hip, and where one of these is not either, 0.
+    If one of them is not visible, it is the distance from right shoulder to left hip, and if one of these is not
+    visible either, 0.
 
     Args:
-        joints: of the shape (n, 14, 3): x, y, visible.
+        joints: (n, 14, 3): x, y, visible.
     """
     sizes = torch.zeros_like(joints[:, 0, 0])
     for shoulder, hip in _LSP_DIAGONALS:
@@ -92,11 +93,11 @@ def pck(
     A joint is found if its distance to the truth is at most ``threshold`` times the person's size.
 
     Args:
-        predicted: of the shape (n, joints, 2).
-        truth: of the same shape, in the same coordinates.
-        visible: of the shape (n, joints); joints that are not above 0 are left out, whatever their coordinates are.
-        scale: size of each person, in the same coordinates; persons with 0, of unknown size, are left out.
-        threshold: in sizes of the person.
+        predicted: (n, joints, 2).
+        truth: (n, joints, 2), in the same coordinates.
+        visible: (n, joints), above 0 for joints that count; the coordinates of the others are ignored.
+        scale: (n,), sizes of the persons, in the same coordinates; persons of size 0, which is unknown, are left out.
+        threshold: relative to the size of the person.
 
     Example:
         >>> truth = torch.tensor([[[0.0, 0.0], [8.0, 0.0], [4.0, 4.0]]])
@@ -117,14 +118,14 @@ def pck(
 
 
 def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict[str, float]:
-    """Return the score of each group, and the mean, from 0 to 1; a group whose joints were never visible is left out.
+    """Return the score of each group, and the mean, from 0 to 1; groups whose joints were never visible are left out.
 
-    The score of a group is the mean of those of its joints, left and right, each over the persons in whom it is
-    visible. For the mean the joints are counted together.
+    The score of a group is the mean of the scores of its joints, each over the persons in whom it is visible. For the
+    mean, the joints are counted together.
 
     Args:
-        found: what :func:`pck` returned, for each joint.
-        visible: likewise.
+        found: how often each joint was found, from :func:`pck`.
+        visible: how often each joint was visible, from :func:`pck`.
         score: :data:`MPII` or :data:`LSP`.
 
     Example:
@@ -135,8 +136,8 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
     total = sum(visible[joint] for joint in score.mean)
     if not total:
         raise BsamValueError(
-            f"no joint is visible in a person of known size: there is no {score.title} to compute; label joints in the "
-            "test set, or evaluate on more persons"
+            f"no joint is visible in a person of known size, so there is no {score.title}: label joints in the test "
+            "set, or evaluate on more persons"
         )
     scores = {}
     for name, group in score.groups.items():
@@ -147,12 +148,12 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
 
 
 def mean_pose(y: Tensor) -> Tensor:
-    """Return the mean position of each joint, of the shape (joints, 2): the prediction that needs no image.
+    """Return the mean position of each joint (joints, 2): a prediction that needs no image.
 
-    Joints that are not visible do not count; one that never is gets the mean of all the others.
+    Joints that are not visible do not count; a joint that is never visible gets the mean of all others.
 
     Args:
-        y: of the training set, of the shape (n, joints, 3): x, y in pixels of the input, visible.
+        y: (n, joints, 3) of the training set: x, y in pixels of the input, visible.
 
     Example:
         >>> mean_pose(

@@ -1,4 +1,4 @@
-"""The settings of a task that finds joints, and which others it can work with."""
+"""The settings of pose estimation, and checks of the other settings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..common.errors import BsamValueError
-from ..data import DATASETS, dataset_entry
 from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..models import MODELS, model_entry
 from .settings import TaskSettings, check_flag, check_positive, refuse_settings, setting
 
-POSE = {  # those of SimCC's authors for MPII, but for the schedule and fewer epochs: they train for 210
+POSE = {  # those of SimCC's authors for MPII, except for the schedule and the epochs: they train for 210
     "base": "adam",
     "lr": 1e-3,
     "weight_decay": 0.0,
@@ -19,29 +18,26 @@ POSE = {  # those of SimCC's authors for MPII, but for the schedule and fewer ep
     "epochs": 140,
     "label_smoothing": 0.0,
 }
-MAX_BINS = 16  # for each pixel: the layers that they come from grow with it
+MAX_BINS = 16  # per pixel: the layers in front of them grow with it
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoseSettings(TaskSettings):
-    """What is learned in pose estimation."""
+    """The settings of pose estimation."""
 
     simcc_k: float = setting(
         2.0,
-        f"of SimCC: bins of a coordinate for each pixel, at most {MAX_BINS}",
+        f"for SimCC: bins of a coordinate per pixel, at most {MAX_BINS}",
         partial(check_positive, high=MAX_BINS),
     )
-    simcc_sigma: float = setting(6.0, "of SimCC: standard deviation of a coordinate's label, in bins", check_positive)
+    simcc_sigma: float = setting(6.0, "for SimCC: standard deviation of a coordinate's label, in bins", check_positive)
     flip_test: bool = setting(
-        False, "of pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
+        False, "for pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
     )
 
 
 def check_pose_settings(run: PoseSettings) -> None:
-    """Refuse data and networks without joints, and settings without meaning for pose."""
-    if (task := dataset_entry(run.data).task) != "pose":
-        names = ", ".join(entry.name for entry in DATASETS.values() if entry.task == "pose")
-        raise BsamValueError(f"{run.data} has no joints: use --task {task}, or --data with one of {names}")
+    """Raise if the network does not find joints, or a setting has no meaning for pose."""
     if model_entry(run.model).backbone is None:
         names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
         raise BsamValueError(f"{run.model} does not find joints: use --model with one of {names}")

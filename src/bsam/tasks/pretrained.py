@@ -19,14 +19,14 @@ from .task import Task, TaskBatch
 
 
 class PretrainedTask(Task):
-    """A task that loads the weights which the run names, and may train the last layers alone.
+    """A task that loads the weights named by the run, and may train only the last layers.
 
     Args:
-        run: the settings of the run.
+        run: settings of the run.
         device: where to train.
-        data_dir: the folder with the data, and perhaps the weights.
+        data_dir: folder with the data, and perhaps the weights.
         left_out: a sentence for each image or person that is left out.
-        in_files: whether the images are in files of their own.
+        in_files: whether the images are in files.
     """
 
     _x: Tensor  # the stored training images, on the host
@@ -42,19 +42,19 @@ class PretrainedTask(Task):
     ) -> None:
         self.run, self.device, self.left_out = run, device, list(left_out)
         self._data_dir, self._in_files = data_dir, in_files
-        self._host = torch.device("cpu") if in_files else device  # files stay mapped to host memory
+        self._host = torch.device("cpu") if in_files else device  # images of files stay mapped to host memory
         self._weights: WeightsReport | None = None
 
     @abstractmethod
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
-        """Return the batch of stored images on the device, with these indices."""
+        """Return the batch with these indices; ``x`` are its stored images, on the device."""
 
     def batch(self, index: Tensor) -> TaskBatch:
         """Return the training samples with these indices, augmented."""
         return self._batch(self._x[index.to(self._host)].to(self.device), index)
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices; image files are read ahead."""
+        """Yield a batch for each row of indices; image files are read ahead."""
         if self._host == self.device:
             yield from map(self.batch, indices)
             return
@@ -68,8 +68,8 @@ class PretrainedTask(Task):
         return stream(images, (index.cpu() for index in rows), self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
-        """Load the run's pretrained weights, if it names any, into all layers but the last; or those of another run
-        into all layers.
+        """Load pretrained weights, if the run names any, into all layers except the last; or those of another run into
+        all layers.
         """
         messages = [f"Samples that are left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
         if self.run.weights is None and init is None and self._in_files:
@@ -84,7 +84,7 @@ class PretrainedTask(Task):
         return messages
 
     def set_train_mode(self, network: nn.Module) -> None:
-        """Set the network to training mode, but not the batch norm of a frozen backbone."""
+        """Set the network to training mode, except the batch norm of a frozen backbone."""
         network.train()
         if self.run.freeze_backbone:
             trained = set(head(network).modules())
@@ -93,11 +93,11 @@ class PretrainedTask(Task):
                     module.eval()
 
     def notes(self) -> Mapping[str, Any]:
-        """Return ``weights``, where the initial ones came from."""
+        """Return ``weights``, where the initial weights came from."""
         return {} if self._weights is None else {"weights": self._weights.to_json()}
 
 
 def freeze_backbone(network: nn.Module) -> None:
-    """Train the last layers alone."""
+    """Let only the last layers be trained."""
     network.requires_grad_(False)
     head(network).requires_grad_(True)

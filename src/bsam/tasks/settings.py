@@ -1,4 +1,4 @@
-"""The settings that all tasks read; and how a setting is declared."""
+"""The settings that all tasks share, and how to declare a setting."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ MAX_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
 
 
 def setting(default: T, help: str, check: Check) -> T:
-    """Declare a dataclass field: its default, its help on the command line, and a check of values that are not None."""
+    """Declare a dataclass field with its default, its help text, and a check of values that are not None."""
     return field(default=default, metadata={"help": help, "check": check})
 
 
 def check_name(name: str, value: object) -> None:
-    """Refuse what is not a non-empty string."""
+    """Raise unless the value is a non-empty string."""
     if not (isinstance(value, str) and value):
         raise BsamValueError(f"{name} must be a name, got {value!r}")
 
 
 def check_positive(name: str, value: object, high: float = math.inf) -> None:
-    """Refuse what is not a finite number above 0, and at most ``high``."""
+    """Raise unless the value is a finite number above 0 and at most ``high``."""
     if not is_number(value) or not 0 < value <= high:  # type: ignore[operator]
         most = "" if high == math.inf else f" and at most {high:g}"
         raise BsamValueError(f"{name} must be a finite number above 0{most}, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is not a bool."""
+    """Raise unless the value is a bool."""
     if not isinstance(value, bool):
         raise BsamValueError(f"{name} must be True or False, got {value!r}")
 
@@ -56,47 +56,53 @@ def one_of(kind: Any) -> Check:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return the value as JSON holds it: numpy's numbers as Python's, tuples and arrays as lists, also nested."""
+    """Return the value as JSON stores it: numpy's numbers as Python's, tuples and arrays as lists, also nested."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: to_json_value(one) for name, one in value.items()}
-    return [to_json_value(one) for one in value] if type(value) in (list, tuple) else value
+        return {name: to_json_value(entry) for name, entry in value.items()}
+    return [to_json_value(entry) for entry in value] if type(value) in (list, tuple) else value
 
 
 def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
-    """Refuse settings of other tasks, if a run has them, unless they have these values."""
+    """Raise if settings of other tasks have other values than these.
+
+    Args:
+        task: name of the task.
+        settings: settings of the run.
+        allowed: the value of each setting that has no meaning for the task.
+    """
     for name, value in allowed.items():
-        if (given := getattr(settings, name, value)) != value:
+        if (actual := getattr(settings, name, value)) != value:
             raise BsamValueError(
-                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got {given})"
+                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got {actual})"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What is learned, in any task: network, data and evaluation. A task adds settings of its own in a subclass, and
+    """What is learned: network, data and evaluation. Tasks add their settings in subclasses, and
     :class:`bsam.training.config.Run` adds how it is learned.
 
-    Each field's metadata holds its help text; the values are checked, and copied as plain Python values.
+    Each field's metadata holds its help text. Values are checked, and copied as plain Python values.
     """
 
     model: str = setting("digits_net", "a name of `bsam list models`, or timm:NAME for a network of timm", check_name)
     weights: str | None = setting(
         None,
-        "where the initial weights come from, except those of the last layers (the classification layer, or the head "
-        "that finds joints), which are random: a file (safetensors or a state dict), looked for in the data folder "
-        "too; or `pretrained`, which timm downloads; or nothing, and all are random",
+        "initial weights, except for the last layers (the classification layer, or the head that finds joints), which "
+        "begin at random: a file (safetensors or a state dict), also looked for in the data folder, or `pretrained`, "
+        "which timm downloads; without it all weights are random",
         check_name,
     )
     init: str | None = setting(
         None,
-        "the folder of a finished run of the same network, whose weights training begins with, those of the last "
-        "layers included",
+        "the folder of a finished run with the same network; training begins with its weights, including the last "
+        "layers",
         check_name,
     )
     freeze_backbone: bool = setting(
-        False, "train the last layers alone (see --weights); batch norm before them is in eval mode", check_flag
+        False, "train only the last layers (see --weights); batch norm before them is in eval mode", check_flag
     )
     head_lr: float | None = setting(
         None,
@@ -105,13 +111,14 @@ class TaskSettings:
     )
     layer_decay: float = setting(
         1.0,
-        "factor on the learning rate from each layer to the one before it, counted from the classification layer; "
-        "networks of timm only",
+        "each layer's learning rate is this factor times that of the next layer; 1 for all layers alike; networks of "
+        "timm only",
         partial(check_number, low=0, high=1),
     )
     data: str = setting(
         "digits",
-        "a name of `bsam list data`, or folder:PATH for a folder of your own with a folder per class",
+        "a name of `bsam list data`; folder:PATH, a folder of your images with a folder per class; or MODULE:FUNCTION, "
+        "your function that returns the data, in a module that is installed or in the current folder",
         check_name,
     )
     image_size: int | None = setting(
@@ -119,30 +126,30 @@ class TaskSettings:
     )
     skip_corrupt: bool = setting(
         False,
-        "leave out image files that cannot be decoded, and persons whose box is outside of the image, and list them in "
-        "data.json, instead of an error",
+        "leave out image files that cannot be decoded, and persons whose box is outside the image, and list them in "
+        "data.json, instead of raising an error",
         check_flag,
     )
     augment: str | None = setting(
         None,
-        f"one of {', '.join(AUGMENTATIONS)}, or of persons {', '.join(POSE_AUGMENTATIONS)}; without it the "
-        "augmentation of the data set",
+        f"one of {', '.join(AUGMENTATIONS)}, or for persons {', '.join(POSE_AUGMENTATIONS)}; without it the "
+        "default of the data set",
         check_name,
     )
     limit_train: int | None = setting(
         None,
-        "train on this many samples, balanced over the classes, or of pose evenly spaced; without it on all",
+        "train on this many samples, balanced over the classes, or evenly spaced for pose; without it on all",
         check_count,
     )
     limit_test: int | None = setting(
         None,
-        "evaluate on this many samples, balanced over the classes, or of pose evenly spaced; without it on all",
+        "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; without it on all",
         check_count,
     )
     eval_split: Split = setting(
         "test",
-        "the data that the network is evaluated on. holdout is a tenth of the training samples, which are then not "
-        "trained on; their labels are flipped like the others. Choose settings on validation or holdout",
+        "the data to evaluate on. holdout is a tenth of the training samples, which are then not trained on; their "
+        "labels are flipped like the others. Choose settings on validation or holdout",
         one_of(Split),
     )
     seed: int = setting(
@@ -164,6 +171,6 @@ class TaskSettings:
                 raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")
         if self.freeze_backbone and self.layer_decay != 1:
             raise BsamValueError(
-                f"freeze_backbone trains the classification layer alone, where layer_decay has no effect; got "
+                f"freeze_backbone trains only the last layers, where layer_decay has no effect; got "
                 f"{self.layer_decay}: leave one of them out"
             )

@@ -3,8 +3,8 @@
 Coordinates are in pixels of the network's input; the centre of the first pixel is 0, that of the last one side - 1.
 Bin ``b`` = 0 ... ``side * k - 1`` is the coordinate ``b / k``.
 
-Everything here is batched, reads nothing back from the device and has shapes that do not depend on values, so that a
-CUDA graph can capture it. Logits of a half precision are cast to float32.
+Everything here is batched, reads nothing back from the device, and has shapes that do not depend on values, so a CUDA
+graph can capture it. Logits in half precision are cast to float32.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 
 
 def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Tensor:
-    """Return the label of each coordinate, probabilities of the shape (..., side * k).
+    """Return the label of each coordinate: probabilities (..., side * k).
 
-    The label is a Gaussian over the bins, not rounded: ``p[b]`` is proportional to
-    ``exp(-(b - k * coordinate)**2 / (2 * sigma**2))`` for ``b`` = 0 ... ``side * k - 1``, and sums to 1. Near a border,
-    where a part of it would lie outside, the rest sums to 1. Li et al. divide by ``sigma * sqrt(2 * pi)``, so that
-    theirs sums to less than 1 there; mmpose rounds ``k * coordinate`` to a whole number.
+    The label is a Gaussian over the bins whose centre is not rounded: ``p[b]`` is proportional to
+    ``exp(-(b - k * coordinate)**2 / (2 * sigma**2))`` for ``b`` = 0 ... ``side * k - 1``, and sums to 1, also near a
+    border. Li et al. divide by ``sigma * sqrt(2 * pi)``, so that near a border their labels sum to less than 1; mmpose
+    rounds ``k * coordinate`` to a whole number.
 
     Args:
         coordinates: in pixels of the input, of any shape; finite.
-        side: of the input.
-        k: bins for each pixel.
+        side: side of the input.
+        k: bins per pixel.
         sigma: standard deviation, in bins.
 
     Example:
@@ -42,11 +42,11 @@ def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Te
 def scored_joints(y: Tensor, side: float) -> Tensor:
     """Return which joints have a loss: those that are visible and inside the image.
 
-    An image extends half a pixel beyond the centres of its outer pixels: -0.5 <= x < side - 0.5, and y likewise.
+    An image extends half a pixel beyond the centres of its outer pixels: x and y are between -0.5 and side - 0.5.
 
     Args:
-        y: of the shape (n, joints, 3): x, y, and whether the joint is visible, which is a number above 0.
-        side: of the input.
+        y: (n, joints, 3): x, y, and a number above 0 if the joint is visible.
+        side: side of the input.
 
     Example:
         >>> scored_joints(
@@ -62,18 +62,18 @@ def simcc_losses(logits: Tensor, y: Tensor, k: float = 2.0, sigma: float = 6.0) 
     """Return the loss of each sample: the mean over its visible joints of KL(label || prediction) of x plus that of y.
 
     The divergence is the sum over the bins. (Li et al. take the mean over the bins, and over all joints, with 0 for
-    those that are not visible.) Joints that are not visible or not inside the input do not count, whatever their
-    coordinates are, NaN included. A sample without any has the loss 0, and no gradient.
+    those that are not visible.) Joints that are not visible or not inside the input do not count, and their coordinates
+    may be NaN. A sample without joints that count has the loss 0 and no gradient.
 
-    In the mean over a batch all samples have the same weight, however many of their joints are visible, and samples
-    without any count too: the loss of a sample must not depend on the others, so that micro-batches, processes and
-    methods that select samples see the same.
+    In the mean over a batch all samples have the same weight, no matter how many of their joints are visible, and
+    samples without any count, too. So the loss of a sample does not depend on the others, and micro-batches, processes
+    and methods that select samples all see the same loss.
 
     Args:
-        logits: of the shape (n, joints, 2, bins), of x and of y.
-        y: of the shape (n, joints, 3): x, y in pixels of the input, and whether the joint is visible.
-        k: bins for each pixel.
-        sigma: standard deviation of the label, in bins; 6 is that of Li et al.
+        logits: (n, joints, 2, bins), of x and of y.
+        y: (n, joints, 3): x, y in pixels of the input, and a number above 0 if the joint is visible.
+        k: bins per pixel.
+        sigma: standard deviation of the label, in bins; 6 is the value of Li et al.
 
     Example:
         >>> y = torch.tensor(
@@ -92,16 +92,16 @@ def simcc_losses(logits: Tensor, y: Tensor, k: float = 2.0, sigma: float = 6.0) 
 
 
 def decode(logits: Tensor, k: float = 2.0) -> Tensor:
-    """Return coordinates in pixels of the input, of the shape (n, joints, 2), from logits or log-probabilities.
+    """Return coordinates (n, joints, 2) in pixels of the input, from logits or log-probabilities.
 
-    The maximum is refined within half a bin: it is that of the parabola through the logits of the largest bin and its
-    two neighbours. Of a Gaussian, whose logarithm is a parabola, this is the centre. Of several largest
-    bins the first is taken. At the first and the last bin of all, and where a neighbour has the probability 0, the bin
-    itself is taken.
+    The largest bin is refined by at most half a bin: the coordinate is the maximum of the parabola through the logits
+    of the bin and its two neighbours. For a Gaussian, whose logarithm is a parabola, this is the centre. If several
+    bins are largest, the first counts. At the first and the last bin, and if a neighbour has the probability 0, the
+    coordinate is that of the bin.
 
     Args:
-        logits: of the shape (n, joints, 2, bins).
-        k: bins for each pixel.
+        logits: (n, joints, 2, bins).
+        k: bins per pixel.
 
     Example:
         >>> decode(
@@ -114,23 +114,23 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
     middle = logits.gather(-1, largest)
     before = middle - logits.gather(-1, (largest - 1).clamp(min=0))
     after = middle - logits.gather(-1, (largest + 1).clamp(max=last))
-    bend = before + after  # above 0, since the first largest one was taken; infinite for a probability of 0
+    bend = before + after  # above 0, since argmax takes the first of equal bins; infinite for a probability of 0
     refined = (largest > 0) & (largest < last) & (bend < math.inf)
     return (largest + torch.where(refined, (before - after) / (2 * bend), 0))[..., 0] / k
 
 
 def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int, int]], k: float = 2.0) -> Tensor:
-    """Return the logarithms of the mean probabilities of images and of the same images mirrored left to right.
+    """Return the logarithm of the mean probabilities of images and of their mirror images.
 
-    Of a mirrored image left and right joints are swapped and the bins of x reversed, and shifted by ``k - 1``: the
-    coordinate x goes to side - 1 - x, the bin b to bins - k - b. The last ``k - 1`` bins, beyond the centre of the last
-    pixel, have no counterpart and are exchanged among themselves. A shift that is no whole number is rounded.
+    For a mirror image, left and right joints are swapped, and the bins of x are reversed and shifted by ``k - 1``: the
+    coordinate x becomes side - 1 - x, the bin b becomes bins - k - b. The last ``k - 1`` bins, beyond the centre of the
+    last pixel, have no counterpart and are exchanged among themselves. A shift that is not a whole number is rounded.
 
     Args:
-        logits: of the images, of the shape (n, joints, 2, bins).
-        flipped_logits: of the mirrored images, as the network gave them.
-        pairs: joints that are left and right of each other.
-        k: bins for each pixel.
+        logits: (n, joints, 2, bins), of the images.
+        flipped_logits: (n, joints, 2, bins), of the mirror images, as the network returned them.
+        pairs: indices of left and right joints.
+        k: bins per pixel.
 
     Example:
         >>> one = simcc_labels(
@@ -147,7 +147,7 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int
     for left, right in pairs:
         order[left], order[right] = right, left
     logits, flipped_logits = _full_precision(logits), _full_precision(flipped_logits)
-    # not by an index tensor: its copy to the device could not be captured in a CUDA graph
+    # no index tensor: its copy to the device could not be captured in a CUDA graph
     swapped = torch.stack([flipped_logits[:, joint] for joint in order], dim=1)
     mirrored = torch.stack((swapped[:, :, 0].flip(-1).roll(1 - round(k), -1), swapped[:, :, 1]), dim=2)
     return torch.logaddexp(F.log_softmax(logits, dim=-1), F.log_softmax(mirrored, dim=-1)) - math.log(2)

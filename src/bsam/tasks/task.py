@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from ..flatness.dataset_loss import Batches
 from .settings import TaskSettings
 
-TaskBatch: TypeAlias = tuple[Tensor, ...]  # the inputs, then targets, and last each sample's index in the training set
-HOLDOUT = 0.1  # of the training samples, where a run is evaluated on the split "holdout"
-_HOLDOUT_STREAM = 0x401D  # separates the random choice of these samples from that of the flipped labels
+TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
+HOLDOUT = 0.1  # share of the training samples that the split "holdout" takes
+_HOLDOUT_STREAM = 0x401D  # makes this random choice independent of that of the flipped labels
 
 
 def holdout_size(samples: int) -> int:
-    """Return how many of the training samples are held out."""
+    """Return how many training samples are held out."""
     return max(1, round(HOLDOUT * samples))
 
 
 def holdout_mask(samples: int, seed: int) -> Tensor:
-    """Return which training samples are held out: a random choice.
+    """Return which training samples are held out, a random choice.
 
     Example:
         >>> mask = holdout_mask(640, seed=0)
@@ -41,12 +41,12 @@ def holdout_mask(samples: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Measure:
-    """The number by which tables compare trained networks.
+    """The metric by which tables compare trained networks.
 
     Args:
-        name: of the metric, without the split that it was measured on.
-        title: what it is and in which unit, after the multiplication.
-        factor: from the metric to the unit of the table.
+        name: name of the metric, without the split.
+        title: its title in tables, with the unit.
+        factor: from the metric to this unit.
 
     Example:
         >>> Measure("accuracy", "accuracy in %", 100).shown({"test_accuracy": 0.75}, "test")
@@ -62,25 +62,23 @@ class Measure:
         return f"{split}_{self.name}"
 
     def shown(self, metrics: Mapping[str, Any], split: str) -> float:
-        """Return the number in the unit of the table."""
+        """Return the number in the unit of the tables."""
         return self.factor * metrics[self.metric(split)]
 
 
 class Task(ABC):
     """How samples become batches, outputs become losses, and a trained network becomes numbers.
 
-    The data of a task lives on the device of the run.
-
     Args:
-        run: the settings of the run.
-        device: where to train.
-        data_dir: the folder with the data, for data that is read from files.
+        run: settings of the run.
+        device: where to train, and where batches are.
+        data_dir: folder with the data, if it is read from files.
     """
 
     measure: ClassVar[Measure]
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
-    samples: int  #: to train on
-    classes: int  #: outputs of a sample
+    samples: int  #: number of training samples
+    classes: int  #: number of outputs per sample
     smoothing: float = 0.0  #: torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
 
     @abstractmethod
@@ -88,14 +86,14 @@ class Task(ABC):
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """Return a new network on the device, whose weights are a function of the run's seed."""
+        """Return a new network on the device; its weights are a function of the run's seed."""
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
-        """Load the weights that training begins with, if they are not random. Return sentences for the user.
+        """Load the initial weights, if they are not random. Return sentences for the user.
 
         Args:
-            network: what :meth:`network` returned.
-            init: the file with the trained network of the run that the run's ``init`` names.
+            network: from :meth:`network`.
+            init: file with the trained network of the run that ``run.init`` names.
         """
         return ()
 
@@ -104,9 +102,9 @@ class Task(ABC):
         network.train()
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most tasks draw something, some do not
-        """Draw the random numbers of an epoch, counted from 0, as a function of seed and epoch alone.
+        """Draw the random numbers of an epoch, counted from 0, from the seed and the epoch alone.
 
-        A resumed run then draws the same.
+        A resumed run then draws the same ones.
         """
 
     @abstractmethod
@@ -114,7 +112,7 @@ class Task(ABC):
         """Return the training samples with these indices, augmented."""
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices, in order. A task that reads data from the host may read ahead."""
+        """Return a batch for each row of indices, in order. A task that reads from host memory may read ahead."""
         return map(self.batch, indices)
 
     @abstractmethod
@@ -123,9 +121,9 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """Return metrics of the network, in eval mode, on the run's ``eval_split``, which their names begin with.
+        """Return metrics of the network, in eval mode. Their names begin with the run's ``eval_split``.
 
-        Classification adds one of training samples, ``memorised``.
+        Classification adds ``memorised``, which is measured on training samples.
         """
 
     @abstractmethod
@@ -138,12 +136,12 @@ class Task(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a digest of the data: a run is resumed with the same data only."""
+        """Return a digest of the data; a run is resumed only with the same data."""
 
     def predictions(self, network: nn.Module) -> Mapping[str, NDArray[Any]]:
-        """Return what the trained network, in eval mode, says of some samples, for the report: arrays by name."""
+        """Return predictions of the trained network, in eval mode, on some samples, for the report: arrays by name."""
         return {}
 
     def notes(self) -> Mapping[str, Any]:
-        """Return what else to write into the run directory: plain values, by file name without ``.json``."""
+        """Return other plain values to write into the run directory, by file name without ``.json``."""
         return {}

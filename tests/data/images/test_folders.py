@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bsam.common.errors import BsamValueError
 from bsam.data.images.folders import LabelledFiles, read_folder
 
 
@@ -52,27 +51,3 @@ def test_folders_of_sets_are_the_sets(tmp_path, validation):
     assert pairs(three.test) == [("test/9/f.jpg", 0), ("test/10/g.jpg", 1)]
     assert three.split == f"folders train, {validation} and test"
     assert list(three.sets.values()) == [three.train, three.validation, three.test]
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ((), "holds no class folders: it must have one folder of images per class"),
-        (("a.jpg", "b.jpg"), "holds no class folders"),
-        (("cat/1.jpg", "cat/2.jpg"), r"holds only one class folder \(cat\)"),
-        (("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"), "the class dog of .* has one image only"),
-        (("cat/1.jpg", "cat/2.jpg", "dog/.hidden"), "dog holds no images"),
-        (("cat/1.jpg", "dog/old/1.jpg"), r"dog.old is not a file, but .*dog is read as a class folder"),
-        (("train/a/1", "train/b/1", "test/a/1", "test/c/1"), "has no class folder [bc], but .* has one"),
-        (("train/a/1", "train/b/1", "test/readme.txt"), "test holds no class folders"),
-        (("train/a/1", "train/b/1", "test/a/1", "test/b/.hidden"), r"test.b holds no images"),
-    ],
-)
-def test_other_layouts_are_errors_that_name_the_folder(tmp_path, names, message):
-    with pytest.raises(BsamValueError, match=message):
-        read_folder(touch(tmp_path, *names))
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(BsamValueError, match="nowhere is not a folder"):
-        read_folder(tmp_path / "nowhere")

@@ -66,24 +66,6 @@ def test_an_image_moves_as_its_points_do(row, source, target):
     np.testing.assert_allclose(found[0].numpy(), want, atol=1e-3)
 
 
-def test_a_bright_pixel_lands_where_its_point_does():
-    image = torch.zeros(1, 1, 20, 31)  # neither square nor centred
-    image[0, 0, 4, 23] = 1
-    point = torch.tensor([[[23.0, 4.0]]])
-    box = torch.tensor([[17.0, 0.0, 25.0, 16.0]])  # a square of 16 around (21, 8), which begins at 13.5 and 0.5
-    crop = crop_map(box, margin=1.0, side=16)
-    turn = centred([[1.0, math.pi / 2, 0.0]], 16, 16)
-    mirror = centred([[1.0, 0.0, 1.0]], 16, 16)
-    both = compose(mirror, compose(turn, crop))
-    shift = torch.tensor([[[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]]], dtype=torch.float64)  # pixels on pixels
-    for maps in (crop, compose(turn, crop), compose(mirror, crop), both):
-        maps = compose(shift, maps)
-        (x, y) = apply(maps, point)[0, 0].round(decimals=4).tolist()
-        found = warp(image, maps, 17)
-        assert found.sum().item() == pytest.approx(1, abs=1e-4)
-        assert found[0, 0, int(y), int(x)].item() == pytest.approx(1, abs=1e-4), (x, y)
-
-
 def test_autocast_changes_nothing():
     image = torch.rand(1, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     maps = centred([[1.1, 0.3, 1.0]], 20, 16)

@@ -64,18 +64,6 @@ def test_the_split_of_lspet_is_fixed(tmp_path):
     assert files.split == "90/10 of the images, seed 0"
 
 
-def test_missing_files_are_named(tmp_path):
-    with pytest.raises(BsamRuntimeError, match=r"joints.mat is missing: give the folder that holds joints.mat"):
-        read_lspet(tmp_path)
-    table = lspet(tmp_path)
-    (tmp_path / "images/im00007.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"1 of 20 images are missing, such as .*im00007.jpg: get the data set"):
-        read_lspet(tmp_path)
-    savemat(tmp_path / "joints.mat", {"labels": table})
-    with pytest.raises(BsamRuntimeError, match=r"joints\.mat cannot be read as a MATLAB file with joints"):
-        read_lspet(tmp_path)
-
-
 def test_persons_who_cannot_be_cut_out_are_left_out_with_a_sentence(tmp_path):
     table = lspet(tmp_path)
     table[:, 2, 4] = 0
@@ -160,18 +148,3 @@ def test_mpii(tmp_path):
     (tmp_path / "images/several.jpg").unlink()
     with pytest.raises(BsamRuntimeError, match=r"1 of 4 images are missing, such as .*several.jpg"):
         read_mpii(tmp_path)
-
-
-def test_all_persons_of_an_image_are_in_the_same_set(tmp_path):
-    joints = [point(9, 20, 30)]
-    names = [f"{i:02d}.jpg" for i in range(40)]
-    images = [{"image": {"name": name}, "annorect": structs([person(joints)] * 3)} for name in names]
-    release = {"annolist": structs(images), "img_train": np.ones(40)}
-    savemat(tmp_path / "mpii_human_pose_v1_u12_1.mat", {"RELEASE": release})
-    (tmp_path / "images").mkdir()
-    for name in names:
-        (tmp_path / "images" / name).touch()
-    files = read_mpii(tmp_path)
-    assert (len(files.train), len(files.test)) == (108, 12)
-    assert len({files.images[i] for i in files.test}) == 4
-    assert sorted([*files.train, *files.test]) == list(range(120))

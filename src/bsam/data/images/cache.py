@@ -22,9 +22,9 @@ from ..examples import Dataset, Examples
 from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, ignored_warnings, read_image
 from .folders import ImageFiles
 
-DECODER = 1  # to be raised with every change of decoding.py that changes pixels
-BLOCK = 64  # images that have one digest, and after which progress is reported
-NAMED = 5  # images that cannot be decoded which an error message names
+DECODER = 1  # increase it with every change of decoding.py that changes pixels
+BLOCK = 64  # images per digest and per progress report
+NAMED = 5  # corrupt images that an error message lists
 Progress = Callable[[int, int], None]
 _Pixels = np.memmap[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -39,23 +39,23 @@ def load_images(
     progress: Progress | None = None,
     skip_corrupt: bool = False,
 ) -> tuple[Dataset, list[str]]:
-    """Return a data set of decoded images, which are read from a cache file and written to it first if needed.
+    """Return a data set of decoded images. They are decoded once, into a cache file, and then read from it.
 
-    The cache belongs to the content and the order of the files, to ``resize`` and to the version of Pillow: for
-    anything else another file is made, and old ones may be removed at any time. Of two processes, one decodes and the
-    other waits.
+    The cache file belongs to the content and the order of the image files, to ``resize`` and to the version of Pillow;
+    if one of these changes, a new file is written. Old files may be removed at any time. If two processes need the same
+    file, one decodes and the other waits.
 
     Args:
-        files: of :func:`bsam.data.images.folders.read_folder` or of ``bsam.data.images.layouts``.
+        files: from :func:`bsam.data.images.folders.read_folder` or ``bsam.data.images.layouts``.
         resize: size of the images.
-        mean: for normalisation; see :class:`~bsam.data.examples.Dataset`.
-        std: likewise.
+        mean: mean for normalisation; see :class:`~bsam.data.examples.Dataset`.
+        std: standard deviation for normalisation.
         cache_dir: folder of the cache file; by default ``.bsam-cache`` in the folder of the images.
-        progress: is called with the number of decoded images and that of all images.
-        skip_corrupt: leave out files that cannot be decoded, rather than raise an error that names them.
+        progress: called with the numbers of decoded images and of all images.
+        skip_corrupt: leave out files that cannot be decoded instead of raising an error.
 
     Returns:
-        The data set, whose images are mapped into memory in the channels_last format (a set with images that were left
+        The data set, whose images are mapped into memory in the channels_last format (a set from which images were left
         out is a copy in memory), and one sentence for each file that was left out.
     """
     names = [name for part in files.sets.values() for name in part.names]
@@ -96,36 +96,36 @@ def decode_files(
     progress: Progress | None,
     skip_corrupt: bool,
 ) -> tuple[Tensor, dict[int, str], tuple[int, list[str]]]:
-    """Return image files decoded, as :func:`load_images` does and with its cache.
+    """Decode image files into the cache of :func:`load_images`.
 
     Args:
         folder: all names are relative to it.
-        names: of the files; one may be there several times.
-        decoding: one for all, or one crop for each name, all of the same size.
-        cache_dir: see :func:`load_images`, as for the other arguments.
-        progress: likewise.
-        skip_corrupt: return what cannot be decoded as zeros, rather than raise an error that names it.
+        names: file names, which may repeat.
+        decoding: one for all files, or one crop for each name, all of the same size.
+        cache_dir: see :func:`load_images`.
+        progress: see :func:`load_images`.
+        skip_corrupt: return zeros for files that cannot be decoded instead of raising an error.
 
     Returns:
-        The images (n, 3, size, size) in the channels_last format, mapped into memory; the row and an error message of
-        each that cannot be decoded; and what identifies the pixels, as JSON values.
+        The images (n, 3, size, size) in the channels_last format, mapped into memory; the row and the error message of
+        each image that cannot be decoded; and JSON values that identify the pixels.
     """
     require_package("PIL", "images")
     place = folder / ".bsam-cache" if cache_dir is None else Path(cache_dir)
     path = place / f"{_key(folder, names, decoding)}.npy"
     decodings: Sequence[Decoding] = [decoding] * len(names) if isinstance(decoding, Resize) else decoding
-    found = _read(path)
-    if found is None:
+    cached = _read(path)
+    if cached is None:
         try:
             place.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock")):  # the process that held it may have decoded everything
-                found = _read(path) or _write(path, folder, names, decodings, progress)
+                cached = _read(path) or _write(path, folder, names, decodings, progress)
         except OSError as error:
             raise BsamRuntimeError(
                 f"the decoded images cannot be written to {place} ({error.strerror}): make room, or choose another "
                 "folder (--cache-dir)"
             ) from error
-    pixels, record = found
+    pixels, record = cached
     corrupt: dict[int, str] = dict(record["corrupt"])
     if corrupt and not skip_corrupt:
         listed = "".join(f"\n  {reason}" for reason in list(corrupt.values())[:NAMED])
@@ -143,7 +143,7 @@ def sha256(content: bytes) -> str:
 
 
 def _key(folder: Path, names: Sequence[str], decoding: Resize | Sequence[Crop]) -> str:
-    """Return what the pixels depend on, as a digest."""
+    """Return a digest of everything that the pixels depend on."""
     from PIL import __version__
 
     with ThreadPoolExecutor() as threads:
@@ -153,10 +153,10 @@ def _key(folder: Path, names: Sequence[str], decoding: Resize | Sequence[Crop]) 
 
 
 def _read(path: Path) -> tuple[_Pixels, dict[str, Any]] | None:
-    """Return the pixels and the record of what was decoded; None unless both files are complete."""
+    """Return the pixels and the record about them; None unless both files are complete."""
     try:
         record = json.loads(path.with_suffix(".json").read_text())
-        return np.load(path, mmap_mode="c"), record  # torch warns of read-only arrays
+        return np.load(path, mmap_mode="c"), record  # not "r": torch warns about read-only arrays
     except (OSError, ValueError):
         return None
 

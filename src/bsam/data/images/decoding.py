@@ -21,14 +21,14 @@ from ...common.extras import require_package
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others of Pillow's start programs, as EPS does
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS and the like: Pillow starts programs for them
 
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right and bottom
 
 
 def check_box(box: Sequence[float]) -> Box:
-    """Return left, top, right and bottom of a box, or raise if it has no area, or is smaller than a pixel."""
+    """Return left, top, right and bottom of a box; raise if it has no area or is smaller than a pixel."""
     if len(box) != 4 or not all(map(is_number, box)):
         raise BsamValueError(f"box must be left, top, right and bottom, got {box!r}")
     left, top, right, bottom = map(float, box)
@@ -63,8 +63,8 @@ class Resize:
 
     Args:
         size: side of the result, in pixels.
-        crop: share of the shorter side that is kept, ``crop_pct`` of timm.
-        interpolation: of Pillow: ``"nearest"``, ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
+        crop: share of the shorter side that is kept, timm's ``crop_pct``.
+        interpolation: Pillow's filter: ``"nearest"``, ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
 
     Example:
         >>> Resize(224, crop=0.875).shorter_side
@@ -83,10 +83,10 @@ class Resize:
 
 @dataclass(frozen=True)
 class Crop:
-    """Cut out a square around a box, and resize it to ``size`` x ``size`` pixels; it is black where the image ends.
+    """Cut out a square around a box and resize it to ``size`` x ``size`` pixels; it is black beyond the image.
 
-    The square is that of ``bsam.data.pose.affine.crop_map``. It is resized by bilinear interpolation, with a wider
-    filter where it becomes smaller, so that fine patterns do not alias.
+    The square is that of ``bsam.data.pose.affine.crop_map``. It is resized with bilinear interpolation, with a wider
+    filter if it becomes smaller, so that fine patterns do not alias.
 
     Args:
         box: left, top, right and bottom, in pixels of the upright image; the centre of its first pixel is (0, 0).
@@ -118,14 +118,14 @@ def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uin
     """Read an image file as RGB.
 
     The orientation in EXIF data is applied, transparency is ignored, 16-bit grey values keep their upper 8 bits, and
-    of several frames the first is taken.
+    only the first frame is read.
 
     Args:
-        path: of a file in one of ``FORMATS``, whatever its suffix.
-        decoding: to which size, and which part; None for the whole image in its own size.
+        path: a file in one of ``FORMATS``, with any suffix.
+        decoding: which part to return, and in which size; None: the whole image in its original size.
 
     Returns:
-        An array (size, size, 3), or (height, width, 3) of the whole image.
+        An array (size, size, 3), or (height, width, 3) for the whole image.
 
     Example:
         >>> decode("nowhere/cat.jpg", Resize(224))
@@ -159,7 +159,7 @@ def ignored_warnings() -> Iterator[None]:
 
 
 def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> NDArray[np.uint8]:
-    """Decode as :func:`decode_bytes` does. Several threads may do so inside one block of :func:`ignored_warnings`."""
+    """Decode as :func:`decode_bytes` does; several threads may share one block of :func:`ignored_warnings`."""
     require_package("PIL", "images")
     from PIL import Image, UnidentifiedImageError
 
@@ -218,17 +218,17 @@ def _resized(image: Image, resize: Resize) -> Image:
 def _cut(image: Image, crop: Crop, name: object) -> Image:
     from PIL import Image as Pillow
 
-    whose, size = f"the box {rounded(crop.box)} of {name}", f"{image.width} x {image.height} pixels"
+    box_name, size = f"the box {rounded(crop.box)} of {name}", f"{image.width} x {image.height} pixels"
     left, top, right, bottom = (edge + 0.5 for edge in crop.region)  # Pillow counts from the corner of a pixel
     if min(right, bottom) <= 0 or left >= image.width or top >= image.height:
-        raise BoxError(f"{whose} lies outside of its {size}")
+        raise BoxError(f"{box_name} lies outside of its {size}")
     border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
     x, y = math.floor(left) - border, math.floor(top) - border
     end = math.ceil(right) + border, math.ceil(bottom) + border
     width, height = end[0] - x, end[1] - y
-    if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # the largest image has room for a margin
-        raise BoxError(f"{whose} is too large for its {size}")
-    window = Pillow.new("RGB", (width, height))  # zeros where the image ends; Image.crop refuses large margins
+    if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # so that the largest image may have a margin
+        raise BoxError(f"{box_name} is too large for its {size}")
+    window = Pillow.new("RGB", (width, height))  # zeros beyond the image; Image.crop raises for large margins
     window.paste(image, (-x, -y))
     box = (left - x, top - y, right - x, bottom - y)
     return window.resize((crop.size, crop.size), Pillow.Resampling.BILINEAR, box=box)

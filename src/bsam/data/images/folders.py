@@ -20,8 +20,8 @@ class LabelledFiles:
     """Image files and their classes.
 
     Args:
-        names: relative to the folder of the data set, with ``/``.
-        labels: one per name, from 0.
+        names: paths relative to the folder of the data set, with ``/``.
+        labels: one class per name, counted from 0.
     """
 
     names: tuple[str, ...]
@@ -33,13 +33,13 @@ class ImageFiles:
     """The image files of a data set, which :func:`bsam.data.images.cache.load_images` decodes.
 
     Args:
-        name: of the data set.
+        name: name of the data set.
         folder: all names are relative to it.
         class_names: in the order of the labels.
         train: training set.
         validation: validation set, if there is one.
         test: test set.
-        split: where the split comes from, in words, for tables of results.
+        split: where the split comes from, in words, for result tables.
     """
 
     name: str
@@ -53,26 +53,26 @@ class ImageFiles:
     @property
     def sets(self) -> dict[str, LabelledFiles]:
         """Training, validation (if there is one) and test set, by these names and in this order."""
-        found = {"training": self.train, "validation": self.validation, "test": self.test}
-        return {name: files for name, files in found.items() if files is not None}
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        return {name: files for name, files in parts.items() if files is not None}
 
 
 def read_folder(folder: str | Path, seed: int = 0, test_fraction: float = 0.2) -> ImageFiles:
     """List the images of a folder with one folder per class.
 
-    Where it holds a folder ``train`` and at least one of ``test``, ``val``, ``valid`` and ``validation``, each with the
-    same class folders, these are the sets; without ``test`` the validation set is the test set. Otherwise a part of
-    each class, drawn at random, is the test set. Every file of a class folder counts as an image, except those whose
-    names begin with a dot; folders inside of a class folder are an error.
+    If the folder holds ``train`` and at least one of ``test``, ``val``, ``valid`` and ``validation``, each with the
+    same class folders, these are the sets; without ``test``, the validation set is the test set. Otherwise a random
+    part of each class is the test set. Every file in a class folder counts as an image, except hidden ones; a folder in
+    a class folder is an error.
 
     Args:
-        folder: of the data set.
-        seed: of the random split.
-        test_fraction: share of each class in the random split that is tested on; at least one image of each class is,
-            and at least one is trained on.
+        folder: folder of the data set.
+        seed: seed of the random split.
+        test_fraction: share of each class that is in the test set of the random split; each set has at least one image
+            of each class.
 
     Returns:
-        The files in sorted order, class by class. Classes are sorted by name, or by number if all names are numbers.
+        The files, class by class, in sorted order. Classes are sorted by name, or by number if all names are numbers.
 
     Example:
         >>> import tempfile
@@ -87,10 +87,10 @@ def read_folder(folder: str | Path, seed: int = 0, test_fraction: float = 0.2) -
     folder = Path(folder)
     if not folder.is_dir():
         raise BsamValueError(f"{folder} is not a folder; give the one that holds the images: {LAYOUT}")
-    found = _folders(folder)
-    validations = [name for name in VALIDATION_NAMES if name in found]
-    if "train" in found and (validations or "test" in found):
-        return _given_split(folder, ["train", *validations[:1], *({"test"} & set(found))])
+    names = _folders(folder)
+    validations = [name for name in VALIDATION_NAMES if name in names]
+    if "train" in names and (validations or "test" in names):
+        return _given_split(folder, ["train", *validations[:1], *({"test"} & set(names))])
     return _random_split(folder, _class_files(folder, folder), seed, test_fraction)
 
 
@@ -99,10 +99,10 @@ def _given_split(folder: Path, sets: list[str]) -> ImageFiles:
     class_names = tuple(classes["train"])
     for name in sets[1:]:
         for class_name in {*class_names} ^ {*classes[name]}:
-            one, other = ("train", name) if class_name in class_names else (name, "train")
+            having, lacking = ("train", name) if class_name in class_names else (name, "train")
             raise BsamValueError(
-                f"{folder / other} has no class folder {class_name}, but {folder / one} has one: all sets must have "
-                "the same classes"
+                f"{folder / lacking} has no class folder {class_name}, but {folder / having} has one: all sets must "
+                "have the same classes"
             )
     train, *others = (_labelled(classes[name].values()) for name in sets)
     validation = others[0] if len(others) == 2 else None
@@ -115,7 +115,7 @@ def _random_split(folder: Path, classes: dict[str, list[str]], seed: int, test_f
     for label, (class_name, names) in enumerate(classes.items()):
         if len(names) < 2:
             raise BsamValueError(
-                f"the class {class_name} of {folder} has one image only: one to train on and one to test on are needed"
+                f"the class {class_name} of {folder} has only one image: add one, to train on one and test on the other"
             )
         n = min(max(1, round(test_fraction * len(names))), len(names) - 1)
         chosen = {*np.random.default_rng((seed, label)).permutation(len(names))[:n].tolist()}
@@ -131,8 +131,8 @@ def _class_files(folder: Path, place: Path) -> dict[str, list[str]]:
     """Return the files of each class folder in ``place``, relative to ``folder``."""
     class_names = _folders(place)
     if len(class_names) < 2:
-        found = f"only one class folder ({class_names[0]})" if class_names else "no class folders"
-        raise BsamValueError(f"{place} holds {found}: {LAYOUT}")
+        content = f"only one class folder ({class_names[0]})" if class_names else "no class folders"
+        raise BsamValueError(f"{place} holds {content}: {LAYOUT}")
     classes = {class_name: _files(folder, place / class_name) for class_name in class_names}
     empty = [class_name for class_name, names in classes.items() if not names]
     if empty:

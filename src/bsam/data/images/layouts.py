@@ -35,10 +35,10 @@ def read_oxford_pet(folder: str | Path) -> ImageFiles:
 
 
 def read_flowers102(folder: str | Path) -> ImageFiles:
-    """List the images of Flowers-102, 102 kinds of flowers, whose names are their official numbers.
+    """List the images of Flowers-102: 102 kinds of flowers, named by their official numbers.
 
     Args:
-        folder: holds ``jpg/``, ``imagelabels.mat`` and ``setid.mat``; or folders ``train``, ``valid`` and ``test`` of
+        folder: holds ``jpg/``, ``imagelabels.mat`` and ``setid.mat``; or folders ``train``, ``valid`` and ``test`` with
             class folders, which is not the official split.
     """
     folder = Path(folder)
@@ -61,8 +61,8 @@ def read_stanford_cars(folder: str | Path) -> ImageFiles:
 
     Args:
         folder: holds ``cars_train/``, ``cars_test/`` and ``devkit/`` with ``cars_meta.mat``, ``cars_train_annos.mat``
-            and ``cars_test_annos_withlabels.mat`` (or the latter beside ``devkit``); or folders ``train`` and ``test``
-            of class folders.
+            and ``cars_test_annos_withlabels.mat`` (the last one may also be beside ``devkit``); or folders ``train``
+            and ``test`` with class folders.
     """
     folder = Path(folder)
     if not (folder / "devkit").exists() and (folder / "train").is_dir():
@@ -87,7 +87,7 @@ def _unofficial(folder: Path, name: str) -> ImageFiles:
 
 
 def required(folder: Path, name: str) -> Path:
-    """Return the path of a file of a data set, which must be there."""
+    """Return the path of a file; raise if it is missing."""
     path = folder / name
     if not path.is_file():
         raise BsamRuntimeError(f"{path} is missing: give the folder that holds {name}, or get the data set again")
@@ -101,14 +101,14 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
 
     try:
         return loadmat(path, squeeze_me=True, struct_as_record=struct_as_record, variable_names=[key])[key]
-    except Exception as error:  # what scipy raises for damaged files is not limited to a few types
+    except Exception as error:  # scipy raises errors of many types for damaged files
         raise BsamRuntimeError(
             f"{path} cannot be read as a MATLAB file with {key} ({error!r}): get it again"
         ) from error
 
 
 def check_files(folder: Path, names: Sequence[str], there: Collection[str]) -> None:
-    """Raise if some files of a data set are not there."""
+    """Raise if some names are not among those of the existing files."""
     if missing := sorted({*names} - {*there}):
         raise BsamRuntimeError(
             f"{len(missing)} of {len(names)} images are missing, such as {folder / missing[0]}: get the data set again"

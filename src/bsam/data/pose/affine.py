@@ -1,11 +1,11 @@
-"""Affine maps of image coordinates, one per image of a batch, and images moved by them.
+"""Affine maps of image coordinates, one per image of a batch, and their application to images.
 
 A map is a (2, 3) matrix that takes a point (x, y) to ``m[:, :2] @ (x, y) + m[:, 2]``. The centre of the first pixel is
 (0, 0) and the centre of the last one (width - 1, height - 1); an image extends half a pixel beyond. In these
 coordinates ``torch.nn.functional.grid_sample`` with ``align_corners=False`` takes ``(2 * x + 1) / width - 1``.
 
-Maps are float64 on any device, whatever the points are: image coordinates in the thousands would lose 1e-4 pixels in
-float32, and autocast leaves float64 alone. Nothing here waits for the device.
+Maps are float64 on all devices, for points of any type: in float32, image coordinates in the thousands would lose 1e-4
+pixels, and autocast does not touch float64. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:
     Args:
         boxes: (n, 4): left, top, right and bottom in image pixels.
         margin: extent of the crop, relative to the longer side of the box.
-        side: of the crop, in pixels.
+        side: side of the crop, in pixels.
 
     Example:
         >>> crop_map(torch.tensor([[10.0, 10.0, 30.0, 50.0]]), margin=1.25, side=100)
@@ -40,13 +40,13 @@ def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:
 def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored: Tensor) -> Tensor:
     """Return the maps between square images that take the centre to the centre.
 
-    The image is magnified and rotated about its centre; then left and right are exchanged where it is mirrored.
+    The image is magnified and rotated about its centre; then, if it is mirrored, left and right are exchanged.
 
     Args:
         source: side of the image, in pixels.
         target: side of the result, in pixels.
-        scale: (n,), magnification: above 1, things become larger.
-        angle: (n,), in radians; above 0, things turn clockwise as one sees them, since y points down.
+        scale: (n,), magnification; above 1, the image becomes larger.
+        angle: (n,), in radians; above 0, the image turns clockwise, since y points down.
         mirrored: (n,), whether to exchange left and right: 0 or 1.
 
     Example:
@@ -66,14 +66,14 @@ def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored:
 
 
 def inverse(maps: Tensor) -> Tensor:
-    """Return the maps back, in closed form: a solver would wait for the device to look for singular matrices."""
+    """Return the inverse maps, in closed form: a solver would wait for the device to check for singular matrices."""
     a, b, c, d = maps[:, :, :2].flatten(1).unbind(dim=1)
     linear = torch.stack([d, -b, -c, a], dim=1).view(-1, 2, 2) / (a * d - b * c)[:, None, None]
     return torch.cat([linear, -linear @ maps[:, :, 2:]], dim=2)
 
 
 def compose(outer: Tensor, inner: Tensor) -> Tensor:
-    """Return the maps that do ``inner`` first and then ``outer``."""
+    """Return the maps that apply ``inner`` first and then ``outer``."""
     return outer[:, :, :2] @ inner + F.pad(outer[:, :, 2:], (2, 0))
 
 
@@ -83,12 +83,12 @@ def apply(maps: Tensor, points: Tensor) -> Tensor:
 
 
 def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
-    """Return images moved by the maps: bilinear interpolation, zeros outside of the image.
+    """Return the images under the maps, with bilinear interpolation and zeros outside the image.
 
     Args:
         images: (n, channels, height, width), of any type.
         maps: (n, 2, 3), from the pixels of the images to those of the result.
-        side: of the result, in pixels.
+        side: side of the result, in pixels.
 
     Returns:
         float32 images (n, channels, side, side).
@@ -105,7 +105,7 @@ def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
 
     def source(row: Tensor, length: int) -> Tensor:  # no matmul: autocast and TF32 would round it
         dx, dy, offset = row[:, 0] * (2 / length), row[:, 1] * (2 / length), (2 * row[:, 2] + 1) / length - 1
-        dx, dy, offset = (one.float()[:, None, None] for one in (dx, dy, offset))
+        dx, dy, offset = (column.float()[:, None, None] for column in (dx, dy, offset))
         return dx * pixels + (dy * pixels[:, None] + offset)
 
     across, down = inverse(maps).unbind(dim=1)

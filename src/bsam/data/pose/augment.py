@@ -24,23 +24,22 @@ class PoseAugment:
 
     A row of the draws is the magnification, the angle in radians, and 1 for a mirrored image, else 0.
 
-    Each image is moved by one affine map and interpolated once, bilinearly; it is black where the stored crop ends.
-    Values stay on the device and shapes do not depend on them, so that a call can be captured in a CUDA graph, after a
-    first call outside of it.
+    Each image is transformed by one affine map with one bilinear interpolation; it is black beyond the stored crop.
+    Values stay on the device and shapes do not depend on them, so a call can be captured in a CUDA graph after a first
+    call outside it.
 
-    The ranges are those of usual settings for MPII (a scale factor of 0.25 and a rotation factor of 30 degrees, applied
-    to 60 % of the images). Numbers are uniform in them; the usual code draws normal ones, and angles up to twice as
-    large.
+    The ranges are the usual ones for MPII (a scale factor of 0.25, and a rotation factor of 30 degrees for 60 % of the
+    images). Numbers are uniform in these ranges; the usual code draws normal ones, with angles up to twice as large.
 
     Args:
-        side: of the result, in pixels.
+        side: side of the result, in pixels.
         mirrored: for each joint of a mirrored person, the joint that it was before; see
             :class:`bsam.data.pose.joints.Skeleton`.
         scale: magnifications are uniform in 1 - scale to 1 + scale.
         rotation: angles are uniform in -rotation to rotation degrees.
         rotation_p: fraction of the images that are rotated.
         flip: whether half of the images are mirrored.
-        mean: of the pixels per channel.
+        mean: mean of the pixels per channel.
         std: standard deviation of the pixels per channel.
 
     Example:
@@ -78,13 +77,13 @@ class PoseAugment:
 
         Args:
             x: stored crops (n, 3, side, side), as bytes or as floating-point numbers.
-            y: joints (n, J, 3): x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
-            to_image: (n, 2, 3), the maps from pixels of the crop to those of the image.
-            draws: (n, 3), those of the images; None: the centre.
+            y: joints (n, J, 3): x and y in pixels of the crop, and 1 if the joint is labelled, else 0.
+            to_image: (n, 2, 3), the maps from pixels of the crop to pixels of the image.
+            draws: (n, 3), the rows of these images; None: the centre.
 
         Returns:
-            float32 images in the channels_last memory format; the joints in their pixels, with 0 also for a joint that
-            lies outside of them; and the maps from their pixels to those of the images.
+            float32 images in the channels_last memory format; the joints in their pixels, with the label 0 also for
+            joints that lie outside; and the maps from their pixels to pixels of the images.
         """
         if draws is None:
             draws = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64, device=x.device).expand(len(x), 3)
@@ -110,6 +109,6 @@ POSE_AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @functools.lru_cache(maxsize=16)
 def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return indices, copied to the device once: a copy per batch would wait and cannot be captured."""
+    """Return indices on the device. Copied once: a copy per batch would wait and cannot be captured."""
     with torch.inference_mode(False):
         return torch.tensor(order, device=device)

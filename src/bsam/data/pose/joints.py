@@ -10,8 +10,8 @@ class Skeleton:
     """The joints of a data set.
 
     Args:
-        joints: their names.
-        pairs: indices of joints that a mirrored image exchanges: left and right.
+        joints: names of the joints.
+        pairs: indices of left and right joints, which a mirrored image exchanges.
         edges: indices of joints that a drawing connects.
 
     Example:
@@ -25,10 +25,10 @@ class Skeleton:
 
     @property
     def mirrored(self) -> tuple[int, ...]:
-        """For each joint of a mirrored person, the joint that it was before."""
+        """For each joint of a mirrored person, the index that it had before."""
         order = list(range(len(self.joints)))
-        for one, other in self.pairs:
-            order[one], order[other] = other, one
+        for left, right in self.pairs:
+            order[left], order[right] = right, left
         return tuple(order)
 
 
@@ -39,7 +39,7 @@ def _skeleton(names: str, edges: str) -> Skeleton:
     return Skeleton(
         joints,
         tuple((joints.index(right), joints.index(left)) for right, left in sides),
-        tuple((int(one), int(other)) for one, other in lines),
+        tuple((int(start), int(end)) for start, end in lines),
     )
 
 

@@ -1,4 +1,4 @@
-"""Persons in image files with the places of their joints, before any image is decoded."""
+"""Persons in image files with the positions of their joints, before any image is decoded."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ..images.layouts import check_files, read_mat, required
 from .joints import LSP, MPII, Skeleton
 
 SPLIT_SEED = 0
-LSPET_MARGIN = 0.05  # of the longer side: joints are where a person bends, and hands and feet reach beyond them
-HEAD = 0.6  # share of the diagonal of the head's rectangle that PCKh measures by, as in MPII's own evaluation
+LSPET_MARGIN = 0.05  # of the longer side: hands and feet reach beyond the joints
+HEAD = 0.6  # head size of PCKh, relative to the diagonal of the head's rectangle, as in MPII's evaluation
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class PersonFiles:
-    """Persons in image files, whom :func:`bsam.data.pose.persons.load_persons` cuts out.
+    """Persons in image files, which :func:`bsam.data.pose.persons.load_persons` cuts out.
 
     Coordinates are pixels of the upright image, and the centre of its first pixel is (0, 0).
 
     Args:
-        name: of the data set.
-        folder: all names of images are relative to it.
+        name: name of the data set.
+        folder: all image names are relative to it.
         images: one name for each of n persons, with ``/``; several persons may be in one image.
         boxes: (n, 4): left, top, right and bottom of each person.
-        joints: (n, J, 3): x, y and whether the joint is labelled, 1 or 0. What is not labelled has no place: its
-            coordinates are ignored.
-        head_sizes: (n,), the lengths that PCKh measures by; None where they are not known.
+        joints: (n, J, 3): x, y and 1 if the joint is labelled, else 0. The coordinates of joints that are not labelled
+            are ignored.
+        head_sizes: (n,), the unit of distance of PCKh; None if not known.
         skeleton: names of the joints.
         train: indices of the persons to train on.
         test: indices of the persons to test on.
-        split: where the split comes from, in words, for tables of results.
-        left_out: a sentence for each person who is not among the n: without any labelled joint, box or head.
+        split: where the split comes from, in words, for result tables.
+        left_out: a sentence for each person who is left out because a labelled joint, the box or the head is missing.
     """
 
     name: str
@@ -70,11 +70,11 @@ class PersonFiles:
 def read_lspet(folder: str | Path) -> PersonFiles:
     """List the persons of LSP Extended (Johnson and Everingham, 2011): one in each of 10,000 images, 14 joints.
 
-    The data set has no test set: a tenth of the images, drawn with a fixed seed, is the test set here. The file's
+    The data set has no test set: here, a tenth of the images, drawn with a fixed seed, is the test set. The file's
     third row, "visible", says whether a joint is labelled: where it is 0, both coordinates are 0 or negative in the
-    whole file. A box is that of the labelled joints, and 5 % of its longer side is added on each of its four sides;
-    those of the test set, too, come from the labels. Images without labelled joints, or with all of them in one place,
-    are left out.
+    whole file. A box encloses the labelled joints, plus 5 % of its longer side on each of its four sides; the boxes of
+    the test set, too, come from the labels. Images without labelled joints, or with all of them in one place, are left
+    out.
 
     Args:
         folder: holds ``joints.mat`` and ``images/im00001.jpg`` and so on.
@@ -101,11 +101,11 @@ def read_lspet(folder: str | Path) -> PersonFiles:
 def read_mpii(folder: str | Path) -> PersonFiles:
     """List the persons of MPII Human Pose (Andriluka et al., 2014), in its authors' layout: 16 joints.
 
-    The labels of the official test set are not published: a tenth of the official training images, drawn with a fixed
-    seed, is the test set here; all persons of an image are in the same set. A box is the square of ``200 * scale``
-    pixels whose centre lies ``15 * scale`` pixels below the annotated one, as usual: that is nearer to the head than
-    to the feet. Coordinates are counted from 0 rather than from 1. A joint that is hidden but labelled counts as
-    labelled, as in the official evaluation. A head size is 0.6 times the diagonal of the head's rectangle.
+    The labels of the official test set are not published: here, a tenth of the official training images, drawn with a
+    fixed seed, is the test set; all persons of an image are in the same set. A box is the square of ``200 * scale``
+    pixels whose centre lies ``15 * scale`` pixels below the annotated centre, as is usual, since the annotated centre
+    is nearer to the head than to the feet. Coordinates count from 0, not from 1. A joint that is hidden but labelled
+    counts as labelled, as in the official evaluation. A head size is 0.6 times the diagonal of the head's rectangle.
 
     Args:
         folder: holds ``mpii_human_pose_v1_u12_1.mat`` and ``images/``.
@@ -120,7 +120,7 @@ def read_mpii(folder: str | Path) -> PersonFiles:
             centre, scale = _items(person, "objpos"), _items(person, "scale")
             rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
             parts = {"joint": points, "centre": centre, "scale": scale, "head": len(rectangle) == 4}
-            if lacking := [part for part, found in parts.items() if not found]:
+            if lacking := [part for part, content in parts.items() if not content]:
                 left_out.append(f"images/{image.image.name} has a person without labelled {', '.join(lacking)}")
                 continue
             table = np.zeros((len(MPII.joints), 3))
@@ -156,19 +156,19 @@ def joint_boxes(joints: Floats, margin: float) -> Floats:
 
 
 def _items(holder: Any, field: str | None = None) -> list[Any]:
-    """Return the structures in a field of a MATLAB file, which may be missing, empty, one structure or an array."""
+    """Return the structures in a field of a MATLAB file; the field may be missing, empty, a structure or an array."""
     value = holder if field is None else getattr(holder, field, ())
     return list(np.atleast_1d(np.asarray(value, dtype=object)).ravel()) if np.size(value) else []
 
 
 def _check_images(folder: Path, names: Sequence[str]) -> None:
-    """Raise if one of these files is not in ``images``."""
+    """Raise if a file is not in ``images``."""
     place = folder / "images"
     check_files(folder, names, {f"images/{path.name}" for path in place.iterdir()} if place.is_dir() else set())
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """Return the indices of the persons in nine tenths of the images, and of those in the others."""
+    """Return the indices of the persons in nine tenths of the images, and of those in the rest."""
     names = sorted(set(images))
     chosen = np.random.default_rng(SPLIT_SEED).permutation(len(names))[: max(1, len(names) // 10)]
     tested = {names[index] for index in chosen}

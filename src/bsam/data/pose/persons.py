@@ -1,4 +1,4 @@
-"""Persons cut out of their images, with the places of their joints."""
+"""Persons cut out of their images, with the positions of their joints."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SURROUND = 1.375  # extent of a stored crop, relative to that of the input: a sq
 
 
 def stored_side(side: int) -> int:
-    """Return the side of the crops that are stored for inputs of ``side`` pixels, with the same resolution.
+    """Return the side of the crops that are stored for inputs of ``side`` pixels, at the same resolution.
 
-    Rotations by up to 30 degrees stay inside of them. The corners of an image that is also made smaller are black.
+    Inputs rotated by up to 30 degrees stay inside them. The corners of inputs that are also scaled down are black.
 
     Example:
         >>> stored_side(256)
@@ -39,10 +39,11 @@ def person_crops(boxes: Tensor, side: int) -> tuple[list[Crop], Tensor]:
 
     Args:
         boxes: (n, 4), float64: left, top, right and bottom of each person, in pixels of the image.
-        side: of a network's inputs, in pixels.
+        side: side of the network's inputs, in pixels.
 
     Returns:
-        The crops of :func:`stored_side` pixels, and the maps (n, 2, 3) from pixels of the images to those of the crops.
+        The crops of :func:`stored_side` pixels, and the maps (n, 2, 3) from pixels of the images to pixels of the
+        crops.
 
     Example:
         >>> crops, maps = person_crops(torch.tensor([[0.0, 0.0, 64.0, 64.0]]), side=80)
@@ -56,15 +57,15 @@ def person_crops(boxes: Tensor, side: int) -> tuple[list[Crop], Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Persons:
-    """Images of persons, one each.
+    """Images with one person each.
 
     Args:
         x: (n, 3, side, side), bytes in the channels_last format.
-        y: (n, J, 3), float32: x and y in pixels of the crop, and 1 where the joint is labelled, else 0.
-        to_image: (n, 2, 3), float64: the maps from pixels of the crop to those of the image; see
+        y: (n, J, 3), float32: x and y in pixels of the crop, and 1 if the joint is labelled, else 0.
+        to_image: (n, 2, 3), float64: the maps from pixels of the crop to pixels of the image; see
             ``bsam.data.pose.affine``.
-        head_sizes: (n,), float32, in pixels of the image; None where they are not known.
-        images: names of the image files, where there are any.
+        head_sizes: (n,), float32, in pixels of the image; None if not known.
+        images: names of the image files, if there are any.
     """
 
     x: Tensor
@@ -77,7 +78,7 @@ class Persons:
         return len(self.y)
 
     def part(self, rows: slice | list[int]) -> Persons:
-        """Return some of them; those of a slice without a copy of the images."""
+        """Return the persons at these rows; a slice does not copy the images."""
         heads = None if self.head_sizes is None else self.head_sizes[rows]
         images = (
             self.images[rows] if isinstance(rows, slice) else tuple(self.images[row] for row in rows if self.images)
@@ -90,13 +91,13 @@ class PoseData:
     """Persons to train on and to test on.
 
     Args:
-        name: of the data set.
-        side: of a network's inputs, which ``PoseAugment`` cuts out of the stored crops.
+        name: name of the data set.
+        side: side of the network's inputs, which ``PoseAugment`` cuts out of the stored crops.
         train: training set.
         test: test set.
         skeleton: names of the joints.
         split: which persons are in which set, in words.
-        digest: SHA-256 of the pixels, the joints, the sizes of heads and their order.
+        digest: SHA-256 of the pixels, the joints, the head sizes and their order.
     """
 
     name: str
@@ -116,21 +117,21 @@ def load_persons(
     progress: Progress | None = None,
     skip_corrupt: bool = False,
 ) -> tuple[PoseData, list[str]]:
-    """Return the persons of a data set, cut out of their images, by way of the cache of decoded images.
+    """Cut the persons of a data set out of their images; the crops are kept in the cache of decoded images.
 
     Args:
-        files: of :func:`~bsam.data.pose.layouts.read_lspet`, say.
-        side: of a network's inputs, in pixels; crops of 1.375 times as many pixels are stored.
-        cache_dir: see :func:`bsam.data.images.cache.load_images`, as for the other arguments.
-        progress: likewise.
-        skip_corrupt: likewise.
+        files: for example from :func:`~bsam.data.pose.layouts.read_lspet`.
+        side: side of the network's inputs, in pixels; crops of 1.375 times this side are stored.
+        cache_dir: see :func:`bsam.data.images.cache.load_images`.
+        progress: see :func:`bsam.data.images.cache.load_images`.
+        skip_corrupt: leave out persons whose image cannot be decoded, or whose box is outside it, instead of raising an
+            error.
 
     Returns:
-        The data set, whose crops are mapped into memory (copied, of a set from which a person was left out), and one
-        sentence for each person who was left out: those of ``files.left_out``, and those whose image cannot be decoded,
-        or whose box is outside of it.
+        The data set, whose crops are mapped into memory (a set from which persons were left out is a copy in memory),
+        and one sentence for each person who was left out, beginning with ``files.left_out``.
     """
-    order = np.concatenate([files.train, files.test])  # a set is a part of the cache, without a copy
+    order = np.concatenate([files.train, files.test])  # each set is then a slice of the cache, without a copy
     names = [files.images[person] for person in order]
     crops, maps = person_crops(torch.from_numpy(files.boxes[order]), side)
     x, corrupt, pixels = decode_files(
@@ -138,12 +139,12 @@ def load_persons(
     )
     joints = torch.from_numpy(files.joints[order])
     y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)
-    y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of what is not labelled may be anything
+    y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of joints that are not labelled may be NaN
     heads = None if files.head_sizes is None else torch.from_numpy(files.head_sizes[order]).float()
-    everyone = Persons(x, y, inverse(maps), heads, tuple(names))
+    persons = Persons(x, y, inverse(maps), heads, tuple(names))
     ends = len(files.train), len(order)
     rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
-    train, test = (_some(everyone, kept) for kept in rows)
+    train, test = (_some(persons, kept) for kept in rows)
     labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
     digest = sha256(json.dumps([*pixels, rows, labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
@@ -155,6 +156,6 @@ def _digest(*tensors: Tensor | None) -> str:
 
 
 def _some(persons: Persons, rows: Sequence[int]) -> Persons:
-    """Return the persons at these rows, without a copy of the images where the rows are consecutive."""
+    """Return the persons at these rows, without copying the images if the rows are consecutive."""
     whole = len(rows) == rows[-1] + 1 - rows[0]
     return persons.part(slice(rows[0], rows[-1] + 1) if whole else list(rows))

@@ -24,14 +24,14 @@ COLOURS, GREY = {"right": (220, 60, 40), "left": (50, 90, 230)}, (190, 190, 190)
 def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     """Draw ``n`` figures to train on and ``n // 4`` to test on, with the joints of LSP.
 
-    Pose, size, place, colours and background vary. The figures face the viewer: their right arm and leg, which begin
-    on the left of the image, are red, the left ones blue. (In a mirrored image, whose joints are exchanged, the place
-    tells left from right and the colour does not.)
+    Pose, size, position, colours and background vary. The figures face the viewer: their right arm and leg, which start
+    on the left of the image, are red, the left ones blue. (In a mirrored image, whose left and right joints are
+    exchanged, the position still tells left from right, and the colour does not.)
 
     Args:
         n: number of training figures.
-        seed: of the random numbers.
-        side: of a network's inputs, in pixels; crops of ``stored_side(side)`` pixels are drawn.
+        seed: seed of the random numbers.
+        side: side of the network's inputs, in pixels; crops of ``stored_side(side)`` pixels are drawn.
 
     Example:
         >>> data = stick_figures(8)
@@ -50,13 +50,13 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     y[:, :, :2] = apply(maps, y[:, :, :2])
     x = torch.from_numpy(np.stack([_drawing(places[:, :2], size, random) for places in y.numpy()])).permute(0, 3, 1, 2)
     digest = sha256(x.numpy().tobytes() + y.numpy().tobytes())
-    everyone = Persons(x, y.float(), inverse(maps))
-    train, test = everyone.part(slice(n)), everyone.part(slice(n, total))
+    persons = Persons(x, y.float(), inverse(maps))
+    train, test = persons.part(slice(n)), persons.part(slice(n, total))
     return PoseData("stick_figures", side, train, test, LSP, f"{n} and {n // 4} drawings, seed {seed}", digest)
 
 
 def _pose(random: np.random.Generator) -> NDArray[np.float64]:
-    """Return the joints (14, 3) of a figure, in pixels of an imagined image; all of them are labelled."""
+    """Return the joints (14, 3) of a figure, in pixels of an imaginary image; all of them are labelled."""
 
     def step(angle: float, length: float) -> NDArray[np.float64]:  # 0: down; above 0: to the right of the image
         return length * np.array([math.sin(angle), math.cos(angle)])
@@ -83,13 +83,13 @@ def _drawing(places: NDArray[np.float64], size: int, random: np.random.Generator
     rows, columns = np.mgrid[:size, :size].astype(np.float32)
     image = random.uniform(0, 90, 3).astype(np.float32) + random.normal(0, 12, (size, size, 3)).astype(np.float32)
     width = size * random.uniform(0.02, 0.035)
-    for one, other in LSP.edges:
-        sides = {LSP.joints[joint].partition(" ")[0] for joint in (one, other)}
+    for start, end in LSP.edges:
+        sides = {LSP.joints[joint].partition(" ")[0] for joint in (start, end)}
         colour = COLOURS.get(sides.pop(), GREY) if len(sides) == 1 else GREY
         shade = np.clip(np.array(colour) + random.normal(0, 15, 3), 0, 255).astype(np.float32)
-        (x, y), (dx, dy) = places[one], places[other] - places[one]
-        low = np.floor(np.minimum(places[one], places[other]) - width).astype(int).clip(0)
-        high = np.ceil(np.maximum(places[one], places[other]) + width).astype(int)
+        (x, y), (dx, dy) = places[start], places[end] - places[start]
+        low = np.floor(np.minimum(places[start], places[end]) - width).astype(int).clip(0)
+        high = np.ceil(np.maximum(places[start], places[end]) + width).astype(int)
         near = slice(low[1], high[1]), slice(low[0], high[0])  # the rest of the image has no ink
         right, down = columns[near] - x, rows[near] - y
         along = np.clip((right * dx + down * dy) / (dx * dx + dy * dy), 0, 1)

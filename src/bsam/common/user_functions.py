@@ -1,0 +1,57 @@
+"""Functions that a user names as ``MODULE:FUNCTION``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from .errors import BsamValueError
+
+
+def find_function(name: str, role: str) -> Callable[..., Any]:
+    """Import a function. Its module may lie in the current folder, as with ``python -m``.
+
+    Args:
+        name: ``module:function``.
+        role: what the function is for, in error messages.
+
+    Example:
+        >>> find_function("os.path:basename", "loader")("a/b")
+        'b'
+    """
+    module_name, _, function_name = name.partition(":")
+    parts = module_name.split(".")
+    if not function_name or parts[-1] == "py" or not all(part.isidentifier() for part in parts):
+        raise BsamValueError(
+            f"the {role} must be named as module:function, got {name!r} (for my_data.py write my_data)"
+        )
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()  # the module may be younger than the first look into its folder
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BsamValueError(
+            f"the {role}'s module {module_name!r} cannot be imported, neither installed nor from {os.getcwd()}: "
+            f"{error}. Check the name, or change to the folder that holds the module"
+        ) from error
+    except Exception as error:
+        raise BsamValueError(
+            f"the {role}'s module {module_name!r} cannot be imported: {describe_error(error)}. Correct the module"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise BsamValueError(f"the {role}'s module {module_name!r} has no function {function_name!r}: check the name")
+    return function
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type and the message of an error, and the line that raised it."""
+    where = ""
+    if frames := traceback.extract_tb(error.__traceback__):
+        where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
+    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"

@@ -1,0 +1,216 @@
+"""The kinds of data sets that a run can name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from platform import node
+from typing import ClassVar
+
+from ..common.errors import BsamRuntimeError, BsamValueError
+from .examples import Dataset
+from .images.folders import ImageFiles
+from .pose.layouts import PersonFiles
+from .pose.persons import PoseData
+from .sources import Source
+
+IN_FILES = "is not downloaded, put its files into --data-dir"
+
+
+@dataclass(frozen=True)
+class DatasetEntry(ABC):
+    """A data set by its name.
+
+    Args:
+        name: its name on the command line.
+        title: its name in tables.
+        classes: number of classes, or of joints; None if only the data can tell.
+    """
+
+    name: str
+    title: str
+    classes: int | None
+    provided: ClassVar[str] = IN_FILES  #: where it comes from if there is nothing to download, after its name
+
+    @abstractmethod
+    def resolve(self, folder: Path | None = None) -> KnownData:
+        """Return the entry of the kind that the data has, with the defaults of runs on it."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Files to download; none if it comes with a package, or if the user gets them."""
+        return ()
+
+    def is_in(self, folder: Path, /) -> bool:
+        """Return whether the files to download are in a folder."""
+        return True
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether the user must say in which folder its files are."""
+        return bool(self.sources)
+
+    def check(self, folder: Path | None = None) -> None:
+        """Raise if the data set is read from files and these are not in the folder."""
+        if not self.needs_folder:
+            return
+        place = self._folder(folder)
+        if not place.is_dir():
+            raise BsamRuntimeError(f"{self.title} is read from files, and there is no folder {place} on {node()}")
+        if self.sources and not self.is_in(place):
+            raise BsamRuntimeError(f"{place} on {node()} does not hold the files of {self.title}: see --download")
+
+    def _folder(self, folder: Path | None) -> Path:
+        if self.needs_folder and folder is None:
+            download = ", or where to --download them to" if self.sources else ""
+            raise BsamRuntimeError(
+                f"{self.title} is read from files: say in which folder they are (--data-dir){download}"
+            )
+        return folder or Path()
+
+    def _subfolder(self, folder: Path | None) -> Path:
+        """Return the folder in the data folder that has the data set's name, if there is one, else the data folder."""
+        place = self._folder(folder)
+        return place / self.name if (place / self.name).is_dir() else place
+
+
+@dataclass(frozen=True)
+class KnownData(DatasetEntry):
+    """A data set of one of the kinds below.
+
+    Args:
+        name: its name on the command line.
+        title: its name in tables.
+        classes: number of classes, or of joints; None: as many as there are folders.
+        augmentation: the default, one of :data:`bsam.data.augment.AUGMENTATIONS`, or for persons of
+            :data:`bsam.data.pose.augment.POSE_AUGMENTATIONS`.
+        model: the default, one of :data:`bsam.models.MODELS`; None: the network that the weights file is for.
+    """
+
+    augmentation: str
+    model: str | None
+    task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.tasks.TASKS`
+
+    def resolve(self, folder: Path | None = None) -> KnownData:
+        """Return the entry itself."""
+        return self
+
+    @property
+    def images(self) -> str:
+        """What the images are, for lists."""
+        return "files"
+
+    @property
+    def origin(self) -> str:
+        """Where the images come from, for lists."""
+        return "--data-dir FOLDER"
+
+
+@dataclass(frozen=True)
+class ArrayData(KnownData):
+    """Images in arrays.
+
+    Args:
+        channels: channels of an image.
+        side: side of an image, in pixels.
+        read: returns the data set in a folder, or the one of a package, which ignores the folder.
+        is_in: returns whether the files to download are in a folder.
+        sources: files to download; none if it comes with a package.
+    """
+
+    channels: int
+    side: int
+    read: Callable[[Path], Dataset]
+    is_in: Callable[[Path], bool] = lambda folder: True
+    sources: tuple[Source, ...] = ()
+    provided: ClassVar[str] = "comes with scikit-learn"
+
+    def load(self, folder: Path | None = None) -> Dataset:
+        """Read the data set."""
+        return self.read(self._folder(folder))
+
+    @property
+    def images(self) -> str:
+        """The shape of an image."""
+        return f"{self.channels} x {self.side} x {self.side}"
+
+    @property
+    def origin(self) -> str:
+        """A folder or a package."""
+        return super().origin if self.needs_folder else "scikit-learn"
+
+
+@dataclass(frozen=True)
+class ImageData(KnownData):
+    """Images in files, which are resized to what the network takes.
+
+    Args:
+        files: lists them in a folder.
+        in_data_dir: whether the user must name that folder.
+    """
+
+    files: Callable[[Path], ImageFiles]
+    in_data_dir: bool = True
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether the user must say in which folder its files are."""
+        return self.in_data_dir
+
+    def image_files(self, folder: Path | None = None) -> ImageFiles:
+        """Return its image files in a folder; raise if there are more or fewer classes than it has."""
+        files = self.files(self._subfolder(folder))
+        if self.classes is not None and len(files.class_names) != self.classes:
+            raise BsamValueError(
+                f"{self.title} has {self.classes} classes, and {files.folder} has {len(files.class_names)}: it holds "
+                "other data, or is not complete"
+            )
+        return files
+
+
+@dataclass(frozen=True)
+class PersonData(KnownData):
+    """Persons in image files, with their joints.
+
+    Args:
+        persons: lists them in a folder.
+        in_data_dir: whether the user must name that folder.
+    """
+
+    persons: Callable[[Path], PersonFiles]
+    in_data_dir: bool = True
+    task: ClassVar[str] = "pose"
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether the user must say in which folder its files are."""
+        return self.in_data_dir
+
+    def person_files(self, folder: Path | None = None) -> PersonFiles:
+        """Return the persons in its image files in a folder."""
+        return self.persons(self._subfolder(folder))
+
+
+@dataclass(frozen=True)
+class DrawnPersonData(KnownData):
+    """Drawn persons, with their joints.
+
+    Args:
+        draw: draws persons for network inputs of this side.
+    """
+
+    draw: Callable[[int], PoseData]
+    task: ClassVar[str] = "pose"
+    provided: ClassVar[str] = "is drawn"
+
+    @property
+    def images(self) -> str:
+        """That they are drawn."""
+        return "drawn"
+
+    @property
+    def origin(self) -> str:
+        """This package."""
+        return "bsam"

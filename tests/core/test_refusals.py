@@ -1,0 +1,116 @@
+"""Closures, steps and groups that raise an error: the word says what is wrong, and nothing changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import bsam
+from helpers import same, sgd
+
+
+def yields_and_runs_backward(problem):
+    for _ in range(2):
+        loss = problem.loss()
+        loss.backward()
+        yield loss
+
+
+CLOSURES = {  # of the problem and its optimizer, and a word of the message
+    "None": (lambda p, o: None, "None"),
+    "a tuple": (lambda p, o: (p.loss(), 1), "tuple"),
+    "detached": (lambda p, o: p.loss().detach(), "grad"),
+    "a number": (lambda p, o: p.loss().item(), "grad"),
+    "a matrix": (lambda p, o: p.model(p.x), "shape"),
+    "an empty batch": (lambda p, o: p.loss().expand(0), "empty"),
+    "complex": (lambda p, o: p.loss() * 1j, "complex128"),
+    "another loss": (lambda p, o: torch.ones((), requires_grad=True) * 2, "base"),
+    "no micro-batch": (lambda p, o: iter(()), "yield"),
+    "None, later": (lambda p, o: iter([p.loss(), None]), "None"),
+    "means and samples": (lambda p, o: iter([p.loss(), p.loss().expand(2)]), "yield"),
+    "complex, yielded": (lambda p, o: iter([p.loss() * 1j]), "complex128"),
+    "yields and runs backward": (lambda p, o: yields_and_runs_backward(p), "backward"),
+    "a step inside": (lambda p, o: o.step(p.loss), "inside"),
+    "a backward inside": (lambda p, o: o.backward(p.loss), "inside"),
+    "a check inside": (lambda p, o: o.check(p.loss), "inside"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_closures(problem, name):
+    optimizer, before = bsam.BSAM(sgd(problem.model.parameters()), problem.model), problem.weights()
+    closure, word = CLOSURES[name]
+    with pytest.raises(bsam.BsamError, match=word):
+        optimizer.backward(lambda: closure(problem, optimizer))
+    with pytest.raises(bsam.BsamError, match="backward"):
+        optimizer.step()
+    assert all(p.grad is None for p in problem.model.parameters())
+    assert same(before, problem.weights())
+
+
+@pytest.mark.parametrize("call", ["backward", "check"])
+def test_a_loss_is_no_closure(problem, call):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    with pytest.raises(TypeError, match="closure"):
+        getattr(optimizer, call)(problem.loss().detach())
+
+
+def test_a_step_that_is_not_prepared(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    start = optimizer.state_dict()
+
+    def gradient_of_another_backward():
+        problem.loss().backward()
+
+    def step_taken():
+        optimizer.zero_grad()
+        optimizer.backward(problem.loss)
+        optimizer.step()
+
+    def cleared():
+        optimizer.backward(problem.loss)
+        optimizer.zero_grad()
+
+    def loaded():
+        optimizer.backward(problem.loss)
+        optimizer.load_state_dict(start)
+
+    for action in (lambda: None, gradient_of_another_backward, step_taken, cleared, loaded):
+        action()
+        with pytest.raises(bsam.BsamError, match="backward"):
+            optimizer.step()
+
+
+def test_frozen_and_sparse_parameters():
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(bsam.BsamError, match="sparse"):
+        optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
+    model.requires_grad_(False)
+    with pytest.raises(bsam.BsamError, match="unfreeze"):
+        optimizer.step(lambda: model(torch.tensor([1, 2])).sum())
+
+
+GROUPS = [  # values of a parameter group, and a word of the message
+    *(({"perturb": value}, "perturb") for value in (0, 1.0, None, "no")),
+    ({"rho_mx": 0.1}, "rho_mx"),
+    ({"rho": 0.1}, "rho"),
+    ({"rho_max": -1.0}, "rho_max"),
+    ({"lr_max": 0.4}, "sharpness_lr_max"),
+]
+
+
+@pytest.mark.parametrize(("values", "word"), GROUPS)
+def test_groups(plain, values, word):
+    """At construction, added and assigned."""
+    body, head = list(plain.model[:4].parameters()), list(plain.model[4].parameters())
+    with pytest.raises(bsam.BsamError, match=word):
+        bsam.BSAM(sgd([{"params": [*body, *head], **values}]), plain.model)
+    optimizer = bsam.BSAM(sgd(body), None)
+    with pytest.raises(bsam.BsamError, match=word):
+        optimizer.add_param_group({"params": head, **values})
+    common = {name: value for name, value in optimizer.base.defaults.items() if name != "params"}
+    with pytest.raises(bsam.BsamError, match=word):
+        optimizer.param_groups = [{**common, "params": head, **values}]
+    assert [group["params"] for group in optimizer.param_groups] == [body]
