@@ -1,5 +1,3 @@
-from typing import NamedTuple
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,10 +5,6 @@ from torch import nn
 
 from bsam.common.errors import BsamValueError
 from bsam.flatness import sharpness
-
-
-class Wrapped(NamedTuple):
-    inner: dict
 
 
 class Net(nn.Linear):
@@ -22,11 +16,9 @@ class Net(nn.Linear):
 
 
 TARGETS = {
-    "dict": (lambda y: {"a": y}, lambda y: y["a"]),
     "dict of a dict": (lambda y: {"name": "b", "a": {"b": y, "c": y}}, lambda y: y["a"]["b"]),
     "tuple": (lambda y: (torch.tensor(2.0), y, y), lambda y: y[1]),
     "list": (lambda y: [y, y], lambda y: y[0]),
-    "named tuple": (lambda y: Wrapped({"a": y}), lambda y: y.inner["a"]),
     "list of numbers": (lambda y: y.tolist(), torch.tensor),
 }
 

@@ -156,14 +156,6 @@ def test_tied_frozen_unused_and_linear_weights(nets, way):
     assert [bool(t.any()) for t in zero] == [False, False]
 
 
-@BOTH_WAYS
-def test_linear_losses_have_no_curvature(way):
-    model = nn.Linear(3, 2)
-    data = [(torch.randn(4, 3), torch.zeros(4))]
-    H = HessianOperator(model, lambda out, y: out.mean(), data, differentiation=way)
-    assert torch.equal(H.times(torch.randn(8)), torch.zeros(8))
-
-
 class Cube(torch.autograd.Function):
     """Without a forward derivative."""
 
@@ -198,36 +190,6 @@ def test_reverse_mode_is_used_without_a_forward_derivative():
     v = random_vector(H)
     torch.testing.assert_close(H.times(v), HessianOperator(plain, F.cross_entropy, data).times(v))
     assert (H.products, H.differentiation) == (1, "reverse")
-
-
-def test_errors_of_the_model_are_raised():
-    def fail(x):
-        raise NotImplementedError("by the model itself")
-
-    data = [(torch.randn(4, 3), torch.zeros(4).long())]
-    H = HessianOperator(Net(fail), F.cross_entropy, data, differentiation="forward")
-    with pytest.raises(NotImplementedError):
-        H.times(torch.randn(8))
-    assert H.products == 0
-
-
-def test_forward_mode_works_after_an_interrupt_between_two_batches(untrained, monkeypatch):
-    model, data, exact = untrained
-    H = HessianOperator(model, F.cross_entropy, data, differentiation="forward")
-    add, calls = torch._foreach_add_, []
-
-    def interrupted(*arguments, **keywords):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return add(*arguments, **keywords)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "_foreach_add_", interrupted)
-        with pytest.raises(KeyboardInterrupt) as kept:  # as sys.last_exc keeps the frames of what was interrupted
-            H.times(random_vector(H))
-    assert_exact(H, exact)
-    assert kept.traceback
 
 
 @pytest.mark.parametrize("net", ["mlp", "batch norm"])

@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 from bsam.flatness import HessianOperator, spectral_density, top_eigenvalues, trace
-from bsam.flatness.linearized import Recorder, make_fx
+from bsam.flatness.linearized import Recorder
 
 PLENTY = 1 << 40
 
@@ -50,30 +49,6 @@ def recordings(monkeypatch):
 
     monkeypatch.setattr(Recorder, "record", counted)
     return calls
-
-
-@pytest.fixture(scope="module")
-def graphs():
-    return {}
-
-
-@pytest.fixture
-def traced_once(monkeypatch, graphs):
-    """Trace the small network with cross entropy once per batch shape: tracing takes most of the time of a test."""
-
-    def traced(function):
-        def trace(*inputs):
-            shapes = tuple(t.shape for t in tree_leaves(inputs))
-            if shapes not in graphs:
-                graphs[shapes] = make_fx(function)(*inputs)
-            return graphs[shapes]
-
-        return trace
-
-    monkeypatch.setattr("bsam.flatness.linearized.make_fx", traced)
-
-
-of_graphs = pytest.mark.usefixtures("traced_once")
 
 
 def product(H, seed=0):
@@ -122,7 +97,6 @@ def test_changes_after_the_scope_take_effect(small):
     assert apart(changed, before) > 0.01
 
 
-@of_graphs
 def test_nested_scopes_share_the_recording(small, recordings):
     H = HessianOperator(small[0], F.cross_entropy, of_sizes(small[1], 6, 6, 3))
     with H.linearized(PLENTY) as outer:
@@ -142,7 +116,6 @@ MEASURES = {
 }
 
 
-@of_graphs
 @pytest.mark.parametrize("measure", MEASURES)
 def test_measurements_record_if_it_pays(small, recordings, monkeypatch, measure):
     H = HessianOperator(small[0], F.cross_entropy, small[1])
@@ -156,7 +129,6 @@ def test_measurements_record_if_it_pays(small, recordings, monkeypatch, measure)
     assert len(recordings) == 1
 
 
-@of_graphs
 @pytest.mark.parametrize("held", [0, 2])
 def test_batches_that_do_not_fit_are_computed_plainly(small, held):
     model, data = small
@@ -172,7 +144,6 @@ def test_batches_that_do_not_fit_are_computed_plainly(small, held):
         assert "max_bytes" in recording.note
 
 
-@of_graphs
 def test_shuffling_loaders(small):
     model, data = small
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
@@ -250,7 +221,6 @@ def test_penalties_lists_and_sparse_inputs_are_computed_plainly(small):
         assert not product(H).any()
 
 
-@of_graphs
 def test_number_of_shapes_is_limited_unless_a_budget_is_given(small, recordings, monkeypatch):
     H = HessianOperator(small[0], F.cross_entropy, of_sizes(small[1], 6, 6, 3, 6, 5, 4))
     monkeypatch.setattr("bsam.flatness.hessian.MIN_WORK", 1)
@@ -285,7 +255,6 @@ def test_reverse_mode_is_recorded_without_a_forward_derivative(nets):
         assert recording.recorded == 2
 
 
-@of_graphs
 @pytest.mark.parametrize("later", [False, True])
 def test_running_out_of_memory_ends_the_recording(small, monkeypatch, later):
     model, data = small

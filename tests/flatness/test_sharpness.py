@@ -82,13 +82,6 @@ def test_several_steps_equal_a_plain_loop(mode):
     assert abs(result.loss - other.loss) > 0.05
 
 
-def test_works_inside_no_grad():
-    model, x, y = setting()
-    with torch.no_grad():
-        inside = sharpness(model, F.cross_entropy, [(x, y)])
-    assert inside == sharpness(model, F.cross_entropy, [(x, y)])
-
-
 def test_frozen_and_unreached_parameters_do_not_move():
     class Two(nn.Module):
         def __init__(self):

@@ -1,11 +1,9 @@
-import copy
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from bsam.flatness import HessianOperator, spectral_density, spectrum, top_eigenvalues, trace
 
@@ -51,29 +49,6 @@ def test_smaller_tolerance_gives_smaller_residuals(dense, which):
     result = top_eigenvalues(H, k=7, which=which, tol=1e-10)
     np.testing.assert_allclose(result.values, wanted(torch.linalg.eigvalsh(exact).numpy(), 7, which), rtol=1e-12)
     assert (result.residuals <= 1e-10 * np.abs(result.values)).all()
-    assert result.converged
-
-
-class Copies(nn.Module):
-    def __init__(self, model, n):
-        super().__init__()
-        self.models = nn.ModuleList(copy.deepcopy(model) for _ in range(n))
-
-    def forward(self, x):
-        return torch.stack([model(x) for model in self.models])
-
-
-@ALL_ENDS
-def test_three_equal_networks_have_every_eigenvalue_three_times(untrained, nets, which):
-    data = untrained[1][2:]  # one batch
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 5)).double()
-    exact = nets["exact"](model, F.cross_entropy, data)
-    H = HessianOperator(Copies(model, 3), lambda out, y: sum(F.cross_entropy(logits, y) for logits in out), data)
-    nets["with dense products"](H, torch.block_diag(*[exact] * 3))
-    result = top_eigenvalues(H, k=20, which=which)  # 20 is no multiple of 3
-    expected = wanted(np.repeat(torch.linalg.eigvalsh(exact).numpy(), 3), 20, which)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-6)
     assert result.converged
 
 
@@ -156,13 +131,12 @@ def test_residuals_below_the_resolution_of_float32(with_spectrum):
     np.testing.assert_allclose(result.values, eigenvalues[:50], rtol=2e-5, atol=2e-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("which", ["largest", "both ends"])
-def test_zeros_converge(with_spectrum, which, dtype):
-    H, _ = with_spectrum([*np.linspace(4, 1, 10), *[0.0] * 190], dtype)
+def test_zeros_converge_in_float32(with_spectrum, which):
+    H, _ = with_spectrum([*np.linspace(4, 1, 10), *[0.0] * 190], torch.float32)
     result = top_eigenvalues(H, k=20, which=which)
     assert result.converged
-    assert np.abs(result.values[10:]).max() <= 10 * torch.finfo(dtype).eps * 4
+    assert np.abs(result.values[10:]).max() <= 10 * torch.finfo(torch.float32).eps * 4
 
 
 def test_seed(dense):

@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bsam.common.errors import BsamError
-from bsam.models import build, model_entry, timm_networks
+from bsam.models import build, timm_networks
 from bsam.models.timm_import import import_timm
-from bsam.training import Run
-from bsam.training.run_dir import run_dir_name
 
 
 def test_networks_from_timm_are_seeded_and_channels_last():
@@ -33,12 +31,6 @@ def test_error_without_timm_names_the_extra(monkeypatch):
     for name in ("resnet50", "timm:resnet50"):
         with pytest.raises(BsamError, match=r"\[timm\]"):
             build(name)
-
-
-def test_entries_and_names_of_run_directories():
-    assert model_entry("resnet50").title == "ResNet-50"
-    assert (model_entry("timm:vit_tiny").name, model_entry("timm:vit_tiny").title) == ("timm:vit_tiny", "vit_tiny")
-    assert run_dir_name(Run("sam", model="timm:test_vit")).startswith("timm_test_vit-digits-sam-")
 
 
 BLOCKS = (2, 1, 2, 1)  # in the four stages

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from bsam.models import build
-from bsam.quantization import quantize
 from bsam.quantization.fold import fold_batch_norm
 
 
@@ -73,11 +72,3 @@ def test_only_pairs_are_folded():
     torch.testing.assert_close(model(x), expected)
     kinds = [type(getattr(model, f"norm_{name}")) for name in "abcd"]
     assert kinds == [nn.BatchNorm2d] * 3 + [nn.Identity]
-
-
-def test_quantized_network_has_no_batch_norm():
-    model = used(build("resnet8", seed=0), 3, 8, 8)
-    quantized = quantize(model, fold_batch_norm=True)
-    assert count(quantized, nn.BatchNorm2d) == 0
-    assert count(model, nn.BatchNorm2d) == 9
-    assert quantized.conv.bias is not None

@@ -111,22 +111,3 @@ def test_initialization_is_read_from_the_tensors(kind):
         used.eval()(batch())
     used.train()(batch())
     assert used.initialized
-
-
-@pytest.mark.parametrize("kind", INPUT_QUANTIZERS)
-def test_reset(kind):
-    used, fresh = kind(4, **CPU), kind(4, **CPU)
-    used(batch(1, -9, 9))
-    used.reset()
-    with pytest.raises(BsamRuntimeError, match="not initialized"):
-        used.eval()(batch())
-    assert torch.equal(used.train()(batch()), fresh(batch()))
-
-
-def test_double_and_bfloat16_inputs():
-    for kind in INPUT_QUANTIZERS:
-        quantizer = kind(4, dtype=torch.float64, device=torch.device("cpu"))
-        assert quantizer(batch().double()).dtype == torch.float64
-        low = kind(4, **CPU)
-        assert low(batch().bfloat16()).dtype == torch.bfloat16
-        assert all(t.dtype == torch.float32 for t in low.state_dict().values())

@@ -230,20 +230,6 @@ def test_running_statistics_equal_a_loop_over_first_passes(scheme, method):
         assert_close([*buffers.values()], [expected[key] for key in buffers])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_accumulation_adds_directions_and_updates_statistics(scheme):
-    case, other, forwards = Case(scheme), Case(scheme), Case(scheme)
-    total = None
-    for part in (slice(0, 6), slice(6, 12)):
-        case.optimizer.backward(partial(case.loss, part))
-        other.optimizer.zero_grad()
-        other.optimizer.backward(partial(other.loss, part))
-        total = other.grads() if total is None else [a + b for a, b in zip(total, other.grads(), strict=True)]
-        forwards.loss(part)
-    assert_close(case.grads(), total, atol=1e-14)
-    assert alike(case.state(), forwards.state())
-
-
 @pytest.mark.parametrize(
     ("scheme", "method"), [*((scheme, "bsam") for scheme in SCHEMES), ("lsq", "looksam"), ("minmax", "sam")]
 )
