@@ -61,9 +61,7 @@ def kill_and_resume(
     first = time.monotonic() - begin
     finish(process)
     epoch = RunDir(whole).metrics()[0]["seconds"]
-    say(
-        f"undisturbed: {time.monotonic() - begin:.1f} s, {first - epoch:.1f} s to start and {epoch:.1f} s per epoch"
-    )
+    say(f"undisturbed: {time.monotonic() - begin:.1f} s, {first - epoch:.1f} s to start and {epoch:.1f} s per epoch")
     dice = random.Random(seed)
     moments = sorted(dice.uniform(0, run.epochs - 1 + LAST) for _ in range(kills))
     at: list[int] = []

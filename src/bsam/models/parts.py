@@ -58,8 +58,8 @@ def layer_ids(network: nn.Module) -> dict[str, int]:
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise BsamValueError(
-            f"layer decay needs a network from timm, got {type(network).__name__}: choose a model timm:NAME, resnet50 "
-            "or simcc_resnet50"
+            f"layer decay needs a network of timm, got {type(network).__name__}: choose a model timm:NAME, resnet50 or "
+            "simcc_resnet50"
         )
     groups: dict[str, int] = import_timm().models.group_parameters(backbone, matcher(coarse=False), reverse=True)
     if not isinstance(network, SimCC):

@@ -75,12 +75,10 @@ class SimCC(nn.Module):
     ) -> None:
         super().__init__()
         if side % stride:
-            raise BsamValueError(f"side must be a multiple of {stride}, the backbone's stride; got {side}")
+            raise BsamValueError(f"side must be a multiple of {stride}, the stride of the backbone; got {side}")
         bins = side * k
         if bins < 1 or bins != int(bins):
-            raise BsamValueError(
-                f"side * k, the number of bins, must be a whole number, got {side} * {k}: choose another k"
-            )
+            raise BsamValueError(f"k must make side * k, the number of bins, a whole number; got {side} * {k}")
         self.backbone = backbone
         self.head = SimCCHead(channels, joints, (side // stride) ** 2, int(bins))
 

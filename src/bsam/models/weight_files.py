@@ -100,6 +100,6 @@ def _is_safetensors(path: Path) -> bool:
 def _unreadable(path: Path, error: Exception) -> BsamValueError:
     reason = str(error).partition("\n")[0].rstrip(".")
     return BsamValueError(
-        f"neither safetensors nor torch.load(weights_only=True) can read {path} ({reason}): is it incomplete, or does "
-        "it hold more than tensors?"
+        f"{path} cannot be read as a file of weights, with safetensors or torch.load(weights_only=True) ({reason}): is "
+        "it incomplete, or does it hold more than tensors?"
     )

