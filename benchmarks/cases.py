@@ -1,4 +1,4 @@
-"""The methods that are timed and whose memory is measured: every method of METHODS, and BSAM with two passes."""
+"""The methods in the time and memory benchmarks: every entry of METHODS, and BSAM with two passes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Case:
     """A method as the benchmarks run it.
 
     Args:
-        method: its name in METHODS.
-        arguments: those that are not its defaults.
-        cycle: steps whose costs differ; whole cycles are timed, and each starts from step 0.
-        label: its name in the results; the name of its class if not given.
+        method: name in METHODS.
+        arguments: arguments that differ from the defaults.
+        cycle: period of the steps' costs; whole cycles are timed, each starting from step 0.
+        label: name in the results; by default the class name.
     """
 
     method: str
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph of one step can replay all of them."""
+        """Whether one CUDA graph can replay every step."""
         return METHODS[self.method].capturable
 
     @property
@@ -46,7 +46,7 @@ class Case:
     def train_step(
         self, base: torch.optim.Optimizer, model: nn.Module, *, batch: int, samples: int, classes: int
     ) -> TrainStep:
-        """Build the method with ``base``; one that chooses a number of samples takes half of a batch."""
+        """Build the method with ``base``; methods that select samples select half of the batch."""
         half = dict.fromkeys(METHODS[self.method].counts_of_batch, max(1, batch // 2))
         known = {"total_steps": self.cycle, "samples": samples, "classes": classes, "start_epoch": 0, "epochs_back": 1}
         return build_optimizer(self.method, self.arguments, base, model, **half, **known)
@@ -58,8 +58,8 @@ def cases() -> dict[str, Case]:
         "bsam": Case("bsam", label="BSAM3"),
         "bsam-2": Case("bsam", {"passes": 2}, label="BSAM2"),
         "looksam": Case("looksam", cycle=5),
-        "rst": Case("rst", {"p": 0.5, "seed": 0}, cycle=8),  # four of these eight steps are SAM's
-        "aesam": Case("aesam", cycle=10),  # a whole training: its threshold falls from the first step to the last
+        "rst": Case("rst", {"p": 0.5, "seed": 0}, cycle=8),  # four of these eight steps are SAM steps
+        "aesam": Case("aesam", cycle=10),  # a whole training run: the threshold falls from the first to the last step
         "esam": Case("esam", cycle=10),
     }
     return {name: special.get(name) or Case(name) for name in (*METHODS, "bsam-2")}

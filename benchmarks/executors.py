@@ -1,8 +1,8 @@
-"""Wall time of small runs, one after the other, with several processes, and with Ray, in one run.
+"""Wall time of many small runs: in sequence, with several processes, and with Ray.
 
-For each executor the processes are started and have trained one run each before the clock starts. The overhead of a run
-is how long its process was not working on it: number of processes times wall time, less the seconds that each run's log
-says, over the number of runs. It has the time in which a process waits for the last run of another one.
+Before the clock starts, each process has trained one run. The overhead per run is the time in which processes do not
+train: (number of processes times wall time, minus the seconds in the logs) / number of runs. It includes the time that
+a process waits at the end for the last run of another.
 
     python benchmarks/executors.py --runs 12 --rounds 3
 """
@@ -34,45 +34,45 @@ EXECUTORS = {
 
 
 def measure(executor: Executor, runs: list[Run], out: Path) -> dict[str, float]:
-    """Seconds of the runs, and of the executor for each of them."""
+    """Return the wall time of the runs and the executor's overhead per run, in seconds."""
     begin = time.perf_counter()
     states = run_all(runs, out, executor=executor, device="cpu")
     wall = time.perf_counter() - begin
     assert all(state.finished for state in states)
     logs = [(state.path / LOG).read_text() for state in states]
-    inside = sum(float(log.rpartition(", in ")[2].split()[0]) for log in logs)
-    return {"wall": wall, "overhead": (min(executor.slots, len(runs)) * wall - inside) / len(runs)}
+    training = sum(float(log.rpartition(", in ")[2].split()[0]) for log in logs)
+    return {"wall": wall, "overhead": (min(executor.slots, len(runs)) * wall - training) / len(runs)}
 
 
 def main() -> None:
-    """Parse, measure, write."""
+    """Run the benchmark and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=12, help="how many")
-    parser.add_argument("--epochs", type=int, default=20, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each executor runs them, in turn")
-    parser.add_argument("--out", type=Path, help="the JSON file (default: benchmarks/results/executors_cpu.json)")
-    asked = parser.parse_args()
+    parser.add_argument("--runs", type=int, default=12, help="number of runs (default 12)")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs per run (default 20)")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions per executor, interleaved (default 3)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/executors_cpu.json)")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    runs = [Run("bsam", seed=seed, epochs=asked.epochs, batch=64) for seed in range(asked.runs)]
+    runs = [Run("bsam", seed=seed, epochs=args.epochs, batch=64) for seed in range(args.runs)]
     first = [Run("sgd", seed=seed, epochs=1, batch=64, limit_train=64) for seed in range(4)]
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         executors = {}
         for name, make in EXECUTORS.items():
             begin = time.perf_counter()
             executors[name] = stack.enter_context(make())
             run_all(first, Path(folder, name, "first"), executor=executors[name], device="cpu")
-            found[name] = {"start": time.perf_counter() - begin, "rounds": []}
-        for number in range(asked.rounds):
+            results[name] = {"start": time.perf_counter() - begin, "rounds": []}
+        for number in range(args.rounds):
             for name, executor in executors.items():
-                one = measure(executor, runs, Path(folder, name, str(number)))
-                found[name]["rounds"].append(one)
-                print(f"{name:12} wall {one['wall']:6.2f} s, overhead {one['overhead']:5.3f} s a run", flush=True)
-    for each in found.values():
+                times = measure(executor, runs, Path(folder, name, str(number)))
+                results[name]["rounds"].append(times)
+                print(f"{name:12} wall {times['wall']:6.2f} s, overhead {times['overhead']:5.3f} s per run", flush=True)
+    for result in results.values():
         for figure in ("wall", "overhead"):
-            each[figure] = statistics.median(one[figure] for one in each["rounds"])
-    content = {**machine.description(torch.device("cpu")), "ray": machine.version_of("ray"), "runs": asked.runs}
-    print(machine.write({**content, "epochs": asked.epochs, "executors": found}, asked.out, "executors"))
+            result[figure] = statistics.median(times[figure] for times in result["rounds"])
+    content = {**machine.description(torch.device("cpu")), "ray": machine.version_of("ray"), "runs": args.runs}
+    print(machine.write({**content, "epochs": args.epochs, "executors": results}, args.out, "executors"))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What a Hessian product costs, and how long the top eigenvalues take, beside PyHessian and curvlinops in one run.
+"""The cost of Hessian products, and the time for the top eigenvalues compared with PyHessian and curvlinops.
 
-Products: over gradient passes on the same data, interleaved. Eigenvalues: the k largest in magnitude; each tool runs
-with its own method (PyHessian: power iteration with deflation; curvlinops: scipy's eigsh on its operator; ours:
-thick-restart Lanczos), and the residuals of what each returns are computed afterwards, by the same operator for all;
-ours runs again with the residual of each other tool as its tolerance. With --only-ours the other tools are left out,
-for sizes at which they would take too long. Products are timed twice: plain ones, and those inside of H.linearized(),
-with the memory that it takes by default or that --max-gb gives it; ours uses this scope in the comparison, too.
+Products are timed in units of gradient passes over the same data, interleaved, both plain and inside H.linearized(),
+with the default memory or that of --max-gb. Eigenvalues are the k largest in magnitude. Each tool uses its own method
+(PyHessian: power iteration with deflation; curvlinops: scipy's eigsh on its operator; bsam: thick-restart Lanczos
+inside H.linearized()), and one operator computes the residuals of all of them afterwards. bsam then runs again with the
+residual of each other tool as its tolerance. --only-ours omits the other tools, for sizes at which they are too slow.
 
     python benchmarks/hessian.py                                                       # CPU, ResNet-8
     python benchmarks/hessian.py --device cuda --model resnet18 --cifar DIR --epochs 5   # DIR: cifar-10-batches-bin
@@ -31,17 +30,17 @@ from bsam.models import MODELS, build
 from step_time import spread
 
 Data: TypeAlias = list[tuple[Tensor, Tensor]]
-Found: TypeAlias = tuple[list[float], list[Tensor], dict[str, Any]]
+Eigenpairs: TypeAlias = tuple[list[float], list[Tensor], dict[str, Any]]  # values, vectors, further numbers
 CLASSES = 10
 WARM_UP = 2  # rounds: the first product in forward mode is compared with one in reverse mode
 PEERS = {"PyHessian": "PyHessian", "curvlinops": "curvlinops-for-pytorch"}
-NOISE = 10_000  # images, where no folder is given
+NOISE = 10_000  # images, without a data folder
 RECORD = 3073  # bytes of a CIFAR-10 image: the label and three planes
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training images
 
 
 def images(folder: Path | None, files: list[str], device: torch.device) -> tuple[Tensor, Tensor]:
-    """CIFAR-10 from its binary layout, or noise where no folder is given."""
+    """Return images and labels of CIFAR-10 in its binary layout, or noise without a folder."""
     if folder is None:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(NOISE, 3, 32, 32, generator=generator)
@@ -53,7 +52,7 @@ def images(folder: Path | None, files: list[str], device: torch.device) -> tuple
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
-    """A few epochs of plain SGD with flips, in bf16 on CUDA: enough for a spectrum that is a trained network's."""
+    """Train a few epochs with SGD and flips, in bf16 on CUDA: enough for the spectrum of a trained network."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
     batch = min(128, len(y))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -61,11 +60,11 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
     )
     model.train()
     for _ in range(epochs):
-        for chosen in torch.randperm(len(y), device=x.device).split(batch):
-            if len(chosen) == batch:
-                inputs = torch.where(torch.rand(batch, 1, 1, 1, device=x.device) < 0.5, x[chosen], x[chosen].flip(3))
+        for index in torch.randperm(len(y), device=x.device).split(batch):
+            if len(index) == batch:
+                inputs = torch.where(torch.rand(batch, 1, 1, 1, device=x.device) < 0.5, x[index], x[index].flip(3))
                 with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-                    loss = F.cross_entropy(model(inputs), y[chosen])
+                    loss = F.cross_entropy(model(inputs), y[index])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -75,7 +74,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
 
 
 def product_cost(H: HessianOperator, repeats: int, synchronize: Callable[[], object]) -> dict[str, Any]:
-    """Seconds of a product and of a gradient pass over the same data, and their ratio round by round."""
+    """Return the seconds of a product and of a gradient pass over the same data, and their ratio by round."""
     v = H.random(torch.Generator().manual_seed(1))
 
     def gradient() -> None:
@@ -96,21 +95,21 @@ def product_cost(H: HessianOperator, repeats: int, synchronize: Callable[[], obj
     return {**{name: spread(values) for name, values in seconds.items()}, "ratio": spread(ratio), "n": repeats}
 
 
-def ours(model: nn.Module, data: Data, k: int, tol: float, max_bytes: int | None) -> Found:
-    """By thick-restart Lanczos."""
+def ours(model: nn.Module, data: Data, k: int, tol: float, max_bytes: int | None) -> Eigenpairs:
+    """Run thick-restart Lanczos."""
     H = HessianOperator(model, F.cross_entropy, data)
     with H.linearized(max_bytes):
-        found = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
-    assert found.vectors is not None
+        top = top_eigenvalues(H, k=k, which="magnitude", tol=tol, vectors=True)
+    assert top.vectors is not None
     return (
-        found.values.tolist(),
-        [H.flat(v) for v in found.vectors],
-        {"products": found.products, "converged": bool(found.converged)},
+        top.values.tolist(),
+        [H.flat(v) for v in top.vectors],
+        {"products": top.products, "converged": bool(top.converged)},
     )
 
 
-def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Found:
-    """By power iteration with deflation; its tolerance is of the change of a value, 1e-3 by default."""
+def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Eigenpairs:
+    """Run power iteration with deflation; the tolerance limits the change of a value, 1e-3 by default."""
     from pyhessian import hessian
 
     tool = hessian(model, nn.CrossEntropyLoss(), dataloader=data, cuda=data[0][0].is_cuda)
@@ -118,8 +117,8 @@ def pyhessian(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -
     return values, [torch.cat([t.reshape(-1) for t in v]) for v in vectors], {}
 
 
-def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Found:
-    """By scipy's eigsh on its linear operator."""
+def curvlinops(model: nn.Module, data: Data, k: int, tol: float, _: int | None) -> Eigenpairs:
+    """Run scipy's eigsh on curvlinops' operator."""
     from curvlinops import HessianLinearOperator
     from scipy.sparse.linalg import eigsh
 
@@ -141,7 +140,7 @@ def eigenvalues(
     max_bytes: int | None,
     synchronize: Callable[[], object],
 ) -> dict[str, Any]:
-    """Seconds, values, and the residuals of the pairs that came out."""
+    """Return the seconds, the eigenvalues, and the residuals of the eigenpairs."""
     synchronize()
     start = time.perf_counter()
     values, vectors, more = TOOLS[tool](model, data, k, tol, max_bytes)
@@ -165,23 +164,23 @@ def eigenvalues(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "hessian")
     models = [name for name, entry in MODELS.items() if entry.channels == 3 and entry.backbone is None]
     parser.add_argument("--model", choices=models, default="resnet8")
     parser.add_argument(
-        "--cifar", type=Path, help="the folder cifar-10-batches-bin, with any of its training files; noise if not given"
+        "--cifar", type=Path, help="folder cifar-10-batches-bin, with any of its training files (default: noise)"
     )
-    parser.add_argument("--epochs", type=int, default=1, help="of training before the measurement (default 1)")
-    parser.add_argument("--images", type=int, default=512, help="test images that the Hessian is of (default 512)")
+    parser.add_argument("--epochs", type=int, default=1, help="training epochs before the measurement (default 1)")
+    parser.add_argument("--images", type=int, default=512, help="number of test images (default 512)")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--tol", type=float, default=1e-3, help="of every tool, each in its own sense (default 1e-3)")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds of products")
+    parser.add_argument("--tol", type=float, default=1e-3, help="tolerance, as each tool defines it (default 1e-3)")
+    parser.add_argument("--repeats", type=int, default=10, help="rounds of products (default 10)")
     parser.add_argument("--tf32", action="store_true", help="let convolutions on CUDA use TF32")
     parser.add_argument(
-        "--max-gb", type=float, help="memory for recorded products (default: what the operator takes)", metavar="GB"
+        "--max-gb", type=float, help="memory for the recording (default: that of linearized())", metavar="GB"
     )
     parser.add_argument("--only-ours", action="store_true")
     args = parser.parse_args(arguments)
@@ -230,7 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     planned = [("bsam", args.tol)] + [
         (tool, args.tol) for tool in PEERS if not args.only_ours and machine.version_of(PEERS[tool]) is not None
     ]
-    for tool, tol in planned:  # grows in the loop: ours also runs at the tolerance that another tool reached
+    for tool, tol in planned:  # grows in the loop: bsam also runs with the residuals of other tools
         result = eigenvalues(tool, model, data, args.k, tol, max_bytes, synchronize)
         content["eigenvalues"].append(result)
         reached = result["worst_relative_residual"]

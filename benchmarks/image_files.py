@@ -1,9 +1,8 @@
-"""Seconds per epoch with image files, read from their cache on the host, against the same epoch with the images on the
-device; and the seconds that building and opening the cache take.
+"""Seconds per epoch with images read from the cache on the host, compared with images on the device.
 
-What is timed is an epoch of `bsam train`: reading, augmentation, every step; without evaluation and checkpoints. The
-base optimizer alone, whose steps are the shortest, leaves the least time for reading. Both trainings take turns in one
-run. The first epoch of each is not timed: it captures, compiles and warms up.
+The time to build and to open the cache is measured too. A timed epoch is that of `bsam train` (reading, augmentation,
+all steps) without evaluation and checkpoints, with the base optimizer only, whose short steps leave the least time for
+reading. The two trainings alternate. Their first epochs, which compile, capture and warm up, are not timed.
 
     python benchmarks/image_files.py --data-dir data/pets    # on CUDA: ResNet-50 and EfficientNet-Lite0
     python benchmarks/image_files.py --data lspet --data-dir data/lspet --models simcc_resnet50 --batch 64
@@ -42,13 +41,13 @@ MODELS = {"cuda": ["resnet50", "timm:tf_efficientnet_lite0"], "cpu": ["timm:test
 
 
 def loaded(run: Run, folder: Path, cache: Path) -> tuple[float, Dataset | PoseData]:
-    """The data, and how long it took to decode it or to open its cache."""
+    """Return the seconds to decode the data or to open its cache, and the data."""
     start, entry, data = time.perf_counter(), dataset_entry(run.data), None
     if entry.task == "pose":
         data, _ = load_persons(entry.person_files(folder), model_entry(run.model).images, cache_dir=cache)
     else:
         config = input_config(run.model)
-        assert config is not None, f"{run.model} has no size of its own"
+        assert config is not None, f"{run.model} has no image size"
         resize = Resize(config.size, config.crop, config.interpolation)
         files = entry.image_files(folder)
         data, _ = load_images(files, resize, mean=config.mean, std=config.std, cache_dir=cache, skip_corrupt=True)
@@ -56,16 +55,16 @@ def loaded(run: Run, folder: Path, cache: Path) -> tuple[float, Dataset | PoseDa
 
 
 def task_of(run: Run, data: Dataset | PoseData, device: torch.device, from_host: bool) -> Task:
-    """The task, with its images in the mapped file on the host, or on the device."""
+    """Return the task with its images in the mapped file on the host, or on the device."""
     if isinstance(data, PoseData):
-        # persons without the names of their files are taken to the device
-        own = data if from_host else replace(data, train=replace(data.train, images=()))
-        return Pose(run, device, data=own)
+        # persons without file names are moved to the device
+        data = data if from_host else replace(data, train=replace(data.train, images=()))
+        return Pose(run, device, data=data)
     return Classification(run, device, data=data if from_host else replace(data, digest=None))
 
 
 def measure(run: Run, data: Dataset | PoseData, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of an epoch from the host and on the device, round by round."""
+    """Return the seconds per epoch with images on the host and on the device."""
     seconds: dict[str, list[float]] = {"host": [], "device": []}
     with side_stream(device):
         trainings = {
@@ -74,10 +73,10 @@ def measure(run: Run, data: Dataset | PoseData, rounds: int, device: torch.devic
         }
         for number in range(rounds + 1):
             for name, training in trainings.items():
-                found = training.train_epoch(number)
+                epoch = training.train_epoch(number)
                 if number:
-                    seconds[name].append(found["seconds"])
-                print(f"  {run.model} {name} epoch {number}: {found['seconds']:.3f} s", file=sys.stderr, flush=True)
+                    seconds[name].append(epoch["seconds"])
+                print(f"  {run.model} {name} epoch {number}: {epoch['seconds']:.3f} s", file=sys.stderr, flush=True)
     ratios = [a / b for a, b in zip(seconds["host"], seconds["device"], strict=True)]
     return {
         "model": run.model,
@@ -93,17 +92,17 @@ def measure(run: Run, data: Dataset | PoseData, rounds: int, device: torch.devic
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time, print, write."""
+    """Run the benchmark, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "image_files")
-    parser.add_argument("--data", default="oxford_pet", help="a name of `bsam list data`, or folder:PATH")
-    parser.add_argument("--data-dir", type=Path, help="folder with its files")
+    parser.add_argument("--data", default="oxford_pet", help="a name from `bsam list data`, or folder:PATH")
+    parser.add_argument("--data-dir", type=Path, help="folder with the data files")
     parser.add_argument(
-        "--models", nargs="+", metavar="MODEL", help="default: on CUDA ResNet-50 and EfficientNet-Lite0"
+        "--models", nargs="+", metavar="MODEL", help="default on CUDA: ResNet-50 and EfficientNet-Lite0"
     )
-    parser.add_argument("--batch", type=int, default=128, help="samples in a step (default 128)")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs timed of each case (default 5)")
+    parser.add_argument("--batch", type=int, default=128, help="samples per step (default 128)")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--rounds", type=int, default=5, help="timed epochs per case (default 5)")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     results = []
@@ -122,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
         host, on_device = (result["epoch_seconds"][name]["median"] for name in ("host", "device"))
         ratio = result["host_over_device"]
         print(
-            f"{model}, batch {args.batch}, {result['steps']} steps an epoch, n = {args.rounds}: "
+            f"{model}, batch {args.batch}, {result['steps']} steps per epoch, n = {args.rounds}: "
             f"from the host {host:.3f} s, on the device {on_device:.3f} s, ratio {ratio['median']:.3f} "
             f"[{ratio['q1']:.3f}, {ratio['q3']:.3f}]\n"
             f"  cache of {images} images: built in {build:.1f} s, opened in {opened:.1f} s",

@@ -1,12 +1,11 @@
-"""Kill a training with SIGKILL at random moments, start it again each time, and compare where it ends with a run that
-was left alone.
+"""Kill a training run with SIGKILL at random moments, resume it each time, and compare the end with an undisturbed run.
 
-The moments are drawn uniformly over the whole training, and a process that starts again is killed on its way there:
-while it imports and loads data, in the middle of an epoch, while it evaluates, while it writes. Weights, the
-optimizer's state and all numbers but the seconds must be equal bit for bit.
+The moments are drawn uniformly over the whole training run. Processes are killed at any point: while they import or
+load data, in the middle of an epoch, while they evaluate, while they write. Weights, optimizer state and all metrics
+except seconds must be equal bit for bit.
 
-    python benchmarks/kill_and_resume.py --data-dir DIR                    # DIR: cifar-10-batches-bin; resnet8, 2,000
-    images, 3 epochs, 10 kills python benchmarks/kill_and_resume.py --data digits --kills 3           # no files needed
+    python benchmarks/kill_and_resume.py --data-dir DIR               # CIFAR-10: DIR has cifar-10-batches-bin
+    python benchmarks/kill_and_resume.py --data digits --kills 3      # no files needed
 """
 
 from __future__ import annotations
@@ -38,15 +37,13 @@ from bsam.training.config import Run
 from bsam.training.loop import fit
 fit(Run(**json.loads(sys.argv[1])), sys.argv[2], data_dir=sys.argv[3] or None, device="cpu")
 """
-LIMIT = 300  # seconds that one process may take
-LAST = 0.9  # of the last epoch: a process that is killed later may have ended already
+LIMIT = 300  # seconds allowed per process
+LAST = 0.9  # of the last epoch: later, the process may already have ended
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened: whether the ends are equal, how many processes were killed, and the epochs that were on disk at
-    each kill.
-    """
+    """Whether the two runs ended equal, the number of kills, and the epochs on disk at each kill."""
 
     equal: bool
     kills: int
@@ -56,7 +53,7 @@ class Outcome:
 def kill_and_resume(
     run: Run, data_dir: Path | None, folder: Path, kills: int, seed: int, say: Callable[[str], None] = print
 ) -> Outcome:
-    """Train once in peace and once with ``kills`` kills, in two folders below ``folder``."""
+    """Train once undisturbed and once with ``kills`` kills, in two folders inside ``folder``."""
     whole, killed = folder / "whole", folder / "killed"
     begin = time.monotonic()
     process = start(run, whole, data_dir)
@@ -64,10 +61,7 @@ def kill_and_resume(
     first = time.monotonic() - begin
     finish(process)
     epoch = RunDir(whole).metrics()[0]["seconds"]
-    say(
-        f"left alone: {time.monotonic() - begin:.1f} s, of which {first - epoch:.1f} s to start and {epoch:.1f} s an "
-        "epoch"
-    )
+    say(f"undisturbed: {time.monotonic() - begin:.1f} s, {first - epoch:.1f} s to start and {epoch:.1f} s per epoch")
     dice = random.Random(seed)
     moments = sorted(dice.uniform(0, run.epochs - 1 + LAST) for _ in range(kills))
     at: list[int] = []
@@ -75,9 +69,7 @@ def kill_and_resume(
         target, share = int(moment), moment % 1
         there, process = len(RunDir(killed).metrics()) >= target, start(run, killed, data_dir)
         wait_for(process, lambda: len(RunDir(killed).metrics()) >= target)
-        if (
-            there
-        ):  # it starts in the epoch of its end: every other one is killed anywhere on its way, the rest while it trains
+        if there:  # no epoch left to wait for: kill half of them at any time from the start, the others in training
             pause(process, share * first if dice.random() < 0.5 else first - epoch + share * epoch)
         else:
             pause(process, share * epoch)
@@ -95,7 +87,7 @@ def kill_and_resume(
 
 
 def start(run: Run, folder: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
-    """A process that trains, or continues a run."""
+    """Start a process that trains or resumes a run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, json.dumps(run.settings()), str(folder), str(data_dir or "")], env=environment
@@ -103,32 +95,30 @@ def start(run: Run, folder: Path, data_dir: Path | None) -> subprocess.Popen[byt
 
 
 def wait_for(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
-    """Until something is so, or the process ended."""
+    """Wait until ``done`` returns True or the process ends."""
     deadline = time.monotonic() + LIMIT
     while not done() and process.poll() is None:
         if time.monotonic() > deadline:
             process.kill()
-            raise TimeoutError(f"no end after {LIMIT} s")
+            raise TimeoutError(f"the process did not end within {LIMIT} s")
         time.sleep(0.01)
 
 
 def pause(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Let the process go on for a while."""
+    """Let the process run for some seconds."""
     until = time.monotonic() + seconds
     wait_for(process, lambda: time.monotonic() >= until)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that is left alone."""
+    """Wait for a process to end."""
     wait_for(process, lambda: False)
     if process.returncode:
         raise RuntimeError(f"the training ended with status {process.returncode}")
 
 
 def same_end(a: Path, b: Path) -> bool:
-    """Whether two finished runs agree in every bit of the trained network, the optimizer's state and the numbers,
-    seconds aside.
-    """
+    """Return whether two finished runs agree bit for bit in network, optimizer state and metrics except seconds."""
     cpu = torch.device("cpu")
     networks = (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
     return networks and same(
@@ -137,12 +127,12 @@ def same_end(a: Path, b: Path) -> bool:
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of each epoch without its seconds."""
+    """Return the metrics of each epoch without the seconds."""
     return [{name: value for name, value in epoch.items() if name != "seconds"} for epoch in RunDir(folder).metrics()]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nests of plain values and tensors agree in every bit."""
+    """Return whether two nested structures of plain values and tensors agree bit for bit."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
@@ -153,24 +143,24 @@ def same(a: Any, b: Any) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    """Parse, run, say."""
+    """Run the comparison and print the outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=["cifar10", "digits"], default="cifar10", help="what to train on")
-    parser.add_argument("--data-dir", type=Path, help="where cifar-10-batches-bin is")
-    parser.add_argument("--method", default="bsam", help="sgd, or a name of METHODS")
-    parser.add_argument("--kills", type=int, default=10, help="how many")
-    parser.add_argument("--epochs", type=int, default=3, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    asked = parser.parse_args(arguments)
-    sizes = {"limit_train": 2000, "batch": 128} if asked.data == "cifar10" else {"batch": 64, "augment": "crop-flip"}
-    run = Run(asked.method, model="resnet8", data=asked.data, epochs=asked.epochs, **sizes)
+    parser.add_argument("--data", choices=["cifar10", "digits"], default="cifar10", help="data set (default cifar10)")
+    parser.add_argument("--data-dir", type=Path, help="folder with cifar-10-batches-bin")
+    parser.add_argument("--method", default="bsam", help="sgd, or a name from METHODS (default bsam)")
+    parser.add_argument("--kills", type=int, default=10, help="number of kills (default 10)")
+    parser.add_argument("--epochs", type=int, default=3, help="number of epochs (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default 0)")
+    args = parser.parse_args(arguments)
+    sizes = {"limit_train": 2000, "batch": 128} if args.data == "cifar10" else {"batch": 64, "augment": "crop-flip"}
+    run = Run(args.method, model="resnet8", data=args.data, epochs=args.epochs, **sizes)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = kill_and_resume(run, asked.data_dir, Path(folder), asked.kills, asked.seed)
+        outcome = kill_and_resume(run, args.data_dir, Path(folder), args.kills, args.seed)
     print(
-        f"{outcome.kills} kills of {asked.kills}; weights, optimizer state and metrics "
-        f"{'equal, bit for bit' if outcome.equal else 'DIFFER'}"
+        f"{outcome.kills} of {args.kills} kills; weights, optimizer state and metrics "
+        f"{'are equal bit for bit' if outcome.equal else 'DIFFER'}"
     )
-    return outcome.equal and outcome.kills == asked.kills
+    return outcome.equal and outcome.kills == args.kills
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every benchmark says about where and when it was run, and the arguments that they share."""
+"""Machine, versions and date for the benchmarks' results, and their common arguments."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def add_arguments(parser: argparse.ArgumentParser, benchmark: str) -> None:
-    """Where to run, and where to write."""
+    """Add ``--device`` and ``--out``."""
     parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where there is one (default)"
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto uses CUDA if available (default)"
     )
     parser.add_argument(
-        "--out", type=Path, help=f"the JSON file to write (default: benchmarks/results/{benchmark}_<device>.json)"
+        "--out", type=Path, help=f"JSON file to write (default: benchmarks/results/{benchmark}_<device>.json)"
     )
 
 
-def pick_device(parser: argparse.ArgumentParser, asked: str) -> torch.device:
-    """The device that ``--device`` names; an error of the parser if this machine has none."""
-    if asked == "cuda" and not torch.cuda.is_available():
+def pick_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
+    """Return the device for ``--device``; exit with an error if there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device on this machine")
-    return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def description(device: torch.device) -> dict[str, Any]:
-    """Machine, versions and date: a number never travels without them."""
+    """Return machine, versions and date, which are stored with every result."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device.type,
@@ -57,7 +57,7 @@ def description(device: torch.device) -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a package, None if it is not installed."""
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -65,7 +65,7 @@ def version_of(package: str) -> str | None:
 
 
 def write(content: dict[str, Any], path: Path | None, benchmark: str) -> Path:
-    """Write ``content`` as JSON to ``path``, or where the results of ``benchmark`` on this device live."""
+    """Write ``content`` as JSON to ``path``, by default the results of ``benchmark`` on this device."""
     path = path or RESULTS / f"{benchmark}_{content['device']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")

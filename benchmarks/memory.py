@@ -1,9 +1,8 @@
-"""How much memory a step of every method takes at its peak, over the base optimizer's own peak, in units of the
-parameters' size.
+"""Peak memory of a step beyond the base optimizer's peak, for every method, in units of the parameters' size.
 
-The model is nearly all weights (batch 1, wide layers), so that what is counted are buffers in weight space: the backup
-of the weights, the gradients that a method holds while it asks for the next one, and what it keeps between steps.
-Counted once the optimizers are warm, with SGD and momentum; where steps differ, over steps of each kind.
+With wide layers and batch size 1 nearly all memory is in weight space: the backup of the weights, the gradients that a
+method holds while it computes the next one, and its state between steps. Memory is counted after warm-up, with SGD and
+momentum, over all kinds of steps.
 
     python benchmarks/memory.py
 """
@@ -29,24 +28,23 @@ from cases import Case, cases
 
 WIDTH, LAYERS = 2048, 4
 WARM_UP = 2  # steps
-BARS = {"SAM": 2.0, "BSAM3": 3.0}  # parameter-size buffers that a backward may take beyond the base optimizer's peak
+BARS = {"SAM": 2.0, "BSAM3": 3.0}  # parameter-size buffers that backward may use beyond the base optimizer's peak
 
 
 class Counter(Protocol):
-    """Bytes of live tensors."""
+    """Counts the bytes of live tensors."""
 
     def reset(self) -> None:
         """Forget the peak so far."""
 
     def peak(self) -> int:
-        """The most bytes alive at any time since :meth:`reset`."""
+        """Return the largest number of live bytes since :meth:`reset`."""
 
 
 class StorageCounter(TorchDispatchMode):
-    """Counts the storage of every tensor that is made inside the ``with`` block, until the storage is freed: exact, and
-    the same in every run.
+    """Counts the storage of every tensor created inside the ``with`` block until it is freed.
 
-    What a kernel allocates and frees within itself is not seen.
+    The count is exact and reproducible, but does not include memory that a kernel allocates and frees internally.
     """
 
     def __init__(self) -> None:
@@ -63,7 +61,7 @@ class StorageCounter(TorchDispatchMode):
         return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata  # views and results of in-place operations have the storage of another tensor
+        key = storage._cdata  # shared by views and results of in-place operations
         if key not in self._known:
             self._known.add(key)
             self.live += storage.nbytes()
@@ -79,26 +77,26 @@ class StorageCounter(TorchDispatchMode):
         self._most = self.live
 
     def peak(self) -> int:
-        """The most bytes alive at any time since :meth:`reset`."""
+        """Return the largest number of live bytes since :meth:`reset`."""
         return self._most
 
 
 class CudaCounter:
-    """The same from CUDA's caching allocator."""
+    """Counts the bytes of CUDA's caching allocator."""
 
     def reset(self) -> None:
         """Forget the peak so far."""
         torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> int:
-        """The most bytes alive at any time since :meth:`reset`."""
+        """Return the largest number of live bytes since :meth:`reset`."""
         return torch.cuda.max_memory_allocated()
 
 
 @contextmanager
 def counting(device: torch.device) -> Iterator[Counter]:
-    """A counter of what is made inside."""
-    gc.collect()  # what an earlier case left in circles of references
+    """Count the tensors created inside."""
+    gc.collect()  # reference cycles of an earlier case
     if device.type == "cuda":
         yield CudaCounter()
     else:
@@ -107,9 +105,7 @@ def counting(device: torch.device) -> Iterator[Counter]:
 
 
 def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: int = LAYERS) -> dict[str, int]:
-    """Bytes of the parameters, and the peaks of ``backward`` (up to the gradient in ``p.grad``) and of a whole step;
-    ``case`` None is the base alone.
-    """
+    """Return the bytes of the parameters, and the peaks of ``backward`` and of a whole step; None is the base alone."""
     with counting(device) as counter:
         model = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(layers)))
         first = torch.zeros(1, dtype=torch.int64, device=device)  # the only class, and the only sample
@@ -125,7 +121,7 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
             train_step.backward(inputs[t % 2], first, first)
             backward = counter.peak()
             train_step.optimizer.step()
-            if t >= WARM_UP:  # buffers that are kept between steps are there
+            if t >= WARM_UP:  # the state between steps exists by then
                 in_backward, in_step = max(in_backward, backward), max(in_step, counter.peak())
         return {
             "parameters": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -135,13 +131,13 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
 
 
 def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> dict[str, Any]:
-    """The base optimizer's peak, and what each method takes beyond it, in units of the parameters' size."""
+    """Return the base optimizer's peak and the extra memory of each method, in units of the parameters' size."""
     base = peaks(device, None, width, layers)
     unit = base["parameters"]
     methods = {}
     for case in cases().values():
-        own = peaks(device, case, width, layers)
-        methods[case.label] = {f"extra_{when}": (own[when] - base["step"]) / unit for when in ("backward", "step")}
+        peak = peaks(device, case, width, layers)
+        methods[case.label] = {f"extra_{when}": (peak[when] - base["step"]) / unit for when in ("backward", "step")}
     return {
         "parameter_bytes": unit,
         "base": {when: base[when] / unit for when in ("backward", "step")},
@@ -150,23 +146,23 @@ def measure(device: torch.device, width: int = WIDTH, layers: int = LAYERS) -> d
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Count, print, write."""
+    """Run the benchmark, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "memory")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
-    found = measure(device)
+    result = measure(device)
     print(
         f"{LAYERS} x Linear {WIDTH}, batch 1, SGD with momentum, {device.type}; unit: the parameters' "
-        f"{found['parameter_bytes'] / 2**20:.0f} MiB"
+        f"{result['parameter_bytes'] / 2**20:.0f} MiB"
     )
-    print(f"  base optimizer, at its peak: {found['base']['step']:.3f}")
+    print(f"  base optimizer, peak: {result['base']['step']:.3f}")
     print(f"  {'beyond that':<14}{'backward(closure)':>18}{'whole step':>14}{'bar, backward':>16}")
-    for name, extra in found["methods"].items():
+    for name, extra in result["methods"].items():
         bar = f"{BARS[name]:.0f}" if name in BARS else ""
         print(f"  {name:<14}{extra['extra_backward']:18.3f}{extra['extra_step']:14.3f}{bar:>16}")
     model = {"width": WIDTH, "layers": LAYERS, "batch": 1, "base": "SGD, momentum 0.9"}
-    content = {"benchmark": "memory", **machine.description(device), "model": model, **found}
+    content = {"benchmark": "memory", **machine.description(device), "model": model, **result}
     print(f"written to {machine.write(content, args.out, 'memory')}", file=sys.stderr)
 
 

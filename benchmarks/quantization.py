@@ -1,9 +1,9 @@
-"""Seconds of a training step of a quantized network over those of the float one, side by side in one run.
+"""Seconds per training step of a quantized network relative to the float network, interleaved in one run.
 
-What is timed is an epoch of `bsam train`, as in throughput.py: quantized networks have 4 bits and learned scales. The
-first epoch of each case is not timed: it compiles, captures and warms up.
+Epochs of `bsam train` are timed, as in throughput.py; quantized networks have 4 bits and learned scales. The first
+epoch of each case, which compiles, captures and warms up, is not timed.
 
-    python benchmarks/quantization.py    # on CUDA: ResNet-18 and MobileNetV1 in bf16, through torch.compile
+    python benchmarks/quantization.py    # on CUDA: ResNet-18 and MobileNetV1 in bf16, with torch.compile
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT = {"cuda": ("resnet18", "mobilenet_v1"), "cpu": ("resnet8",)}
 
 
 def measure(model: str, methods: list[str], steps: int, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of a step of each method, of the float network and of the quantized one, round by round."""
+    """Return the seconds per step of each method with the float and the quantized network, and their ratios."""
     on_gpu = device.type == "cuda"
     common: dict[str, Any] = {"precision": "bf16" if on_gpu else "fp32", "compile": on_gpu}
     common |= {"model": model, "data": "cifar10", "batch": BATCH, "epochs": rounds + 1}
@@ -43,10 +43,10 @@ def measure(model: str, methods: list[str], steps: int, rounds: int, device: tor
         seconds: dict[tuple[str, str], list[float]] = {case: [] for case in trainings}
         for number in range(rounds + 1):
             for case, training in trainings.items():
-                found = training.train_epoch(number)["seconds"]
+                elapsed = training.train_epoch(number)["seconds"]
                 if number:
-                    seconds[case].append(found / steps)
-                print(f"  {model} {' '.join(case)} epoch {number}: {found:.2f} s", file=sys.stderr, flush=True)
+                    seconds[case].append(elapsed / steps)
+                print(f"  {model} {' '.join(case)} epoch {number}: {elapsed:.2f} s", file=sys.stderr, flush=True)
     pairs = {name: zip(seconds[name, "W4A4"], seconds[name, "float"], strict=True) for name in methods}
     return {
         "model": model,
@@ -60,21 +60,21 @@ def measure(model: str, methods: list[str], steps: int, rounds: int, device: tor
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time, print, write."""
+    """Run the benchmark, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "quantization")
     names = [name for name, entry in MODELS.items() if entry.backbone is None]
-    text = "default: on CUDA the paper's two, on the CPU resnet8"
+    text = f"default: {' and '.join(DEFAULT['cuda'])} on CUDA, resnet8 on the CPU"
     parser.add_argument("--models", nargs="+", choices=names, metavar="MODEL", help=text)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs timed of each case (default 5)")
-    parser.add_argument("--steps", type=int, default=100, help="of an epoch (default 100)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed epochs per case (default 5)")
+    parser.add_argument("--steps", type=int, default=100, help="steps per epoch (default 100)")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     results = []
     for model in args.models or DEFAULT[device.type]:
-        results.append(found := measure(model, args.methods, args.steps, args.rounds, device))
-        for name, ratio in found["over_float"].items():
+        results.append(result := measure(model, args.methods, args.steps, args.rounds, device))
+        for name, ratio in result["over_float"].items():
             print(f"{model} {name}: {ratio['median']:.3f} [{ratio['q1']:.3f}, {ratio['q3']:.3f}] times the float step")
         torch._dynamo.reset()
     content = {"benchmark": "quantization", **machine.description(device), "results": results}

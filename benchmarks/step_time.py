@@ -1,9 +1,9 @@
-"""How long a step takes, against the gradient passes that it cannot do without.
+"""Time of a step relative to the gradient passes that it needs.
 
-In one interleaved run, for each model: (a) clear, forward and backward, (b) the base optimizer's step, both together,
-and whole steps of the methods. Beyond its passes and the base step a method should cost nothing: ``SAM / (2a + b)``,
-``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. Also reported are a step of the method over a whole step of
-the base optimizer, and the number of forward passes of the network.
+For each model, one interleaved run times (a) clear, forward and backward, (b) the base optimizer's step, both together,
+and whole steps of the methods. A method should cost nothing beyond its passes and the base step, so ``SAM / (2a + b)``,
+``BSAM3 / (3a + b)`` and ``BSAM2 / (2a + b)`` should be 1. The time relative to a whole step of the base optimizer and
+the number of forward passes are reported too.
 
     python benchmarks/step_time.py                                          # CPU: two or three minutes
     python benchmarks/step_time.py --models resnet8 --methods all
@@ -37,16 +37,16 @@ Cases: TypeAlias = dict[str, Callable[[], object]]
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 PASS, BASE, WHOLE, RIVAL = "forward+backward", "base step", "base, whole step", "pytorch_optimizer SAM"
-BATCHES = 10  # in turn, as in training: AE-SAM compares the gradients of different ones
-WARM_UP = 1  # rounds, of two calls each: they allocate and choose kernels
-SAMPLE = {"cpu": 2e-3, "cuda": 3e-2}  # the least seconds of a sample: shorter ones show launches and clocks
+BATCHES = 10  # used in turn, as in training: AE-SAM compares gradients of different batches
+WARM_UP = 1  # rounds with two calls each, which allocate memory and choose kernels
+SAMPLE = {"cpu": 2e-3, "cuda": 3e-2}  # minimum seconds per sample: shorter ones measure launches and clocks
 
 
 class Steps:
-    """A training: each call is one step on the next batch.
+    """A training loop: each call is one step on the next batch.
 
-    After ``cycle`` steps the optimizer's own count starts again from 0: any ``cycle`` calls in a row then hold the same
-    kinds of steps.
+    After ``cycle`` steps the optimizer's step count restarts from 0, so any ``cycle`` consecutive calls contain the
+    same kinds of steps.
     """
 
     def __init__(self, train_step: TrainStep, batches: Sequence[Batch], cycle: int = 1) -> None:
@@ -61,7 +61,7 @@ class Steps:
         return self._model(x)
 
     def __call__(self) -> None:
-        """One step."""
+        """Take one step."""
         if self.cycle > 1 and self._taken % self.cycle == 0:
             for group in self._train_step.optimizer.param_groups:
                 group["steps_taken"] = 0
@@ -72,20 +72,20 @@ class Steps:
 
     @property
     def forwards(self) -> float:
-        """Forward passes of the network in a step, over all whole cycles so far."""
+        """Average number of forward passes per step, over all whole cycles so far."""
         forwards, taken = self._in_whole_cycles
         return forwards / taken
 
 
 class Autocast(nn.Module):
-    """A network under autocast to bfloat16."""
+    """A network that runs under autocast to bfloat16."""
 
     def __init__(self, network: nn.Module, device: torch.device, cache: bool) -> None:
         super().__init__()
         self.network, self.device, self.cache = network, device, cache
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits in float32."""
+        """Return the logits in float32."""
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=self.cache):
             return self.network(x).float()
 
@@ -98,9 +98,7 @@ def build_cases(
     *,
     capturable: bool = False,
 ) -> Cases:
-    """What is timed, on one model and some batches that all of it shares: each optimizer brings only its own state.
-    What cannot be captured is left out.
-    """
+    """Return the timed functions, which share one model and its batches; ``capturable`` omits those that are not."""
     torch.manual_seed(0)
     model, size = workload.model().to(device), workload.batch[0]
     batches = [
@@ -114,9 +112,8 @@ def build_cases(
     if len(workload.batch) == 4:
         batches = [(x.to(memory_format=torch.channels_last), y, index) for x, y, index in batches]
     if precision == "bf16":
-        model = Autocast(
-            model, device, cache=not capturable
-        )  # a cache of casts outlives the capture that filled it, and would hand its replay to the next one
+        # autocast's cache outlives a capture, and the next capture would use its tensors
+        model = Autocast(model, device, cache=not capturable)
     settings = (
         {**workload.settings, "capturable": True}
         if capturable and workload.base is torch.optim.AdamW
@@ -128,7 +125,7 @@ def build_cases(
 
     def stepping(case: Case) -> Steps:
         train_step = case.train_step(new_base(), model, batch=size, samples=size * len(batches), classes=CLASSES)
-        if train_step.loss is not None:  # from its second epoch on it remembers the first
+        if train_step.loss is not None:  # it needs the outputs of a first epoch
             with torch.no_grad():
                 for batch in batches:
                     train_step.losses(*batch)
@@ -144,7 +141,7 @@ def build_cases(
         PASS: forward_backward,
         BASE: plain.optimizer.step,
         WHOLE: Steps(TrainStep(model, new_base()), batches),
-    }  # gradients for BASE: all others
+    }  # the gradients for BASE come from the other functions
     chosen = [cases()[name] for name in methods]
     built |= {case.label: stepping(case) for case in chosen if case.capturable or not capturable}
     if workload.rival and not capturable and machine.version_of("pytorch_optimizer"):
@@ -153,7 +150,7 @@ def build_cases(
 
 
 def rival_case(workload: Workload, model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], object]:
-    """A step of pytorch_optimizer's SAM, as its documentation has it: the first gradient is the caller's."""
+    """Return a step of pytorch_optimizer's SAM as in its documentation: the caller computes the first gradient."""
     import pytorch_optimizer
 
     optimizer = pytorch_optimizer.SAM(model.parameters(), workload.base, rho=0.05, **workload.settings)
@@ -172,9 +169,7 @@ def rival_case(workload: Workload, model: torch.nn.Module, loss: Callable[[], Te
 
 
 def captured(cases: Cases) -> Cases:
-    """Each case, already warm, as one CUDA graph, captured on the current stream: it must be the one that everything
-    was built and warmed up on.
-    """
+    """Capture each warm case as a CUDA graph, on the current stream, which must be the one used for warm-up."""
     replays: Cases = {}
     for name, run in cases.items():
         graph = torch.cuda.CUDAGraph()
@@ -187,12 +182,11 @@ def captured(cases: Cases) -> Cases:
 def sample(
     cases: Cases, repeats: int, steps: Mapping[str, int], synchronize: Callable[[], object]
 ) -> dict[str, list[float]]:
-    """Seconds per call, ``repeats`` samples of ``steps`` calls for each case: round robin, and each round starts one
-    case further on.
+    """Return the seconds per call in ``repeats`` samples of ``steps`` calls per case, interleaved.
 
-    One call before each sample is not timed: caches and heap are then as this case leaves them, as in training, and not
-    as the previous case left them (malloc returns gradients to the system, and the next case would pay for the page
-    faults).
+    Each round starts with the next case. One call before each sample is not timed, so that caches and heap are in the
+    state that this case leaves, as in training, and not in that of the previous case, whose freed memory would cause
+    page faults.
     """
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -210,14 +204,15 @@ def sample(
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return the median and the quartiles."""
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return {"median": median, "q1": q1, "q3": q3}
 
 
 def ratios(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Each method over its passes and the base step: round by round (a machine that drifts slows both sides of a
-    round), and of the medians.
+    """Return the time of each method relative to its passes and the base step, by round and from the medians.
+
+    Ratios by round are robust against a machine whose speed drifts.
     """
     a, b = seconds[PASS], seconds[BASE]
     out = {}
@@ -229,7 +224,7 @@ def ratios(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict
 
 
 def costs(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Each method over a whole step of the base optimizer, in the same way, beside the passes that were promised."""
+    """Return the time of each method relative to a whole base step, and the passes that the method states."""
     whole = seconds[WHOLE]
     out = {}
     for name, n in passes.items():
@@ -244,7 +239,7 @@ def costs(seconds: dict[str, list[float]], passes: Mapping[str, float]) -> dict[
 
 @contextmanager
 def cpu_threads(n: int | None) -> Iterator[int]:
-    """``n`` threads inside torch operations; None leaves them as they are."""
+    """Use ``n`` threads in torch operations; None keeps the current number."""
     before = torch.get_num_threads()
     torch.set_num_threads(n or before)
     try:
@@ -262,7 +257,7 @@ def time_steps(
     threads: int | None,
     methods: Sequence[str] = DEFAULT_CASES,
 ) -> dict[str, Any]:
-    """One model, eager or captured: all medians, quartiles and ratios, as they go into the JSON file."""
+    """Time one model, eager or captured, and return the entry for the JSON file."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     repeats = repeats or workload.repeats[device.type]
     with cpu_threads(workload.threads or threads) as used:
@@ -300,13 +295,13 @@ def time_steps(
 
 
 def whole_cycles(run: Callable[[], object], steps: int) -> int:
-    """``steps``, or as many more as the next whole cycle takes."""
+    """Round ``steps`` up to whole cycles."""
     cycle = run.cycle if isinstance(run, Steps) else 1
     return cycle * math.ceil(steps / cycle)
 
 
 def table(result: dict[str, Any]) -> str:
-    """A result, to read."""
+    """Format a result as a table."""
     lines = [
         "{model}: {parameters:,} parameters, batch {batch[0]}, {base}, {precision}, {mode}, ".format(**result)
         + "{threads} CPU thread(s), n = {n} x {inner}".format(**result),
@@ -323,7 +318,7 @@ def table(result: dict[str, Any]) -> str:
             c = result["costs"][name]
             line += f"{_interval(c)}, promised {c['promised']:g}"
         if name in result["forwards"]:
-            line = f"{line:<148}{result['forwards'][name]:.2f} forwards a step"
+            line = f"{line:<148}{result['forwards'][name]:.2f} forwards per step"
         lines.append(line)
     if result["rival"]:
         lines.append(f"  {RIVAL:<24}{result['rival']}")
@@ -335,12 +330,12 @@ def _interval(s: dict[str, float]) -> str:
 
 
 def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device]:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "step_time")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: under autocast")
-    chosen = f"some of: {', '.join(WORKLOADS)} (default: on CUDA all, on the CPU {', '.join(DEFAULT['cpu'])})"
-    parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), metavar="MODEL", help=chosen)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16 uses autocast")
+    models = f"some of: {', '.join(WORKLOADS)} (default: all on CUDA, {', '.join(DEFAULT['cpu'])} on the CPU)"
+    parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), metavar="MODEL", help=models)
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -349,27 +344,27 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, torch.device
         metavar="METHOD",
         help=f"some of: {', '.join(cases())}; or all (default: {', '.join(DEFAULT_CASES)})",
     )
-    parser.add_argument("--repeats", type=int, help="samples of each case (default: per model, to end in time)")
+    parser.add_argument("--repeats", type=int, help="samples per case (default: depends on the model)")
     parser.add_argument(
-        "--threads", type=int, help="CPU threads (default: torch's choice); tiny and deep-linear always have one"
+        "--threads", type=int, help="CPU threads (default: torch's choice); tiny and deep-linear always use one"
     )
-    parser.add_argument("--captured", action="store_true", help="CUDA: time each case as a CUDA graph, too")
+    parser.add_argument("--captured", action="store_true", help="time each case as a CUDA graph too")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     for name in ("repeats", "threads"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.captured and device.type != "cuda":
-        parser.error("--captured needs a CUDA device: a CUDA graph cannot be captured on the CPU")
+        parser.error("--captured needs a CUDA device")
     args.models = args.models or DEFAULT[device.type]
     args.methods = list(cases()) if "all" in args.methods else list(dict.fromkeys(args.methods))
     return args, device
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time, print, write."""
+    """Run the benchmark, print and write the results."""
     args, device = parse(arguments)
-    torch.backends.cudnn.benchmark = True  # the search is over before the first sample
+    torch.backends.cudnn.benchmark = True  # the search ends before the first sample
     results = []
     for name in args.models:
         for mode in ("eager", "captured") if args.captured else ("eager",):

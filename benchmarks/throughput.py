@@ -1,9 +1,9 @@
-"""Seconds per epoch and images per second of whole trainings, methods side by side in one run.
+"""Seconds per epoch and images per second in training, with the methods interleaved in one run.
 
-What is timed is an epoch of `bsam train` as users run it: augmentation on the device, the schedule, every step; without
-evaluation and checkpoints. The images are noise in the shape of CIFAR, already on the device, which changes nothing in
-the time of a step. A network that is slow gets shorter epochs (--steps), and the seconds of a whole one are those of a
-step times 390. The first epoch of each case is not timed: it compiles, captures and warms up.
+The timed epochs are those of `bsam train` (augmentation on the device, schedule, all steps) without evaluation and
+checkpoints. The images are noise in the shape of CIFAR, already on the device; this does not change the time of a step.
+Slow networks get shorter epochs (--steps), and their seconds per epoch are those of a step times 390. The first epoch
+of each case, which compiles, captures and warms up, is not timed.
 
     python benchmarks/throughput.py    # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16
     python benchmarks/throughput.py --models resnet18 --compile
@@ -29,7 +29,7 @@ from bsam.training.steps import CapturedSteps, side_stream
 from bsam.training.trainer import Trainer
 from step_time import spread
 
-IMAGES, BATCH = 50_000, 128  # of CIFAR, and of the paper
+IMAGES, BATCH = 50_000, 128  # CIFAR's training images, and the paper's batch size
 CASES = {
     "SGD": Run("sgd", data="cifar10"),
     "SAM": Run("sam", data="cifar10"),
@@ -39,11 +39,11 @@ CASES = {
 STEPS = {
     "cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60},
     "cpu": {"resnet8": 4},
-}  # of an epoch, unless the command line says
+}  # steps per epoch, without --steps
 
 
 def noise(samples: int) -> Dataset:
-    """Images in the shape of CIFAR-10."""
+    """Return random images in the shape of CIFAR-10."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (samples, 3, 32, 32), dtype=torch.uint8, generator=generator)
     examples = Examples(x, torch.randint(0, 10, (samples,), generator=generator))
@@ -51,12 +51,12 @@ def noise(samples: int) -> Dataset:
 
 
 def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device) -> dict[str, Any]:
-    """All cases on one network: seconds of a step, round by round."""
+    """Time all cases on one network."""
     data, trainings = noise(steps * BATCH), {}
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     with side_stream(device):
         for name, case in CASES.items():
-            own = replace(
+            timed = replace(
                 case,
                 model=model,
                 batch=BATCH,
@@ -65,14 +65,14 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
                 compile=run.compile,
                 capture=run.capture,
             )
-            trainings[name] = Trainer(own, Classification(own, device, data=data), DistributedContext(device))
+            trainings[name] = Trainer(timed, Classification(timed, device, data=data), DistributedContext(device))
         for number in range(rounds + 1):
             for name, training in trainings.items():
-                found = training.train_epoch(number)
+                epoch = training.train_epoch(number)
                 if number:
-                    seconds[name].append(found["seconds"] / steps)
-                print(f"  {model} {name} epoch {number}: {found['seconds']:.2f} s", file=sys.stderr, flush=True)
-    whole = IMAGES // BATCH
+                    seconds[name].append(epoch["seconds"] / steps)
+                print(f"  {model} {name} epoch {number}: {epoch['seconds']:.2f} s", file=sys.stderr, flush=True)
+    steps_per_epoch = IMAGES // BATCH
     return {
         "model": model,
         "parameters": sum(p.numel() for p in trainings["SGD"].network.parameters()),
@@ -82,7 +82,7 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
         "captured": {name: isinstance(training.take_step, CapturedSteps) for name, training in trainings.items()},
         "steps_timed": steps,
         "n": rounds,
-        "epoch_seconds": {name: spread([whole * s for s in values]) for name, values in seconds.items()},
+        "epoch_seconds": {name: spread([steps_per_epoch * s for s in values]) for name, values in seconds.items()},
         "images_per_second": {name: BATCH / statistics.median(values) for name, values in seconds.items()},
         "over_sgd": {
             name: spread([a / b for a, b in zip(values, seconds["SGD"], strict=True)])
@@ -93,12 +93,12 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
 
 
 def table(result: dict[str, Any]) -> str:
-    """A result, to read."""
+    """Format a result as a table."""
     lines = [
         "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, ".format(**result)
-        + "{steps_timed} steps an epoch, n = {n}".format(**result)
+        + "{steps_timed} steps per epoch, n = {n}".format(**result)
     ]
-    lines.append(f"  {'':<8}{'s an epoch of 390 steps':<28}{'images/s':>10}   over SGD")
+    lines.append(f"  {'':<8}{'s per epoch of 390 steps':<28}{'images/s':>10}   over SGD")
     for name, s in result["epoch_seconds"].items():
         epoch = f"{s['median']:.3f} [{s['q1']:.3f}, {s['q3']:.3f}]"
         lines.append(
@@ -109,7 +109,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time, print, write."""
+    """Run the benchmark, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machine.add_arguments(parser, "throughput")
     parser.add_argument(
@@ -117,13 +117,13 @@ def main(arguments: list[str] | None = None) -> None:
         nargs="+",
         choices=[name for name, entry in MODELS.items() if entry.backbone is None],
         metavar="MODEL",
-        help="default: on CUDA the paper's three, on the CPU resnet8",
+        help=f"default: {', '.join(STEPS['cuda'])} on CUDA, resnet8 on the CPU",
     )
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, fp32 on the CPU")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--plain", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs timed of each case (default 5)")
-    parser.add_argument("--steps", type=int, help="of an epoch (default: per model)")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--plain", action="store_true", help="use no CUDA graphs")
+    parser.add_argument("--rounds", type=int, default=5, help="timed epochs per case (default 5)")
+    parser.add_argument("--steps", type=int, help="steps per epoch (default: depends on the model)")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")

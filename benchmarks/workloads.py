@@ -1,4 +1,4 @@
-"""What step_time.py trains: models from tiny to wide, each with its batch and its base optimizer."""
+"""The models that step_time.py trains, with their batches and base optimizers."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, a batch for it, and how it is trained.
+    """A model, its batch, and its training settings.
 
-    The learning rate is tiny: hundreds of steps of several optimizers on the one model must not lead anywhere.
+    The learning rate is tiny, so that hundreds of steps of several optimizers on one model hardly change it.
     """
 
     name: str
     model: Callable[[], nn.Module]
     batch: tuple[int, ...]  # shape of the input
-    repeats: dict[str, int]  # on each device, by default
+    repeats: dict[str, int]  # default number of repetitions on each device
     base: type[torch.optim.Optimizer] = torch.optim.SGD
     settings: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-6, "momentum": 0.9, "weight_decay": 5e-4})
-    threads: int | None = None  # on the CPU; None: as many as there are
-    rival: bool = False  # whether pytorch_optimizer's SAM runs beside ours
+    threads: int | None = None  # CPU threads; None means torch's default
+    rival: bool = False  # whether to time pytorch_optimizer's SAM too
 
 
 def tiny() -> nn.Module:
-    """A small perceptron: what counts here is Python."""
+    """Return a small perceptron, whose steps are dominated by Python overhead."""
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
 def deep_linear() -> nn.Module:
-    """40 layers of Linear 256 + batch norm: at batch 32, arithmetic in weight space weighs as much as the passes."""
+    """Return 40 layers of Linear 256 + batch norm; at batch 32, weight-space arithmetic costs as much as the passes."""
     layers = [layer for _ in range(40) for layer in (nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(256, CLASSES))
 
 
 class Residual(nn.Module):
-    """The perceptron of a transformer block, with its norm and its shortcut."""
+    """The perceptron of a transformer block, with norm and shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The stream and what this block adds to it."""
+        """Add the block's output to its input."""
         return x + self.body(x)
 
 
 def wide() -> nn.Module:
-    """100 million parameters: at batch 1 a pass reads each weight once, and so does a foreach operation."""
+    """Return 100 million parameters; at batch 1 a pass reads each weight once, as a foreach operation does."""
     return nn.Sequential(*(Residual(1024) for _ in range(12)), nn.Linear(1024, CLASSES))
 
 
@@ -82,4 +82,4 @@ WORKLOADS: dict[str, Workload] = {
 DEFAULT = {
     "cpu": ["tiny", "resnet8", "deep-linear"],
     "cuda": list(WORKLOADS),
-}  # on two cores a ResNet-18 would take a quarter of an hour
+}  # ResNet-18 would take a quarter of an hour on two cores

@@ -1,4 +1,4 @@
-"""The benchmarks are scripts, not a package: they are loaded by their path."""
+"""Load the benchmarks, which are scripts, by their paths."""
 
 import importlib.util
 import sys
@@ -24,7 +24,7 @@ def _load(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """These models are too small for several, which would wait for each other on a busy machine."""
+    """The models are too small for several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -50,7 +50,7 @@ def test_a_folder_of_images_from_start_to_end(images, weights, tmp_path, capsys)
     said, error = capsys.readouterr()
     assert error == "Decoding the images of images: 18 of 18\n"
     tensors = len(load_file(weights)) - 2
-    assert f"Loaded {tensors} tensors of resnet.safetensors (SHA-256 " in said
+    assert f"Loaded {tensors} tensors from resnet.safetensors (SHA-256 " in said
     assert "its classifier was left out (fc.bias 9, fc.weight 9x" in said
     assert "test_resnet" in said
     assert "12 samples of images" in said

@@ -31,13 +31,13 @@ INPUTS = {mlp: (10,), with_batch_norm: (1, 6, 6)}
 
 
 def made(build, sizes=(7, 2, 15), dtype=torch.float64, train=0):
-    """A network, its batches of uneven sizes, all fixed; ``train`` steps of SGD on them."""
+    """A seeded network and its batches of uneven sizes, after ``train`` steps of SGD on them."""
     torch.manual_seed(3)
     model = build(dtype)
     data = [(torch.randn(n, *INPUTS[build], dtype=dtype), torch.randint(0, 5, (n,))) for n in sizes]
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
     for _ in range(3):
-        model(x)  # running statistics that are not those of a new network
+        model(x)  # changes the running statistics
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for _ in range(train):
         optimizer.zero_grad()
@@ -48,7 +48,7 @@ def made(build, sizes=(7, 2, 15), dtype=torch.float64, train=0):
 
 
 def exact_hessian(model, loss_fn, data, mode="eval"):
-    """The dense Hessian of the mean over samples, in float64, by torch, on a copy."""
+    """The dense Hessian of the mean over samples, computed by torch in float64 on a copy."""
     model = copy.deepcopy(model).double().eval()
     for module in model.modules():
         if mode == "train" and isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -86,7 +86,7 @@ class Quadratic(nn.Module):
 
 
 def with_dense_products(H, matrix):
-    """The operator with products by the dense matrix: the real ones are tested elsewhere, and are slower."""
+    """The operator with products by the dense matrix, which are faster than the real ones."""
 
     def times(v):
         H.products += 1
@@ -111,7 +111,7 @@ class Stop(Exception):
 
 
 class Passes:
-    """Data that is another one in each pass, the last one from then on; raises Stop after ``limit`` batches in all."""
+    """Data that changes from pass to pass, and raises Stop after ``limit`` batches in total."""
 
     def __init__(self, *passes, limit=10**9):
         self.passes, self.number, self.left = passes, 0, limit
@@ -140,7 +140,7 @@ def stopping(loss_fn, after):
 
 @contextlib.contextmanager
 def unchanged(model):
-    """What a user can see of the model, and the random numbers, must be the same to the bit afterwards."""
+    """Check that the model and the random state are the same bit for bit afterwards."""
 
     def state():
         tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
@@ -180,7 +180,7 @@ stop = shared((Stop, stopping), "stop")
 
 @pytest.fixture(scope="session")
 def trained():
-    """A trained network, its batches and its exact Hessian: most of its eigenvalues are near zero, a few are not."""
+    """A trained network, its batches and its dense Hessian, with a few large eigenvalues."""
     model, data = made(mlp, train=150)
     return model, data, exact_hessian(model, F.cross_entropy, data)
 
@@ -200,7 +200,7 @@ def operator(untrained):
 
 @pytest.fixture(params=["untrained"])
 def dense(request):
-    """The same with products by the dense matrix; of another network, if a test is parametrized so."""
+    """The same with products by the dense matrix; tests can choose another network as a parameter."""
     model, data, exact = request.getfixturevalue(request.param)
     return with_dense_products(HessianOperator(model, F.cross_entropy, data), exact), exact
 

@@ -1,19 +1,10 @@
-from functools import partial
-from typing import NamedTuple
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bsam
-from bsam.flatness import HessianOperator, sharpness
-
-refused = partial(pytest.raises, bsam.BsamError)
-
-
-class Wrapped(NamedTuple):
-    inner: dict
+from bsam.common.errors import BsamValueError
+from bsam.flatness import sharpness
 
 
 class Net(nn.Linear):
@@ -25,40 +16,38 @@ class Net(nn.Linear):
 
 
 TARGETS = {
-    "dict": (lambda y: {"a": y}, lambda y: y["a"]),
     "dict of a dict": (lambda y: {"name": "b", "a": {"b": y, "c": y}}, lambda y: y["a"]["b"]),
     "tuple": (lambda y: (torch.tensor(2.0), y, y), lambda y: y[1]),
     "list": (lambda y: [y, y], lambda y: y[0]),
-    "named tuple": (lambda y: Wrapped({"a": y}), lambda y: y.inner["a"]),
     "list of numbers": (lambda y: y.tolist(), torch.tensor),
 }
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_batches_count_by_their_samples_whatever_holds_the_targets(model, samples, data, kind):
+def test_batches_count_by_their_samples(model, samples, data, kind):
     wrap, unwrap = TARGETS[kind]
-    found = sharpness(model, lambda out, y: F.cross_entropy(out, unwrap(y)), [(x, wrap(y)) for x, y in data])
-    assert found.loss == pytest.approx(F.cross_entropy(model(samples[0]), samples[1]).item(), rel=1e-6)
+    result = sharpness(model, lambda out, y: F.cross_entropy(out, unwrap(y)), [(x, wrap(y)) for x, y in data])
+    assert result.loss == pytest.approx(F.cross_entropy(model(samples[0]), samples[1]).item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("y", [None, torch.tensor(1.0), "x", 3])
+@pytest.mark.parametrize("y", [None, torch.tensor(1.0)])
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"x": x}], ids=["tensor", "dict"])
-def test_without_rows_in_the_targets_those_of_the_inputs_count(samples, y, wrap):
+def test_rows_of_the_inputs_count_without_rows_in_the_targets(samples, y, wrap):
     x, net = samples[0], Net(6, 3)
-    found = sharpness(net, lambda out, y: out.square().mean(), [(wrap(x[:7]), y), (wrap(x[7:]), y)])
-    assert found.loss == pytest.approx(net(x).square().mean().item(), rel=1e-6)
+    result = sharpness(net, lambda out, y: out.square().mean(), [(wrap(x[:7]), y), (wrap(x[7:]), y)])
+    assert result.loss == pytest.approx(net(x).square().mean().item(), rel=1e-6)
 
 
-def test_without_tensors_the_length_of_the_targets_counts():
+def test_length_of_the_targets_counts_without_tensors():
     net, rows = Net(1, 1), [[1.0], [2.0], [5.0]]
     data = [(rows[:2], [0.0, 1.0]), (rows[2:], [2.0])]
-    found = sharpness(net, lambda out, y: F.mse_loss(out[:, 0], torch.tensor(y)), data)
-    assert found.loss == pytest.approx(F.mse_loss(net(rows)[:, 0], torch.tensor([0.0, 1.0, 2.0])).item(), rel=1e-6)
-    with refused(match="does not say how many samples it has: give its inputs or its targets as tensors"):
+    result = sharpness(net, lambda out, y: F.mse_loss(out[:, 0], torch.tensor(y)), data)
+    assert result.loss == pytest.approx(F.mse_loss(net(rows)[:, 0], torch.tensor([0.0, 1.0, 2.0])).item(), rel=1e-6)
+    with pytest.raises(BsamValueError, match="samples"):
         sharpness(net, lambda out, y: out.square().mean(), [(rows, None)])
 
 
-def test_lists_of_targets_have_an_entry_per_image():
+def test_lists_of_targets_count_by_image():
     class Detector(nn.Linear):
         def forward(self, images):
             return super().forward(torch.stack([image.mean((1, 2)) for image in images]))
@@ -76,14 +65,14 @@ def test_lists_of_targets_have_an_entry_per_image():
     expected = loss_fn(net(images), targets).item()
     assert sharpness(net, loss_fn, data).loss == pytest.approx(expected, rel=1e-6)
     ragged = [(x, [target["boxes"] for target in y]) for x, y in data]
-    found = sharpness(net, lambda out, y: loss_fn(out, [{"boxes": boxes} for boxes in y]), ragged)
-    assert found.loss == pytest.approx(expected, rel=1e-6)
+    result = sharpness(net, lambda out, y: loss_fn(out, [{"boxes": boxes} for boxes in y]), ragged)
+    assert result.loss == pytest.approx(expected, rel=1e-6)
     threes = [batch(3), batch(1, 2)]  # as many boxes as channels
     values = [loss_fn(net(x), y).item() for x, y in threes]
     assert sharpness(net, loss_fn, threes).loss == pytest.approx((values[0] + 2 * values[1]) / 3, rel=1e-6)
 
 
-def test_dicts_count_by_the_rows_that_all_of_their_tensors_have(samples, data):
+def test_dicts_count_by_the_rows_of_their_tensors(samples, data):
     (x, y), net = samples, Net(6, 3)
 
     def loss_fn(out, y):
@@ -91,33 +80,5 @@ def test_dicts_count_by_the_rows_that_all_of_their_tensors_have(samples, data):
 
     dicts = [({"x": a, "mask": a > 0}, {"y": b, "weight": torch.tensor(1.0)}) for a, b in data]
     assert sharpness(net, loss_fn, dicts).loss == pytest.approx(F.cross_entropy(net(x), y).item(), rel=1e-6)
-    with refused(match="does not say how many samples it has"):
+    with pytest.raises(BsamValueError, match="samples"):
         sharpness(net, loss_fn, [({"x": x, "edges": torch.ones(2, 9)}, {"y": y})])
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        ((torch.ones(10, 6), torch.zeros(10).long()), "Tensor"),
-        ([(torch.ones(2, 6), torch.zeros(2).long(), torch.arange(2))], "tuple of 3"),
-        ([[torch.ones(2, 6)]], "list of 1"),
-        ([{"x": torch.ones(2, 6), "y": torch.zeros(2).long()}], "dict"),
-        ([torch.ones(2, 6)], "Tensor"),
-    ],
-)
-def test_batches_that_are_not_pairs_are_refused(model, data, kind):
-    H = HessianOperator(model, F.cross_entropy, data)
-    message = rf"must be a pair \(inputs, targets\), and one is a {kind}: pass \[\(x, y\), \.\.\.\] or a DataLoader"
-    for measure in (lambda: sharpness(model, F.cross_entropy, data), lambda: H.linearized(1 << 30).__enter__()):
-        with refused(match=message):
-            measure()
-
-
-def test_micro_batches_need_inputs_and_targets_of_one_length(model, samples):
-    x, y = samples
-    for inputs, targets, words in (
-        (x, y[:4], r"\(10, 6\) and \(4,\)"), (x, torch.tensor(1.0), r"\(10, 6\) and \(\)"),
-        (x, y.tolist(), "list"), ({"x": x}, y, "dict"),
-    ):  # fmt: skip
-        with refused(match=f"micro_batch splits tensors with a row for each sample.*{words}"):
-            sharpness(model, lambda out, y: out.mean(), [(inputs, targets)], micro_batch=2)

@@ -1,4 +1,4 @@
-"""Complex parameters count as two real ones: instruments move both parts, or raise."""
+"""Complex parameters count as two real ones: measurements move both parts, or raise."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import bsam
+from bsam.common.errors import BsamValueError
 from bsam.flatness import HessianOperator, landscape, plane_through, sharpness
 
 DATA = [(torch.randn(n, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(n)),) * 2 for n in (5, 8)]
@@ -45,23 +46,23 @@ def plain_loss(model):
     return float(loss_fn(model(torch.cat([x for x, _ in DATA])), None).detach())
 
 
-def test_sharpness_equals_that_of_a_network_with_both_parts_as_real_parameters():
+def test_sharpness_equals_that_of_real_parameters():
     model = Mixed()
-    found, expected = (sharpness(net, loss_fn, DATA, 0.2, 0.1, steps=2) for net in (model, InParts(model)))
+    result, expected = (sharpness(net, loss_fn, DATA, 0.2, 0.1, steps=2) for net in (model, InParts(model)))
     names = ("loss", "max_sharpness", "min_sharpness", "cosine")
-    assert [getattr(found, name) for name in names] == pytest.approx([getattr(expected, name) for name in names])
+    assert [getattr(result, name) for name in names] == pytest.approx([getattr(expected, name) for name in names])
 
 
-def test_random_directions_are_uniform_over_real_and_imaginary_parts():
+def test_random_directions_have_both_parts():
     model = Mixed()
     with torch.no_grad():
         model.weight.zero_()
-    found = sharpness(model, lambda out, y: (model.weight.imag**2).sum(), DATA[:1], rho_max=0.5, random_directions=500)
-    assert found.average_error < 0.01  # of 28 entries 12 are imaginary
-    assert found.average_sharpness == pytest.approx(0.5**2 * 12 / 28, abs=4 * found.average_error)
+    result = sharpness(model, lambda out, y: (model.weight.imag**2).sum(), DATA[:1], rho_max=0.5, random_directions=500)
+    assert result.average_error < 0.01  # of 28 entries 12 are imaginary
+    assert result.average_sharpness == pytest.approx(0.5**2 * 12 / 28, abs=4 * result.average_error)
 
 
-def test_a_landscape_moves_both_parts_by_filters_as_long_as_the_model_s():
+def test_landscape_moves_both_parts():
     model, seen = Mixed(), []
     w = model.weight.detach().clone()
 
@@ -69,7 +70,7 @@ def test_a_landscape_moves_both_parts_by_filters_as_long_as_the_model_s():
         seen.append(model.weight.detach() - w)
         return loss_fn(out, y)
 
-    found = landscape(model, recording, DATA, span=1.0, points=3, dims=1, seed=2)
+    result = landscape(model, recording, DATA, span=1.0, points=3, dims=1, seed=2)
     step = seen[-1]
     torch.testing.assert_close(step.norm(dim=1), w.norm(dim=1))
     assert min(float(step.real.abs().min()), float(step.imag.abs().min())) > 1e-3
@@ -77,11 +78,11 @@ def test_a_landscape_moves_both_parts_by_filters_as_long_as_the_model_s():
     for c in (-1, 0, 1):
         model.weight.data = w + c * step
         expected.append(plain_loss(model))
-    assert found.loss.tolist() == pytest.approx(expected, rel=1e-12)
-    assert np.ptp(found.loss) > 0.1
+    assert result.loss.tolist() == pytest.approx(expected, rel=1e-12)
+    assert np.ptp(result.loss) > 0.1
 
 
-def test_a_plane_through_models_contains_them():
+def test_plane_through_models_contains_them():
     models = [Mixed(seed) for seed in range(3)]
     plane = plane_through(models)
     weights = [torch.cat([p.detach().reshape(-1).to(torch.complex128) for p in net.parameters()]) for net in models]
@@ -89,18 +90,18 @@ def test_a_plane_through_models_contains_them():
     assert (plane.coordinates**2).sum(1).tolist() == pytest.approx(squares)
     assert plane.distances.max() < 1e-12
     (a, b), (u, v) = plane.coordinates[1], plane.directions
-    found = landscape(models[0], loss_fn, DATA, points=3, dims=1, directions=[float(a) * u + float(b) * v])
-    assert found.loss[1:].tolist() == pytest.approx([plain_loss(net) for net in models[:2]])
+    result = landscape(models[0], loss_fn, DATA, points=3, dims=1, directions=[float(a) * u + float(b) * v])
+    assert result.loss[1:].tolist() == pytest.approx([plain_loss(net) for net in models[:2]])
 
 
-def test_a_direction_without_imaginary_parts_and_the_hessian_raise():
+def test_real_directions_and_the_hessian_raise():
     model = Mixed()
     real = bsam.Vector([torch.zeros(4, 3), torch.zeros(4)])
-    with pytest.raises(bsam.BsamError, match="one tensor for each trainable parameter"):
+    with pytest.raises(BsamValueError, match="directions"):
         landscape(model, loss_fn, DATA, dims=1, directions=[real])
     for measure in (
         lambda: HessianOperator(model, loss_fn, DATA),
         lambda: landscape(model, loss_fn, DATA, directions="hessian"),
     ):
-        with pytest.raises(bsam.BsamError, match="must be real tensors"):
+        with pytest.raises(BsamValueError, match="real"):
             measure()

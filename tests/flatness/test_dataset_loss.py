@@ -34,9 +34,8 @@ MEASURES = {
     "product": lambda *arguments, **options: HessianOperator(*arguments, **options).times(torch.ones(21)),
     "recorded product": lambda *arguments, **options: recorded(HessianOperator(*arguments, **options)),
 }
-SPLITS = [("sharpness", None), ("sharpness", 3), ("landscape", 3), ("product", None), ("recorded product", None)]
 REFUSED = [("sharpness", 3, loss_fn) for loss_fn in NOT_MEANS]  # the others get the same losses from DatasetLoss
-REFUSED += [(*split, "class weights") for split in SPLITS]
+REFUSED += [(measure, None, "class weights") for measure in ("landscape", "product", "recorded product")]
 
 
 def whole(model, samples, loss_fn=F.cross_entropy):
@@ -52,27 +51,31 @@ def value(*arguments, autocast=False, **options):
 
 
 @pytest.mark.parametrize(("measure", "micro_batch", "loss_fn"), REFUSED)
-def test_losses_that_are_not_means_over_samples_are_refused_where_it_matters(
-    model, samples, data, unchanged, loss_fn, measure, micro_batch
-):
-    match = r"loss_fn is not a mean over samples.*class weights\? ignore_index\?.*use a mean, pass one batch, or pass b"
-    with unchanged(model), refused(match=match):
+def test_losses_that_are_not_means_are_refused(model, samples, data, unchanged, loss_fn, measure, micro_batch):
+    with unchanged(model), refused(match="mean over samples"):
         MEASURES[measure](model, NOT_MEANS[loss_fn], data, micro_batch=micro_batch)
-    MEASURES[measure](model, NOT_MEANS[loss_fn], [samples], micro_batch=10)  # one batch
+    if measure == "sharpness":
+        sharpness(model, NOT_MEANS[loss_fn], [samples], micro_batch=10)  # one batch
 
 
-@pytest.mark.parametrize(("measure", "micro_batch"), SPLITS)
-def test_with_the_weight_of_a_batch_the_result_does_not_depend_on_the_batches(
-    model, samples, data, measure, micro_batch
-):
-    weights = {"class weights": lambda x, y: WEIGHTS[y].sum(), "ignored labels": lambda x, y: int((y != 1).sum())}
-    for name, weight in weights.items():
-        measured = partial(MEASURES[measure], model, NOT_MEANS[name])
-        parts = measured(data, micro_batch=micro_batch, batch_weight=weight)
-        torch.testing.assert_close(torch.as_tensor(parts), torch.as_tensor(measured([samples])), rtol=1e-5, atol=1e-6)
-    for wrong in (math.nan, 0):
-        with refused(match=f"weights of batch_weight add up to {wrong}"):
-            measured(data, batch_weight=lambda x, y, wrong=wrong: wrong)
+WEIGHT = {"class weights": lambda x, y: WEIGHTS[y].sum(), "ignored labels": lambda x, y: int((y != 1).sum())}
+
+
+@pytest.mark.parametrize(
+    ("measure", "loss_fn", "micro_batch"),
+    [
+        ("sharpness", "class weights", None),
+        ("sharpness", "ignored labels", 3),
+        ("landscape", "class weights", 3),
+        ("product", "ignored labels", None),
+        ("recorded product", "class weights", None),
+    ],
+)
+def test_batch_weights_make_the_result_independent_of_the_batches(model, samples, data, measure, loss_fn, micro_batch):
+    measured = partial(MEASURES[measure], model, NOT_MEANS[loss_fn])
+    parts = measured(data, micro_batch=micro_batch, batch_weight=WEIGHT[loss_fn])
+    expected = MEASURES[measure.removeprefix("recorded ")](model, NOT_MEANS[loss_fn], [samples])
+    torch.testing.assert_close(torch.as_tensor(parts), torch.as_tensor(expected), rtol=1e-5, atol=1e-6)
 
 
 def test_padded_sequences_of_several_lengths_are_checked():
@@ -87,18 +90,18 @@ def test_padded_sequences_of_several_lengths_are_checked():
     y = x.masked_fill(torch.arange(6) >= torch.tensor([6, 5, 3, 2])[:, None], -100)
     short = x[:2, :4]
     for data in ([(x, y), (short, short)], [(short, short), (x, y)]):
-        with refused(match="loss_fn is not a mean over samples"):
+        with refused(match="mean over samples"):
             sharpness(net, loss_fn, data)
-    found = sharpness(net, loss_fn, data, batch_weight=lambda x, y: (y != -100).sum())
+    result = sharpness(net, loss_fn, data, batch_weight=lambda x, y: (y != -100).sum())
     flat = torch.cat([x.flatten(), short.flatten()]), torch.cat([y.flatten(), short.flatten()])
-    assert found.loss == pytest.approx(F.cross_entropy(net(flat[0]), flat[1]).item(), rel=1e-6)
+    assert result.loss == pytest.approx(F.cross_entropy(net(flat[0]), flat[1]).item(), rel=1e-6)
 
 
-def test_a_micro_batch_of_ignored_labels_alone_has_no_loss_and_no_weight(model, samples):
+def test_micro_batches_of_ignored_labels_have_no_weight(model, samples):
     data, loss_fn = [(samples[0][:5], torch.tensor([1, 1, 0, 2, 0]))], nn.CrossEntropyLoss(ignore_index=1)
     assert math.isnan(sharpness(model, loss_fn, data, micro_batch=2).loss)
-    found = sharpness(model, loss_fn, data, micro_batch=2, batch_weight=lambda x, y: (y != 1).sum())
-    assert found.loss == pytest.approx(whole(model, data[0], loss_fn), rel=1e-6)
+    result = sharpness(model, loss_fn, data, micro_batch=2, batch_weight=lambda x, y: (y != 1).sum())
+    assert result.loss == pytest.approx(whole(model, data[0], loss_fn), rel=1e-6)
 
 
 class WithLoss(nn.Linear):
@@ -121,8 +124,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_ignored_labels_are_noticed_in_any_batch_and_whatever_is_beside_them(samples, kind, place):
+@pytest.mark.parametrize("place", [0, 2])
+def test_ignored_labels_are_noticed_in_any_batch(samples, kind, place):
     torch.manual_seed(0)
     (x, y), net = samples, WithLoss(6, 3)
     ignored = y.clone()
@@ -132,31 +135,13 @@ def test_ignored_labels_are_noticed_in_any_batch_and_whatever_is_beside_them(sam
     with refused(match="mean over samples"):
         sharpness(net, loss_fn, data)
     sharpness(net, loss_fn, [wrap(x, y)] * 3)
-    if kind == "numbers beside the labels":
-        sharpness(net, loss_fn, [(x, {"y": y, "w": w, "t": torch.tensor(w)}) for w in (1.0, 2.0)])
     if kind == "labels":
         for options in ({"micro_batch": 4}, {"autocast": True}):
             with refused(match="mean over samples"):
                 value(net, loss_fn, data, **options)
 
 
-def test_the_loss_is_checked_in_the_first_pass_alone(model, samples):
-    sizes = []
-
-    def loss_fn(out, y):
-        sizes.append(len(y))
-        return F.cross_entropy(out, y)
-
-    L = DatasetLoss(model, loss_fn, [samples, samples], micro_batch=5)
-    with L.measuring():
-        L.value()
-        first = len(sizes)
-        L.value()
-    assert first > 4
-    assert sizes[first:] == [5] * 4
-
-
-def test_a_loss_of_whole_batches_alone_is_not_checked(model, samples):
+def test_losses_of_whole_batches_are_not_checked(model, samples):
     def loss_fn(out, y):
         if len(y) != 5:
             raise ValueError("five at a time")
@@ -175,11 +160,11 @@ def test_outputs_without_a_row_per_sample_are_not_checked(samples):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scale", [1.0, 30.0, 1e-3])
-def test_a_mean_is_not_refused_for_its_rounding(dtype, scale):
+@pytest.mark.parametrize("scale", [30.0, 1e-3])
+def test_rounding_errors_of_a_mean_are_accepted(dtype, scale):
     losses = F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)
     losses += (lambda out, y: F.mse_loss(out, F.one_hot(y, 5).to(out)),)
-    for seed in range(10):
+    for seed in range(4):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 5))
         with torch.no_grad():
@@ -191,24 +176,20 @@ def test_a_mean_is_not_refused_for_its_rounding(dtype, scale):
     value(net, F.cross_entropy, [(x, y)], micro_batch=3, autocast=True)
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_losses_that_are_not_finite_are_not_refused(model, samples, loss):
-    found = value(model, lambda out, y: out.sum() * 0 + loss, [samples], micro_batch=4)
-    assert found == pytest.approx(loss, nan_ok=True)
-
-
-@pytest.mark.parametrize(("order", "bad"), [((0, 1, 2), math.inf), ((1, 0, 2), -math.inf), ((2, 1, 0), math.nan)])
-def test_one_infinite_loss_makes_the_mean_infinite_wherever_it_comes(model, samples, order, bad):
-    x = samples[0]
-    batches = [(x[:3], torch.tensor([bad] * 3)), (x[3:5], torch.tensor([1.0] * 2)), (x[5:], torch.tensor([2.0] * 5))]
-    L = DatasetLoss(model, lambda out, y: out.sum() * 0 + y.mean(), [batches[i] for i in order])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 2])
+def test_one_loss_that_is_not_finite_decides_the_mean(model, place, bad):
+    losses = [1.0, 2.0, 3.0]
+    losses[place] = bad
+    data = [(torch.ones(3, 6), torch.tensor([loss] * 3)) for loss in losses]
+    L = DatasetLoss(model, lambda out, y: out.sum() * 0 + y.mean(), data, micro_batch=2)
     with L.measuring():
         assert [L.value()[0], L.value_and_grad()[0]] == pytest.approx([bad] * 2, nan_ok=True)
 
 
-def test_one_batch_has_its_loss_to_the_last_bit(model):
-    for n in (7, 49, 110):
-        for loss in torch.rand(20, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).tolist():
+def test_loss_of_one_batch_is_exact(model):
+    for n in (7, 49):
+        for loss in torch.rand(10, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).tolist():
             L = DatasetLoss(model, lambda out, y, loss=loss: out.sum().double() * 0 + loss, [(torch.ones(n, 6), None)])
             with L.measuring():
                 assert L.value()[0] == L.value_and_grad()[0] == loss
@@ -219,33 +200,11 @@ def test_batches_without_a_sample_are_skipped(model, samples, data):
     holes = [(x[:0], y[:0]), *data[:1], (x[:0], y[:0]), *data[1:]]
     assert sharpness(model, F.cross_entropy, holes) == sharpness(model, F.cross_entropy, data)
     expected = HessianOperator(model, F.cross_entropy, data).times(torch.ones(21))
-    for micro_batch in (None, 4):
-        H = HessianOperator(model, F.cross_entropy, holes, micro_batch)
-        torch.testing.assert_close(H.times(torch.ones(21)), expected)
-        torch.testing.assert_close(recorded(H), expected)
-    for empty in (holes[:1], []):
-        with refused(match="data is empty"):
-            sharpness(model, F.cross_entropy, empty)
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "message"),
-    [
-        (lambda out, y: F.cross_entropy(out, y, reduction="none"), r"a real 0-dim tensor; it gave the shape \(7,\)"),
-        (lambda out, y: 1.0, "a real 0-dim tensor; it gave float"),
-        (lambda out, y: out.mean() * 1j, "a real 0-dim tensor; it gave .*complex"),
-        (lambda out, y: F.cross_entropy(out, y).detach(), "does not depend on any trainable parameter of the model"),
-    ],
-)
-def test_what_a_loss_must_not_return(model, data, loss_fn, message):
-    with refused(match=message):
-        sharpness(model, loss_fn, data)
-
-
-def losses_of(model, data, mode="eval", passes=3):
-    L = DatasetLoss(model, F.cross_entropy, data, mode=mode)
-    with L.measuring():
-        return [L.value()[0] for _ in range(passes)]
+    for measure, micro_batch in (("product", 4), ("recorded product", None)):
+        product = MEASURES[measure](model, F.cross_entropy, holes, micro_batch=micro_batch)
+        torch.testing.assert_close(product, expected)
+    with refused(match="empty"):
+        sharpness(model, F.cross_entropy, holes[:1])
 
 
 class Noisy(TensorDataset):
@@ -256,22 +215,22 @@ class Noisy(TensorDataset):
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize(("kind", "options"), [(TensorDataset, {"shuffle": True, "drop_last": True}), (Noisy, {})])
-def test_every_pass_sees_the_same_draws_of_torch(samples, mode, kind, options):
-    """Also in another scope, after numbers of the caller's; which are as if nothing had been measured."""
+def test_every_pass_sees_the_same_random_numbers(samples, mode, kind, options):
+    """Also in another scope; the caller's random numbers are not affected."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
     L = DatasetLoss(net, F.cross_entropy, DataLoader(kind(*samples), 4, **options), mode=mode)
-    found, state = [], torch.get_rng_state()
+    losses, state = [], torch.get_rng_state()
     for _ in range(3):
         with L.measuring():
-            found += [L.value()[0], L.value_and_grad()[0]]
+            losses += [L.value()[0], L.value_and_grad()[0]]
         assert torch.equal(torch.get_rng_state(), state)
         torch.randn(3)
         state = torch.get_rng_state()
-    assert len(set(found)) == 1
+    assert len(set(losses)) == 1
 
 
-def test_data_or_a_network_that_changes_is_refused(model, samples, data, Passes):
+def test_data_or_networks_that_change_are_refused(model, samples, data, Passes):
     class Doubling(nn.Linear):
         def forward(self, x):
             return super().forward(x.mul_(2))
@@ -284,19 +243,19 @@ def test_data_or_a_network_that_changes_is_refused(model, samples, data, Passes)
             return super().forward(x) * self.calls
 
     x, y = samples
-    own = DataLoader(TensorDataset(x, y), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
+    shuffled = DataLoader(TensorDataset(x, y), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
     for net, changing in (
-        (model, own), (model, Passes([(x, y)], [(x + 0.01, y)])), (model, Passes([(x, y)], [(x, y.flip(0))])),
+        (model, shuffled), (model, Passes([(x, y)], [(x + 0.01, y)])), (model, Passes([(x, y)], [(x, y.flip(0))])),
         (Doubling(6, 3), [(x.clone(), y)]), (Counting(6, 3), data),
     ):  # fmt: skip
         for measure in ("sharpness", "landscape", "product"):
-            with refused(match="first batch of data has the loss .* use no random augmentation"):
+            with refused(match="first batch"):
                 MEASURES[measure](net, F.cross_entropy, changing)
             if isinstance(changing, Passes):
                 changing.number = 0
     nn.init.zeros_(model.weight)  # every batch has the same loss, and another gradient
     nn.init.zeros_(model.bias)
-    with refused(match="or another gradient"):
-        sharpness(model, F.cross_entropy, own)
-    with refused(match="data is empty"):
-        losses_of(model, Passes(data, []))
+    with refused(match="gradient"):
+        sharpness(model, F.cross_entropy, shuffled)
+    with refused(match="empty"):
+        value(model, F.cross_entropy, Passes(data, []))

@@ -1,4 +1,4 @@
-"""Attention in eval mode: torch's fast path without gradients is another function at padded positions."""
+"""Attention in eval mode: torch's fast path computes a different function at padded positions."""
 
 import copy
 
@@ -35,7 +35,7 @@ def padded():
 
 
 def loss_at(model, x, y, displacement=None):
-    """Loss and gradient of a displaced copy, with a graph, so that torch does not take the fast path."""
+    """Loss and gradient of a displaced copy; torch does not use the fast path when it builds a graph."""
     model = copy.deepcopy(model)
     params = list(model.parameters())
     if displacement is not None:
@@ -52,13 +52,14 @@ def test_sharpness_and_landscape_are_those_of_one_function(padded):
     with torch.no_grad():
         assert abs(F.cross_entropy(model(x), y).item() - loss) > 0.01  # the fast path is there, and differs
     near = sharpness(model, F.cross_entropy, data, rho_max=0.2, rho_min=0.1)
-    found = near.loss, near.max_sharpness, near.min_sharpness
-    assert found == pytest.approx((loss, upper - loss, loss - lower), abs=1e-5)
+    assert (near.loss, near.max_sharpness, near.min_sharpness) == pytest.approx(
+        (loss, upper - loss, loss - lower), abs=1e-5
+    )
     assert landscape(model, F.cross_entropy, data, points=3).loss[1, 1] == pytest.approx(loss, abs=1e-6)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_switch_is_as_before_also_after_an_error(padded, enabled):
+def test_switch_is_restored_after_an_error(padded, enabled):
     model, x, y = padded
 
     def failing(out, y):
@@ -67,7 +68,7 @@ def test_the_switch_is_as_before_also_after_an_error(padded, enabled):
 
     torch.backends.mha.set_fastpath_enabled(enabled)
     try:
-        for measure in (sharpness, landscape, lambda *given: trace(HessianOperator(*given))):
+        for measure in (sharpness, landscape, lambda *arguments: trace(HessianOperator(*arguments))):
             with pytest.raises(ZeroDivisionError):
                 measure(model, failing, [(x, y)])
             assert torch.backends.mha.get_fastpath_enabled() is enabled

@@ -7,7 +7,7 @@ from bsam.flatness.intervals import plus_minus, t_quantile
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 29, 200, 100_001])
-def test_the_quantiles_are_those_of_scipy(freedom):
+def test_quantiles_equal_those_of_scipy(freedom):
     for probability in (0.5, 0.9, 0.975, 0.9995):
         expected = scipy.stats.t.ppf(probability, freedom)
         assert t_quantile(probability, freedom) == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -30,5 +30,5 @@ def test_the_quantiles_are_those_of_scipy(freedom):
         (3.0, math.inf, "3 ± inf"),
     ],
 )
-def test_a_number_is_written_with_as_many_digits_as_are_known(value, error, text):
+def test_numbers_have_as_many_digits_as_are_known(value, error, text):
     assert plus_minus(value, error) == text

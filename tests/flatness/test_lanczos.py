@@ -9,7 +9,7 @@ def assert_orthonormal(V):
     assert float((V @ V.T - torch.eye(len(V), dtype=V.dtype)).abs().max()) < 1e-12
 
 
-def test_200_steps_keep_the_basis_orthonormal_and_show_no_spurious_copies(dense):
+def test_200_steps_without_spurious_copies(dense):
     H, exact = dense
     krylov = Krylov(H, 200, torch.Generator().manual_seed(0))
     krylov.begin()
@@ -26,7 +26,7 @@ def test_200_steps_keep_the_basis_orthonormal_and_show_no_spurious_copies(dense)
     torch.testing.assert_close(residuals, (Y @ exact - theta[:, None] * Y).norm(dim=1), rtol=0, atol=1e-12)
 
 
-def test_a_start_near_the_basis_is_made_orthogonal_to_it(dense):
+def test_start_vectors_are_made_orthogonal(dense):
     krylov = Krylov(dense[0], 9, torch.Generator().manual_seed(0))
     krylov.begin()
     for _ in range(5):
@@ -35,7 +35,7 @@ def test_a_start_near_the_basis_is_made_orthogonal_to_it(dense):
     assert_orthonormal(krylov.V[:6])
 
 
-def test_restarts_keep_what_was_found_and_the_basis_orthonormal(dense):
+def test_restarts_keep_eigenvalues_and_an_orthonormal_basis(dense):
     H, exact = dense
     krylov = Krylov(H, 30, torch.Generator().manual_seed(0))
     krylov.begin()
@@ -49,7 +49,7 @@ def test_restarts_keep_what_was_found_and_the_basis_orthonormal(dense):
     torch.testing.assert_close(theta[-1], torch.linalg.eigvalsh(exact)[-1], rtol=1e-12, atol=0)
 
 
-def test_a_restart_in_chunks_is_the_same(dense, monkeypatch):
+def test_restart_in_chunks(dense, monkeypatch):
     H, _ = dense
     whole = top_eigenvalues(H, k=5)
     monkeypatch.setattr("bsam.flatness.lanczos.CHUNK", 50)

@@ -7,18 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bsam
+from bsam.common.errors import BsamValueError
 from bsam.core.vector import Vector
 from bsam.flatness import HessianOperator, landscape, plane_through, sharpness, top_eigenvalues
-
-refused = partial(pytest.raises, bsam.BsamError)
 
 
 def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def directions_of(model, data, seed=0, directions="filter"):
+def directions_of(model, data, seed=0):
     """The two directions of a landscape, from the weights at which it evaluates the loss."""
     w, seen = flat(model), []
 
@@ -26,8 +24,8 @@ def directions_of(model, data, seed=0, directions="filter"):
         seen.append(flat(model) - w)
         return F.cross_entropy(out, y)
 
-    landscape(model, loss_fn, data, points=3, seed=seed, directions=directions)
-    grid = seen[-9 * len(data) :: len(data)]  # in rows of three; before them come the products, if any
+    landscape(model, loss_fn, data, points=3, seed=seed)
+    grid = seen[-9 * len(data) :: len(data)]  # in rows of three
     sizes = [p.numel() for p in model.parameters()]
     pieces = [[t.view(p.shape) for t, p in zip(grid[i].split(sizes), model.parameters(), strict=True)] for i in (7, 5)]
     return [Vector(tensors) for tensors in pieces]
@@ -53,88 +51,76 @@ def plain(model, data, loss_fn=F.cross_entropy):
 
 
 @pytest.mark.parametrize("net", ["mlp", "batch norm"])
-def test_a_plane_equals_a_plain_loop(nets, net):
+def test_plane_equals_a_plain_loop(nets, net):
     model, data = nets["made"](nets[net])
-    found = landscape(model, F.cross_entropy, data, span=0.7, points=5, seed=3, accuracy=True)
-    np.testing.assert_allclose(found.axes[0], [-0.7, -0.35, 0, 0.35, 0.7], rtol=1e-15)
-    assert found.loss.shape == found.accuracy.shape == (5, 5)
+    result = landscape(model, F.cross_entropy, data, span=0.7, points=5, seed=3, accuracy=True)
+    np.testing.assert_allclose(result.axes[0], [-0.7, -0.35, 0, 0.35, 0.7], rtol=1e-15)
+    assert result.loss.shape == result.accuracy.shape == (5, 5)
     u, v = directions_of(model, data, seed=3)
-    for i, a in enumerate(found.axes[0]):
-        for j, b in enumerate(found.axes[1]):
+    for i, a in enumerate(result.axes[0]):
+        for j, b in enumerate(result.axes[1]):
             loss, accuracy = plain(moved(model, (a, u), (b, v)), data)
-            assert found.loss[i, j] == pytest.approx(loss, rel=1e-12)
-            assert found.accuracy[i, j] == pytest.approx(accuracy, abs=1e-12)
-    assert np.ptp(found.loss) > 0.05
-    assert np.abs(found.loss - found.loss.T).max() > 1e-3  # so that the order of the axes counts
-    assert len(set(found.accuracy.flat)) > 3
+            assert result.loss[i, j] == pytest.approx(loss, rel=1e-12)
+            assert result.accuracy[i, j] == pytest.approx(accuracy, abs=1e-12)
+    assert np.ptp(result.loss) > 0.05
+    assert np.abs(result.loss - result.loss.T).max() > 1e-3  # so that the order of the axes counts
+    assert len(set(result.accuracy.flat)) > 3
 
 
-def test_a_line_equals_a_plain_loop(nets):
+def test_line_equals_a_plain_loop(nets):
     model, data = nets["made"](nets["mlp"])
-    found = landscape(model, F.cross_entropy, data, span=2, points=7, dims=1)
+    calls = []
+    result = landscape(
+        model, F.cross_entropy, data, span=2, points=7, dims=1, progress=lambda *call: calls.append(call)
+    )
     v, _ = directions_of(model, data)
-    assert len(found.axes) == 1
-    assert found.loss.shape == (7,)
-    assert found.accuracy is None
-    np.testing.assert_allclose(found.loss, [plain(moved(model, (a, v)), data)[0] for a in found.axes[0]], rtol=1e-12)
+    assert len(result.axes) == 1
+    assert result.loss.shape == (7,)
+    assert result.accuracy is None
+    np.testing.assert_allclose(result.loss, [plain(moved(model, (a, v)), data)[0] for a in result.axes[0]], rtol=1e-12)
+    assert calls == [(n, 7) for n in range(1, 8)]
+    single, data = nets["made"](nets["mlp"], dtype=torch.float32)  # directions in another dtype
+    again = landscape(single, F.cross_entropy, data, span=2, points=7, dims=1, directions=[v])
+    np.testing.assert_allclose(again.loss, [plain(moved(single, (a, v)), data)[0] for a in result.axes[0]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("micro_batch", [None, 2])
-def test_the_accuracy_of_a_segmentation_is_the_share_of_right_pixels(micro_batch):
+def test_accuracy_of_a_segmentation_counts_pixels(micro_batch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1))
     data = [(torch.randn(n, 1, *size), torch.randint(0, 3, (n, *size))) for n, size in ((3, (4, 5)), (2, (6, 3)))]
-    found = landscape(model, F.cross_entropy, data, points=3, accuracy=True, micro_batch=micro_batch).accuracy
+    result = landscape(model, F.cross_entropy, data, points=3, accuracy=True, micro_batch=micro_batch).accuracy
     right = [(model(x).argmax(1) == y).flatten() for x, y in data]
-    assert found[1, 1] == pytest.approx(float(torch.cat(right).double().mean()), abs=1e-12)
-    assert 0 <= found.min() < found.max() <= 1
+    assert result[1, 1] == pytest.approx(float(torch.cat(right).double().mean()), abs=1e-12)
+    assert 0 <= result.min() < result.max() <= 1
 
 
 @pytest.mark.parametrize(
-    ("shape", "y", "loss_fn", "words"),
+    ("classes", "y", "loss_fn"),
     [
-        ((10, 3), torch.eye(3)[torch.arange(10) % 3], F.cross_entropy, r"\(10, 3\) and \(10, 3\)"),  # one-hot
-        ((10, 1), torch.ones(10, 1), F.mse_loss, r"\(10, 1\) and \(10, 1\)"),  # regression
-        ((10, 3), [0] * 10, lambda out, y: F.cross_entropy(out, torch.tensor(y)), r"\(10, 3\) and list"),
-        (None, torch.zeros(10).long(), lambda out, y: F.cross_entropy(out["a"], y), "dict and"),
+        (3, torch.eye(3)[torch.arange(10) % 3], F.cross_entropy),  # one-hot
+        (1, torch.ones(10, 1), F.mse_loss),  # regression
+        (3, [0] * 10, lambda out, y: F.cross_entropy(out, torch.tensor(y))),
     ],
 )
-def test_an_accuracy_that_makes_no_sense_is_refused(shape, y, loss_fn, words):
-    class Net(nn.Linear):
-        def forward(self, x):
-            return {"a": super().forward(x)} if shape is None else super().forward(x).reshape(shape)
-
-    model, x = Net(4, shape[1] if shape and len(shape) > 1 else 1), torch.randn(10, 4)
-    with refused(match=rf"two or more classes in dimension 1.*got outputs and labels of {words}.*: leave accuracy out"):
-        landscape(model, loss_fn, [(x, y)], points=3, accuracy=True)
-    assert np.isfinite(landscape(model, loss_fn, [(x, y)], points=3).loss).all()
+def test_accuracy_without_labels_is_refused(classes, y, loss_fn):
+    with pytest.raises(BsamValueError, match="accuracy"):
+        landscape(nn.Linear(4, classes), loss_fn, [(torch.randn(10, 4), y)], points=3, accuracy=True)
 
 
-@pytest.mark.parametrize("points", [3, 101])
-def test_axes_are_symmetric_to_the_last_bit_and_zero_in_the_middle(points):
-    model = nn.Linear(1, 1, bias=False)
-    (axis,) = landscape(model, F.mse_loss, [(torch.ones(1, 1), torch.ones(1, 1))], span=0.3, points=points, dims=1).axes
-    assert len(axis) == points
-    assert np.array_equal(axis, -axis[::-1])
-    assert axis[points // 2] == 0
-    assert axis[-1] == 0.3
-    np.testing.assert_allclose(np.diff(axis), 0.6 / (points - 1), rtol=1e-12)
-
-
-@pytest.mark.parametrize("directions", ["filter", "hessian"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(49,), (7, 2, 15)])  # of 49 `loss * n / n` is not always the loss
-def test_the_centre_is_the_loss_of_the_model_to_the_last_bit(nets, directions, dtype, sizes):
-    for seed in range(3 if directions == "filter" else 1):
+def test_centre_is_exactly_the_loss_of_the_model(nets, dtype, sizes):
+    for seed in range(3):
         model, data = nets["made"](nets["batch norm"], sizes=sizes, dtype=dtype)
         with torch.no_grad():
             model[-1].bias += seed / 10
-        found = landscape(model, F.cross_entropy, data, points=3, dims=1, directions=directions)
-        assert found.loss[1] == sharpness(model, F.cross_entropy, data).loss
-        assert len(data) > 1 or found.loss[1] == plain(model, data)[0]
+        result = landscape(model, F.cross_entropy, data, points=3, dims=1)
+        assert result.loss[1] == sharpness(model, F.cross_entropy, data).loss
+        assert len(data) > 1 or result.loss[1] == plain(model, data)[0]
 
 
-def test_filters_of_directions_are_as_long_as_those_of_the_model(nets):
+def test_filters_have_the_lengths_of_those_of_the_model(nets):
     model, data = nets["made"](nets["batch norm"])
     first, second = directions_of(model, data)
     for v in (first, second):
@@ -142,7 +128,7 @@ def test_filters_of_directions_are_as_long_as_those_of_the_model(nets):
             if p.dim() < 2:
                 assert not t.any()  # biases and batch norm stay
             else:
-                lengths = (own.detach().flatten(1).norm(dim=1) for own in (t, p))
+                lengths = (tensor.detach().flatten(1).norm(dim=1) for tensor in (t, p))
                 torch.testing.assert_close(*lengths, rtol=1e-12, atol=0)
     assert abs(float(first.dot(second))) < 0.2 * float(first.norm() * second.norm())
     again, other = (directions_of(model, data, seed=seed)[0] for seed in (0, 1))
@@ -150,7 +136,7 @@ def test_filters_of_directions_are_as_long_as_those_of_the_model(nets):
     assert float((other - first).norm()) > 0.5 * float(first.norm())
 
 
-def test_zero_weights_biases_and_filters_divide_nothing_by_zero(nets):
+def test_filters_of_zeros_do_not_move(nets):
     model, data = nets["made"](nets["batch norm"])
     with torch.no_grad():
         model[0].bias.zero_()
@@ -165,14 +151,12 @@ def test_zero_weights_biases_and_filters_divide_nothing_by_zero(nets):
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    found = landscape(model, F.cross_entropy, data, points=3)
-    np.testing.assert_allclose(found.loss, np.log(5), rtol=1e-12)  # nowhere to go
+    result = landscape(model, F.cross_entropy, data, points=3)
+    np.testing.assert_allclose(result.loss, np.log(5), rtol=1e-12)  # nowhere to go
 
 
 def test_hessian_directions_are_the_eigenvectors(untrained):
     model, data, exact = untrained
-    for direction in directions_of(model, data, directions="hessian"):
-        assert float(direction.norm()) == pytest.approx(1, abs=1e-12)
     loss = landscape(model, F.cross_entropy, data, span=1e-3, points=3, directions="hessian").loss
     curvatures = [(ends.sum() - 2 * loss[1, 1]) / 1e-6 for ends in (loss[[0, 2], 1], loss[1, [0, 2]])]
     assert curvatures == pytest.approx(torch.linalg.eigvalsh(exact)[-2:].flip(0).tolist(), rel=1e-4)
@@ -184,42 +168,18 @@ def test_hessian_directions_follow_the_mode_and_the_micro_batches(nets):
     data = nets["made"](nets["mlp"], sizes=(7, 5))[1]
     measured = partial(landscape, model, F.cross_entropy, data, span=0.1, points=3, dims=1)
     (train,) = top_eigenvalues(HessianOperator(model, F.cross_entropy, data, mode="train"), k=1, vectors=True).vectors
-    found, expected = (measured(directions=directions, mode="train") for directions in ("hessian", [train]))
-    np.testing.assert_array_equal(found.loss, expected.loss)
+    result, expected = (measured(directions=directions, mode="train") for directions in ("hessian", [train]))
+    np.testing.assert_array_equal(result.loss, expected.loss)
     seen = []
     hook = model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     small = measured(directions="hessian", micro_batch=4)
     hook.remove()
-    assert set(seen) == {4, 3, 1}
+    assert max(seen) == 4
     np.testing.assert_allclose(small.loss, measured(directions="hessian").loss, rtol=1e-9)
 
 
-def test_train_mode_uses_the_statistics_of_each_batch(nets):
-    model, data = nets["made"](nets["batch norm"])
-    found = landscape(model, F.cross_entropy, data, points=3, dims=1, mode="train").loss
-    copied = copy.deepcopy(model).eval()
-    for norm in (copied[1], copied[5]):
-        norm.train()
-    losses = [(float(F.cross_entropy(copied(x), y).detach()), len(y)) for x, y in data]
-    assert found[1] == pytest.approx(sum(loss * n for loss, n in losses) / 24, rel=1e-12)
-    assert abs(found[1] - plain(model, data)[0]) > 1e-3
-
-
-def test_directions_may_be_shared_by_several_models(nets):
-    model, data = nets["made"](nets["mlp"])
-    other = moved(model, (1.0, Vector([torch.randn_like(p, requires_grad=False) / 10 for p in model.parameters()])))
-    shared = directions_of(model, data)
-    found = landscape(other, F.cross_entropy, data, points=3, directions=shared)
-    u, v = shared
-    for i, a in enumerate(found.axes[0]):
-        for j, b in enumerate(found.axes[1]):
-            assert found.loss[i, j] == pytest.approx(plain(moved(other, (a, u), (b, v)), data)[0], rel=1e-12)
-    single, data = nets["made"](nets["mlp"], dtype=torch.float32)  # of another dtype
-    assert np.isfinite(landscape(single, F.cross_entropy, data, points=3, directions=shared).loss).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_plane_through_three_models_shows_all_of_them(nets, dtype):
+def test_plane_through_three_models_shows_all_of_them(nets, dtype):
     model, data = nets["made"](nets["mlp"], dtype=dtype)
     torch.manual_seed(5)
     steps = (Vector([torch.randn_like(p, requires_grad=False) / 5 for p in model.parameters()]) for _ in range(2))
@@ -238,29 +198,12 @@ def test_the_plane_through_three_models_shows_all_of_them(nets, dtype):
         assert [line.loss[2], grid.loss[2, 2]] == pytest.approx([plain(other, data)[0]] * 2, rel=digits)
 
 
-def test_more_models_than_a_plane_contains_lie_beside_it():
+def test_distances_from_the_plane_of_more_models():
     torch.manual_seed(0)
     models = [nn.Linear(20, 10).double() for _ in range(5)]
     plane = plane_through(models)
     assert plane.coordinates.shape == (5, 2)
     assert (plane.distances > 0.1).sum() >= 2
     lengths = [float((flat(m) - flat(models[0])).norm()) for m in models]
-    found = np.hypot(np.linalg.norm(plane.coordinates, axis=1), plane.distances)
-    np.testing.assert_allclose(found, lengths, rtol=1e-12)
-
-
-def test_progress_counts_the_points(nets):
-    model, data = nets["made"](nets["mlp"])
-    calls = []
-    landscape(model, F.cross_entropy, data, points=3, progress=lambda *call: calls.append(call))
-    assert calls == [(n, 9) for n in range(1, 10)]
-
-
-def test_filters_need_a_weight_that_has_some():
-    model, data = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), [(torch.randn(6, 4), torch.randint(0, 3, (6,)))]
-    model[0].weight.requires_grad_(False)
-    with refused(
-        match=r'moves only weights of two or more dimensions.*take directions="hessian", or a list of vectors'
-    ):
-        landscape(model, F.cross_entropy, data, points=3)
-    assert np.ptp(landscape(model, F.cross_entropy, data, points=3, directions="hessian").loss) > 0
+    result = np.hypot(np.linalg.norm(plane.coordinates, axis=1), plane.distances)
+    np.testing.assert_allclose(result, lengths, rtol=1e-12)

@@ -1,6 +1,5 @@
 import copy
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -11,15 +10,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import orthogonal, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-import bsam
+from bsam.common.errors import BsamRuntimeError
 from bsam.flatness import HessianOperator, sharpness
 from bsam.flatness.second_derivatives import Substitutes
 
-refused = partial(pytest.raises, bsam.BsamError)
-
 
 def used(norm):
-    """A norm whose statistics, weights and biases are not those of a new one."""
+    """A norm with random statistics, weights and biases."""
     torch.manual_seed(0)
     for tensor in (norm.running_mean, norm.running_var, *norm.parameters()):
         with torch.no_grad():
@@ -27,11 +24,15 @@ def used(norm):
     return norm.double()
 
 
-@pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "shape"), [(nn.BatchNorm1d, (4, 3)), (nn.BatchNorm2d, (4, 3, 5, 6)), (nn.BatchNorm3d, (2, 3, 2, 3, 4))]
+    ("kind", "shape", "affine"),
+    [
+        (nn.BatchNorm1d, (4, 3), True),
+        (nn.BatchNorm2d, (4, 3, 5, 6), False),
+        (nn.BatchNorm3d, (2, 3, 2, 3, 4), True),
+    ],
 )
-def test_values_and_first_and_second_derivatives_are_torchs(kind, shape, affine):
+def test_batch_norm_has_the_derivatives_of_torch(kind, shape, affine):
     norm = used(kind(3, eps=1e-2, affine=affine)).eval()
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     variables = [x, *norm.parameters()]
@@ -43,13 +44,12 @@ def test_values_and_first_and_second_derivatives_are_torchs(kind, shape, affine)
 
     expected = derivatives()
     with Substitutes():
-        found = derivatives()
-    assert "AddcmulBackward" in str(found[0].grad_fn)
-    for a, b in zip(found, expected, strict=True):
+        actual = derivatives()
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_statistics_of_the_batch_and_mixed_precision_are_left_to_torch():
+def test_batch_norm_in_training_and_in_mixed_precision_is_torchs():
     norm, x = used(nn.BatchNorm1d(3)).train(), torch.randn(8, 3, dtype=torch.float64)
     before = norm.running_mean.clone()
     with Substitutes():
@@ -68,31 +68,32 @@ WAYS = pytest.mark.parametrize("way", ["reverse", "forward"])
 def data():
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(16, 4, dtype=torch.float64, generator=generator), torch.randint(0, 4, (16,), generator=generator)
-    return [(x[:8], y[:8]), (x[8:], y[8:])]  # of one shape, which is recorded once
+    return [(x[:8], y[:8]), (x[8:], y[8:])]  # one shape, which is recorded once
 
 
 def by_differences(model, loss_fn, data, v, step=1e-5):
-    """The change of the gradient along ``v``, with gradients by ``loss.backward()``."""
-    model, params, slopes = model.eval(), list(model.parameters()), []
+    """The change of the gradient along ``v``, with gradients from ``loss.backward()``."""
+    model, params, grads = model.eval(), list(model.parameters()), []
     for move in (step, -2 * step, step):  # to either side, and back
         with torch.no_grad():
             torch._foreach_add_(params, v, alpha=move)
         model.zero_grad()
         (sum(loss_fn(model(x), y) * len(y) for x, y in data) / sum(len(y) for _, y in data)).backward()
         gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in params)
-        slopes.append(torch.cat([g.reshape(-1) for g in gradients]))
+        grads.append(torch.cat([g.reshape(-1) for g in gradients]))
     model.zero_grad()
-    return (slopes[0] - slopes[1]) / (2 * step)
+    return (grads[0] - grads[1]) / (2 * step)
 
 
 def errors(model, data, way, loss_fn=F.cross_entropy):
-    """Of the first product, of the second one, and of a recorded one; and the way that was taken."""
+    """The largest error of two products and, in reverse mode, a recorded one; and the mode that was used."""
     H = HessianOperator(model, loss_fn, data, differentiation=way)
     v = H.random(torch.Generator().manual_seed(1)) / H.size**0.5
     expected = by_differences(model, loss_fn, data, H.vector(v).tensors())
     products = [H.times(v), H.times(v)]
-    with H.linearized(1 << 30):
-        products.append(H.times(v))
+    if way == "reverse":  # recording does not depend on it
+        with H.linearized(1 << 30):
+            products.append(H.times(v))
     return max(float((p - expected).norm() / expected.norm()) for p in products), H.differentiation
 
 
@@ -102,7 +103,7 @@ def mlp():
 
 
 class Weights(nn.Module):
-    """Uses a weight that it holds in a list, too; its loss is a method that uses another."""
+    """Uses a weight through a list; its loss is a method that uses another weight."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +119,7 @@ class Weights(nn.Module):
 
 
 @WAYS
-def test_what_refers_to_weights_is_differentiated_whatever_the_way(data, way):
+def test_every_use_of_a_weight_is_differentiated(data, way):
     model = mlp()
 
     def penalised(out, y):
@@ -129,22 +130,13 @@ def test_what_refers_to_weights_is_differentiated_whatever_the_way(data, way):
     assert errors(held, data, way, held.loss)[0] < 1e-7
 
 
-FUNCTIONS = {
-    "det": torch.linalg.det,
-    "solve": lambda a: (
-        torch.linalg.solve(a + 3 * torch.eye(4, dtype=a.dtype), torch.eye(4, dtype=a.dtype)).square().sum()
-    ),
-}
-
-
-class Function(nn.Linear):
-    def __init__(self, function):
+class Determinant(nn.Linear):
+    def __init__(self):
         torch.manual_seed(0)
         super().__init__(4, 4, dtype=torch.float64)
-        self.function = function
 
     def forward(self, x):
-        return super().forward(x) + self.function(self.weight) * torch.arange(4, dtype=torch.float64)
+        return super().forward(x) + torch.linalg.det(self.weight) * torch.arange(4, dtype=torch.float64)
 
 
 class Attention(nn.Linear):
@@ -160,18 +152,17 @@ class Attention(nn.Linear):
 
 
 @WAYS
-def test_attention_has_a_hessian(data, way):
+def test_attention(data, way):
     filters = list(warnings.filters)
     assert errors(Attention(), data, way)[0] < 1e-6
     assert warnings.filters == filters
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, "cayley"])
+@pytest.mark.parametrize("name", ["determinant", "cayley"])
 def test_wrong_forward_derivatives_are_noticed(data, name):
-    if name == "cayley":
-        model = nn.Sequential(orthogonal(nn.Linear(4, 4), orthogonal_map="cayley"), nn.Tanh(), nn.Linear(4, 4)).double()
-    else:
-        model = Function(FUNCTIONS[name])
+    orthogonal_layer = orthogonal(nn.Linear(4, 4), orthogonal_map="cayley")
+    cayley = nn.Sequential(orthogonal_layer, nn.Tanh(), nn.Linear(4, 4)).double()
+    model = cayley if name == "cayley" else Determinant()
     assert errors(model, data, "forward") == (pytest.approx(0, abs=1e-6), "reverse")
 
 
@@ -180,7 +171,7 @@ def test_wrong_forward_derivatives_are_noticed(data, name):
     ("normalized", "dim", "way"),
     [(weight_norm, 0, "forward"), (weight_norm, 1, "reverse"), (nn.utils.weight_norm, None, "forward")],
 )
-def test_weight_norm_has_a_hessian(data, way, normalized, dim):
+def test_weight_norm(data, way, normalized, dim):
     torch.manual_seed(0)
     kwargs = {"dim": dim} if dim is not None or normalized is nn.utils.weight_norm else {"dim": -1}
     model = nn.Sequential(normalized(nn.Linear(4, 5).double(), **kwargs), nn.Tanh(), nn.Linear(5, 4).double())
@@ -190,7 +181,7 @@ def test_weight_norm_has_a_hessian(data, way, normalized, dim):
 
 
 @WAYS
-def test_hardsigmoid_has_one_too(data, way):
+def test_hardsigmoid(data, way):
     model = nn.Sequential(*mlp(), nn.Hardsigmoid(), nn.Linear(4, 4).double())
     assert errors(model, data, way)[0] < 1e-6
 
@@ -229,24 +220,34 @@ def ctc(out, y):
     return F.ctc_loss(steps, y[:, None].clamp(1), torch.full((n,), len(out)), torch.ones(n, dtype=torch.long))
 
 
+class Wrapped(Cube):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x):
+        return Cube.forward(ctx, x)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
 REFUSED = {
-    "once_differentiable": (Module(Cube.apply), lambda out, y: out.mean(), "Cube is marked with @once_differentiable"),
-    "embedding bag": (
-        Bag(4, 4).double(),
-        F.cross_entropy,
-        "_embedding_bag_backward.* is not implemented",
-    ),
-    "ctc": (mlp(), ctc, "_ctc_loss_backward.* is not implemented"),
+    "once_differentiable": (Module(Cube.apply), lambda out, y: out.mean(), "Cube"),
+    "once_differentiable, wrapped": (Module(Wrapped.apply), lambda out, y: out.mean(), "Wrapped"),
+    "embedding bag": (Bag(4, 4).double(), F.cross_entropy, "embedding_bag"),
+    "ctc": (mlp(), ctc, "ctc_loss"),
 }
 
 
-@WAYS
 @pytest.mark.parametrize("name", REFUSED)
-def test_operations_without_a_second_derivative_are_refused_and_sharpness_is_measured(data, name, way):
+def test_operations_without_a_second_derivative_are_refused(data, name):
     model, loss_fn, message = REFUSED[name]
-    H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
-    with pytest.raises(RuntimeError, match=message):  # torch's own, except of marked functions
-        H.times(torch.ones(H.size, dtype=H.dtype))
+    for way in ("reverse", "forward"):
+        H = HessianOperator(model, loss_fn, data[:1], differentiation=way)
+        with pytest.raises(RuntimeError, match=message):  # from torch, or ours for decorated functions
+            H.times(torch.ones(H.size, dtype=H.dtype))
     assert sharpness(model, loss_fn, data[:1]).bilateral > 0
 
 
@@ -263,7 +264,7 @@ class Checkpointed(nn.Module):
 def test_checkpoints(data, way):
     assert errors(Checkpointed(False), data, way)[0] < 1e-6
     for measure in (sharpness, lambda *rest: errors(rest[0], rest[2], way)):
-        with refused(match=r"reentrant checkpoints.*use_reentrant=False"):
+        with pytest.raises(BsamRuntimeError, match="use_reentrant=False"):
             measure(Checkpointed(True), F.cross_entropy, data)
 
 
@@ -294,16 +295,14 @@ def test_compiled_networks_run_eagerly(data):
     expected = H.times(v)
     part = copy.deepcopy(plain)
     part[0] = torch.compile(part[0], backend="aot_eager")
-    in_place = copy.deepcopy(plain)
-    in_place.compile(backend="aot_eager")
-    for model in (torch.compile(copy.deepcopy(plain), backend="aot_eager"), part, in_place):
+    for model in (torch.compile(copy.deepcopy(plain), backend="aot_eager"), part):
         model(data[0][0]).sum().backward()
         model.zero_grad()
         H = HessianOperator(model, F.cross_entropy, data)
         torch.testing.assert_close(H.times(v), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):
+def test_wrong_forward_derivatives_are_noticed_in_small_parts_and_for_new_weights(data):
     class Part(nn.Module):
         """A determinant whose part of the product is small."""
 
@@ -334,7 +333,7 @@ def test_the_comparison_sees_small_parts_zero_vectors_and_new_weights(data):
         assert H.differentiation == "reverse"
 
 
-def test_casts_that_autocast_has_kept_have_no_part_in_a_product(data):
+def test_cached_casts_of_autocast_are_not_used(data):
     model, batches = mlp().float(), [(x.float(), y) for x, y in data]
     H = HessianOperator(model, F.cross_entropy, batches, differentiation="forward")
     v = H.random(torch.Generator().manual_seed(1))
@@ -344,20 +343,3 @@ def test_casts_that_autocast_has_kept_have_no_part_in_a_product(data):
         for _ in range(2):
             assert float((H.times(v) - expected).norm() / expected.norm()) < 0.1
     assert H.differentiation == "forward"
-
-
-def test_marks_under_other_marks_and_functions_that_come_later(data):
-    class Wrapped(Cube):
-        @staticmethod
-        @torch.amp.custom_bwd(device_type="cpu")
-        @once_differentiable
-        def backward(ctx, g):
-            return 3 * ctx.saved_tensors[0] ** 2 * g
-
-    model = Module(torch.tanh)
-    H = HessianOperator(model, lambda out, y: out.mean(), data)
-    H.times(torch.ones(H.size, dtype=H.dtype))
-    for function in (Cube.apply, Wrapped.apply):
-        model.function = function
-        with refused(match="marked with @once_differentiable"):
-            H.times(torch.ones(H.size, dtype=H.dtype))

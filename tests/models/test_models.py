@@ -1,4 +1,4 @@
-"""What holds for every network of the registry."""
+"""Properties of every network in the registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import bsam
 from bsam.models import MODELS, ModelEntry, build
 from bsam.models.digits_net import DigitsNet
 from bsam.models.mobilenet import MobileNetV1
@@ -19,7 +18,6 @@ from bsam.models.resnet import ResNet
 from bsam.models.wide_resnet import WideResNet
 
 SMALL = [name for name, entry in MODELS.items() if entry.parameters < 10**6]
-LARGE = [name for name in MODELS if name not in SMALL]
 SMALL_FOR_32 = [name for name in SMALL if MODELS[name].images == 32]
 
 
@@ -42,7 +40,7 @@ def bn(width: int) -> int:
 
 
 def residual(stem: int, widths: list[list[int]], classes: int, channels: int) -> int:
-    """By hand: stem, linear layer, and in each block two convolutions, two norms, perhaps a projection with norm."""
+    """Stem, linear layer, and in each block two convolutions, two norms, and perhaps a projection with norm."""
     total, before = conv(channels, stem) + bn(stem), stem
     for width in (width for stage in widths for width in stage):
         total += conv(before, width) + bn(width) + conv(width, width) + bn(width)
@@ -52,7 +50,7 @@ def residual(stem: int, widths: list[list[int]], classes: int, channels: int) ->
 
 
 def bottlenecks(classes: int, channels: int) -> int:
-    """By hand: 3, 4, 6 and 3 blocks of three convolutions with norms, a projection with norm in the first of each."""
+    """3, 4, 6 and 3 blocks of three convolutions with norms, and a projection with norm in each stage."""
     total, before = conv(channels, 64, 7) + bn(64), 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         total += conv(before, 4 * width, 1) + bn(4 * width)
@@ -65,7 +63,7 @@ def bottlenecks(classes: int, channels: int) -> int:
 
 
 def wide(depth: int, widen: int, classes: int, channels: int) -> int:
-    """By hand: norms come before convolutions, projections have none, and a last norm follows the last block."""
+    """Norms come before convolutions, projections have none, and a norm follows the last block."""
     total, before = conv(channels, 16), 16
     for width in (16 * widen, 32 * widen, 64 * widen):
         for _ in range((depth - 4) // 6):
@@ -76,7 +74,7 @@ def wide(depth: int, widen: int, classes: int, channels: int) -> int:
 
 
 def pyramid(blocks: int, more: int, classes: int, channels: int) -> int:
-    """By hand: each block ``more`` channels wider than the last, three norms in each, no weights beside."""
+    """Each block is ``more`` channels wider than the last and has three norms; shortcuts have no weights."""
     total = conv(channels, 16) + bn(16)
     for k in range(blocks):
         before, width = 16 + more * k, 16 + more * (k + 1)
@@ -86,20 +84,15 @@ def pyramid(blocks: int, more: int, classes: int, channels: int) -> int:
 
 
 def mobile(widths: list[int], classes: int, channels: int) -> int:
-    """By hand: in each block a 3x3 kernel for each channel, a convolution of 1x1, and a norm behind both."""
+    """Each block has a 3x3 kernel per channel, a 1x1 convolution, and a norm after both."""
     total = conv(channels, widths[0]) + bn(widths[0])
     for before, width in itertools.pairwise(widths):
         total += conv(before, 1) + bn(before) + conv(before, width, 1) + bn(width)
     return total + (widths[-1] + 1) * classes
 
 
-def stages(model: nn.Module) -> list[nn.Sequential]:
-    """Those of blocks: MobileNetV1 has one."""
-    return [model.blocks] if isinstance(model, MobileNetV1) else list(model.stages)
-
-
 def simcc(features: int, width: int, cells: int, bins: int, joints: int) -> int:
-    """By hand: weights without the classifier, a convolution with bias, and two linear layers with bias."""
+    """The backbone, a convolution with bias, and two linear layers with bias."""
     return features + (width + 1) * joints + 2 * (cells + 1) * bins
 
 
@@ -122,66 +115,31 @@ def by_hand(name: str, classes: int, channels: int) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_as_many_as_counted_by_hand(name):
+def test_number_of_parameters(name):
     with torch.device("meta"):
         assert count(build(name)) == by_hand(name, 10, MODELS[name].channels) == MODELS[name].parameters
         assert count(build(name, classes=7, channels=2)) == by_hand(name, 7, 2)
 
 
-def test_the_published_sizes():
-    sizes = {"resnet18": 11_173_962, "wide_resnet28_10": 36_479_194, "pyramidnet110": 28_485_477}
-    assert {name: MODELS[name].parameters for name in sizes} == sizes
-    with torch.device("meta"):
-        assert count(build("mobilenet_v1", classes=1000)) == 4_231_976  # for ImageNet
-
-
-@pytest.mark.parametrize("name", [*SMALL, "resnet18", "resnet50"])  # the other large ones are made of the same blocks
-def test_every_parameter_gets_a_gradient_and_every_statistic_moves(name, monkeypatch):
-    is_mobile = name.startswith("mobilenet")
-    # two samples of one pixel have the values 1 and -1 behind a norm, and no gradient
-    side = MODELS[name].images // (4 if name in LARGE and not is_mobile else 1)
-    finds_joints = MODELS[name].backbone is not None
-    if name in LARGE and not finds_joints:  # which draw their kernels themselves: to draw them twice takes a second
-        monkeypatch.setattr(nn.Conv2d, "reset_parameters", lambda conv: nn.init.constant_(conv.weight, torch.nan))
-    model = build(name, classes=7, seed=0, **({"side": side} if finds_joints else {}))
-    kernels = [p for p in model.parameters() if p.dim() == 4]
-    assert kernels
-    assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in kernels)
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_gets_a_gradient_and_every_statistic_changes(name):
+    is_mobile, is_pose = name.startswith("mobilenet"), MODELS[name].backbone is not None
+    model = build(name, classes=7, seed=0, **({"side": 16} if is_pose else {}))
+    assert all(p.is_contiguous(memory_format=MODELS[name].memory_format) for p in model.parameters() if p.dim() == 4)
     before = copy.deepcopy(dict(model.named_buffers()))
     last_block = f"blocks.{len(model.blocks) - 1}." if is_mobile else ()
-    out = model(images(MODELS[name], side=side))
-    assert out.shape == ((2, 7, 2, 2 * side) if finds_joints else (2, 7))
+    out = model(images(MODELS[name], side=16 if is_pose else None))
+    assert out.shape == ((2, 7, 2, 32) if is_pose else (2, 7))
     F.cross_entropy(out.flatten(1), torch.tensor([1, 5])).backward()
     for key, p in model.named_parameters():
         assert p.grad is not None, key
         assert p.grad.isfinite().all(), key
-        # in a pyramid, a shift of a whole channel is taken away by every norm behind it
+        # in a pyramid, every later norm cancels a shift of a whole channel
         idle = name.startswith("pyramid") and (key == "bn.bias" or key.endswith("bn3.bias"))
-        # the factor of a channel, and of a depthwise convolution behind, by the next norm, as long as biases are 0
+        # as long as biases are 0, the next norm cancels the factor of a channel and of a depthwise convolution
         idle |= is_mobile and (key == "bn.weight" or key.endswith("bn2.weight")) and not key.startswith(last_block)
         assert (p.grad.norm() > (1e-3 if is_mobile else 1e-5)) != idle, key
     assert all(not b.equal(before[key]) for key, b in model.named_buffers())
-
-
-@pytest.mark.parametrize("name", SMALL_FOR_32)
-def test_feature_maps_stay_channels_last_also_under_autocast(name):
-    model = build(name, seed=0)
-    shapes = []
-
-    def look(_module: nn.Module, _x: object, out: Tensor) -> None:
-        assert out.is_contiguous(memory_format=torch.channels_last)
-        assert out.dtype == torch.bfloat16
-        shapes.append(tuple(out.shape))
-
-    for stage in stages(model):
-        for block in stage:
-            block.register_forward_hook(look)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(images(MODELS[name], side=8))  # slow on CPUs without bf16
-    F.cross_entropy(out.float(), torch.tensor([1, 5])).backward()
-    assert len(shapes) == sum(map(len, stages(model)))
-    assert min(min(shape[2:]) for shape in shapes) > 1  # of one pixel, every order is contiguous
-    assert all(p.grad is not None and p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -197,15 +155,16 @@ def test_feature_maps_stay_channels_last_also_under_autocast(name):
     ids=["resnet18", "resnet20", "wide_resnet16_2", "pyramidnet8", "pyramidnet20", "mobilenet_v1"],
 )
 def test_shapes_after_each_stage(make, shapes):
-    model, found = make(), []
-    for stage in model.blocks if isinstance(model, MobileNetV1) else model.stages:
-        stage.register_forward_hook(lambda _module, _x, out: found.append(tuple(out.shape)))
-    with torch.no_grad():
+    sizes = []
+    with torch.device("meta"):
+        model = make()
+        for stage in model.blocks if isinstance(model, MobileNetV1) else model.stages:
+            stage.register_forward_hook(lambda _module, _x, out: sizes.append(tuple(out.shape)))
         model(torch.zeros(2, 3, 32, 32))
-    assert found == [(2, width, side, side) for width, side in shapes]
+    assert sizes == [(2, width, side, side) for width, side in shapes]
 
 
-def test_widths_of_the_real_pyramid_grow_by_five_at_each_block():
+def test_widths_of_pyramidnet110():
     with torch.device("meta"):
         model = PyramidNet(110, 270)
     assert [len(stage) for stage in model.stages] == [18, 18, 18]
@@ -214,36 +173,36 @@ def test_widths_of_the_real_pyramid_grow_by_five_at_each_block():
 
 
 @pytest.mark.parametrize("name", SMALL_FOR_32)
-@pytest.mark.parametrize("side", [8, 28, 33])
+@pytest.mark.parametrize("side", [8, 33])
 def test_images_of_other_sides(name, side):
     assert build(name, seed=0).eval()(images(MODELS[name], side=side)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_seed_decides_every_weight_and_leaves_random_numbers_alone(name, monkeypatch):
+def test_seeds_decide_every_weight_and_keep_the_random_state(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the GPUs were reseeded"))
     torch.default_generator.manual_seed(5)
     before = torch.get_rng_state()
-    one = build(name, seed=3).state_dict()
+    first = build(name, seed=3).state_dict()
     assert torch.get_rng_state().equal(before)
     torch.rand(7)
     again = build(name, seed=3).state_dict()
     other = build(name, seed=4).state_dict()
-    assert all(again[key].equal(value) for key, value in one.items())
-    kernels = [key for key, value in one.items() if value.dim() > 1]
+    assert all(again[key].equal(value) for key, value in first.items())
+    kernels = [key for key, value in first.items() if value.dim() > 1]
     assert kernels
-    assert all(not other[key].equal(one[key]) for key in kernels)
+    assert all(not other[key].equal(first[key]) for key in kernels)
 
 
-def test_without_a_seed_the_global_generator_is_used():
+def test_global_generator_is_used_without_a_seed():
     torch.manual_seed(9)
-    one, other = build("resnet8").state_dict(), build("resnet8").state_dict()
+    first, second = build("resnet8").state_dict(), build("resnet8").state_dict()
     seeded = build("resnet8", seed=9).state_dict()
-    assert all(seeded[key].equal(value) for key, value in one.items())
-    assert not other["conv.weight"].equal(one["conv.weight"])
+    assert all(seeded[key].equal(value) for key, value in first.items())
+    assert not second["conv.weight"].equal(first["conv.weight"])
 
 
-def test_digits_net_equals_the_plain_constructor_bit_for_bit():
+def test_digits_net_equals_its_constructor_bit_for_bit():
     torch.manual_seed(3)
     plain = DigitsNet(10)
     built = build("digits_net", seed=3)
@@ -255,13 +214,13 @@ def test_digits_net_equals_the_plain_constructor_bit_for_bit():
     assert plain(x).equal(built(x))
 
 
-def test_convolutions_begin_with_variance_two_over_fan_out_and_norms_at_one_and_zero():
-    for name in ("resnet20", "wide_resnet10_1", "pyramidnet8", "resnet18", "mobilenet_v1"):
+def test_initial_weights():
+    for name in ("resnet20", "wide_resnet10_1", "pyramidnet8", "mobilenet_v1_small"):
         model = build(name, seed=0)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 assert module.bias is None
-                # an input of a depthwise convolution reaches the outputs of its own group
+                # an input of a grouped convolution reaches only the outputs of its group
                 w, fan_out = module.weight, module.out_channels // module.groups * module.kernel_size[0] ** 2
                 off = 6 * (2 * w.numel()) ** -0.5  # six standard errors of a standard deviation
                 assert float(w.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=off)
@@ -273,35 +232,17 @@ def test_convolutions_begin_with_variance_two_over_fan_out_and_norms_at_one_and_
         assert bool(model.linear.bias.any()) == name.startswith(("resnet", "mobilenet"))
 
 
-def test_the_default_device_is_honoured_with_and_without_a_seed():
+def test_default_device():
     with torch.device("meta"):
         assert {p.device.type for seed in (None, 0) for p in build("resnet8", seed=seed).parameters()} == {"meta"}
     assert {p.device.type for p in build("resnet8", seed=0).parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: build("resnet9"), rf"model must be one of {', '.join(MODELS)} or timm:NAME; got 'resnet9'"),
-        (lambda: build("resnet8", classes=0), "classes"),
-        (lambda: build("timm:test_resnet", channels=-3), "channels"),
-        (lambda: build("resnet8", seed=-1), "seed"),
-        (lambda: WideResNet(27, 10), "depth"),
-        (lambda: PyramidNet(109, 270), "depth"),
-    ],
-)
-def test_what_is_refused(call, words):
-    with pytest.raises(bsam.BsamError, match=words):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"), [("resnet8", "eager"), ("wide_resnet10_1", "eager"), ("pyramidnet8", "aot_eager")]
-)
-def test_a_network_compiles_to_one_graph(name, backend):
+@pytest.mark.parametrize("name", ["resnet8", "pyramidnet8"])
+def test_networks_compile_without_graph_breaks(name):
     model = build(name, seed=0)
     x, y = images(MODELS[name], side=8), torch.tensor([1, 5])
-    compiled = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True)
+    compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
     for net in (model, compiled):
         F.cross_entropy(net(x), y).backward()
     for p, q in zip(model.parameters(), compiled.parameters(), strict=True):
@@ -312,7 +253,7 @@ def norm(name: str) -> list[str]:
     return [f"{name}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
 
 
-def test_names_in_the_state_dict_are_those_of_saved_files():
+def test_names_in_the_state_dict():
     residual, preactive, pyramidal = [], [], []
     for stage in range(3):
         at = f"stages.{stage}.0"

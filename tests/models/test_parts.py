@@ -1,4 +1,4 @@
-"""Classifiers and depths of networks, and what networks expect of images."""
+"""Classifiers and depths of networks, and the preprocessing that networks expect."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from bsam.common.errors import BsamError
 from bsam.models import MODELS, build
 from bsam.models.parts import head, head_name, layer_ids
 from bsam.models.preprocessing import InputConfig, input_config
@@ -29,20 +27,15 @@ BLOCKS = ("layer", "blocks", "backbone.layer")
         ("timm:test_vit", "head"),
     ],
 )
-def test_the_head_has_an_output_for_each_class(name, expected):
+def test_head(name, expected):
     network = build(name, classes=7)
     assert head_name(network) == expected
     assert head(network) is network.get_submodule(expected)
     assert head(network).out_features == 7
 
 
-def test_a_network_without_a_classifier_is_refused():
-    with pytest.raises(BsamError, match="Conv2d has no single classifier"):
-        head(nn.Conv2d(1, 1, 1))
-
-
 @pytest.mark.parametrize("name", ["timm:resnet18", "timm:test_efficientnet", "timm:test_vit", "simcc_resnet50"])
-def test_depths_begin_at_the_stem_and_end_at_the_head(name):
+def test_depths(name):
     with torch.device("meta"):
         network = build(name)
     depth = layer_ids(network)
@@ -54,14 +47,8 @@ def test_depths_begin_at_the_stem_and_end_at_the_head(name):
     assert depth[names[0]] == 0
     blocks = [depth[key] for key in names if key.startswith(BLOCKS)]
     assert blocks == sorted(blocks)  # they are registered in order of depth
-    found = {re.match(r"\D+\d+(\.\d+(?=\.))?", key)[0] for key in names if key.startswith(BLOCKS)}
-    assert len(set(blocks)) == len(found)  # one for each block, not for each stage
-
-
-def test_depths_need_a_network_of_timm():
-    for name, kind in (("resnet8", "ResNet"), ("mobilenet_v1_small", "MobileNetV1"), ("simcc_resnet8", "SimCC")):
-        with pytest.raises(BsamError, match=rf"layer decay needs a network of timm.* not {kind}: choose"):
-            layer_ids(build(name))
+    prefixes = {re.match(r"\D+\d+(\.\d+(?=\.))?", key)[0] for key in names if key.startswith(BLOCKS)}
+    assert len(set(blocks)) == len(prefixes)  # one per block, not per stage
 
 
 def test_inputs():
@@ -71,6 +58,3 @@ def test_inputs():
     assert [255 * mean for mean in input_config("resnet50").mean] == pytest.approx([123.68, 116.779, 103.939])
     assert [name for name in MODELS if input_config(name) is not None] == ["resnet50", "simcc_resnet50"]
     assert input_config("simcc_resnet50") == replace(input_config("resnet50"), size=256)
-    for name in ("resnet9", "timm:resnet9"):
-        with pytest.raises(BsamError, match="resnet9"):
-            input_config(name)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bsam.common.errors import BsamError
+from bsam.common.errors import BsamValueError
 from bsam.models import build
 from bsam.models.parts import head
 from bsam.models.simcc import SimCC
@@ -16,14 +16,14 @@ from bsam.models.weight_loading import into_backbone, load_weights
 
 
 def changed(name, **sizes):
-    """Weights of a network that no new one has, batch norm included."""
+    """Weights, batch norm included, that differ from those of any new network."""
     state = build(name, seed=1, **sizes).state_dict()
     return {
         key: (value + 0.25 if value.is_floating_point() else value + 7).contiguous() for key, value in state.items()
     }
 
 
-def test_logits_are_those_of_a_loop_over_joints():
+def test_logits_equal_a_loop_over_joints():
     backbone = nn.Conv2d(3, 5, 4, stride=4)
     network = SimCC(backbone, 5, joints=3, side=12, k=1.5, stride=4).double()
     x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
@@ -38,7 +38,7 @@ def test_logits_are_those_of_a_loop_over_joints():
                 torch.testing.assert_close(out[n, joint, axis], expected)
 
 
-def test_the_backbone_is_the_network_before_its_pooling():
+def test_backbone_is_the_network_before_its_pooling():
     whole, network = build("resnet8", seed=0).eval(), build("simcc_resnet8", classes=14, seed=1, side=32).eval()
     network.backbone.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith("linear.")})
     x = torch.randn(2, 3, 32, 32)
@@ -48,19 +48,22 @@ def test_the_backbone_is_the_network_before_its_pooling():
         assert network(x).equal(network.head(features))
 
 
-def test_the_backbone_of_resnet50_has_its_names_layers_and_no_pooling():
-    with torch.device("meta"):  # without weights: this is 20 times faster
+def test_backbone_of_resnet50():
+    with torch.device("meta"):  # 20 times faster
         whole, network = build("resnet50"), build("simcc_resnet50", classes=14)
         assert network.backbone(torch.zeros(1, 3, 256, 256)).shape == (1, 2048, 8, 8)
         assert network(torch.zeros(1, 3, 256, 256)).shape == (1, 14, 2, 512)
     assert list(network.backbone.state_dict()) == [key for key in whole.state_dict() if not key.startswith("fc.")]
     kinds = (nn.Conv2d, nn.BatchNorm2d)
-    layers = [[str(module) for module in each.modules() if isinstance(module, kinds)] for each in (whole, network)]
+    layers = [[str(module) for module in net.modules() if isinstance(module, kinds)] for net in (whole, network)]
     assert layers[1] == [*layers[0], "Conv2d(2048, 14, kernel_size=(1, 1), stride=(1, 1))"]
     assert head(network) is network.head
+    left_out, rest = into_backbone(whole.state_dict(), "resnet50")
+    assert list(left_out) == ["fc.weight", "fc.bias"]
+    assert list(rest) == [key for key in network.state_dict() if not key.startswith("head.")]
 
 
-def test_weights_of_the_backbone_alone_are_loaded_into_it(tmp_path):
+def test_weights_of_the_backbone(tmp_path):
     state, path = changed("resnet8", classes=3), tmp_path / "a.safetensors"
     save_file(state, path, {MODEL: "resnet8"})
     network = build("simcc_resnet8", classes=14, seed=0)
@@ -73,19 +76,11 @@ def test_weights_of_the_backbone_alone_are_loaded_into_it(tmp_path):
     assert all(after[key].equal(before[key]) for key in after if key.startswith("head."))
     assert f"Loaded {len(state) - 2} tensors" in str(report)
     assert "its classifier was left out (linear.bias 3, linear.weight 3x64)" in str(report)
-    with pytest.raises(BsamError, match=r"6 missing \(head.maps.weight"):
+    with pytest.raises(BsamValueError, match=r"head\.maps\.weight"):
         load_weights(network, "simcc_resnet8", path, keep_head=True)
 
 
-def test_the_classifier_of_resnet50_is_left_out():
-    with torch.device("meta"):
-        state, network = build("resnet50").state_dict(), build("simcc_resnet50", classes=14)
-    left, rest = into_backbone(state, "resnet50")
-    assert list(left) == ["fc.weight", "fc.bias"]
-    assert list(rest) == [key for key in network.state_dict() if not key.startswith("head.")]
-
-
-def test_weights_of_its_own_kind(tmp_path):
+def test_weights_of_the_whole_network(tmp_path):
     state, path, network = changed("simcc_resnet8", classes=3), tmp_path / "a.pt", build("simcc_resnet8", classes=14)
     torch.save(state, path)
     report = load_weights(network, "simcc_resnet8", path)
@@ -96,36 +91,21 @@ def test_weights_of_its_own_kind(tmp_path):
     assert all(value.equal(state[key]) for key, value in whole.state_dict().items())
 
 
-def test_weights_that_do_not_fit_are_refused_by_the_names_of_the_network(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     state, path = changed("resnet8"), tmp_path / "a.safetensors"
     state["stages.9.weight"] = state.pop("stages.0.0.bn1.bias")
-    save_file(state, path)
-    words = r"1 missing \(backbone.stages.0.0.bn1.bias\); 1 unexpected \(backbone.stages.9.weight\)"
-    with pytest.raises(BsamError, match=words):
-        load_weights(build("simcc_resnet8"), "simcc_resnet8", path)
-    save_file(state, path, {MODEL: "resnet20"})
-    with pytest.raises(BsamError, match=r"holds weights of resnet20, not of simcc_resnet8 or resnet8"):
-        load_weights(build("simcc_resnet8"), "simcc_resnet8", path)
-    save_file(state, path, {MODEL: "simcc_resnet8"})
-    with pytest.raises(BsamError, match=r"holds weights of simcc_resnet8, not of resnet8"):
-        load_weights(build("resnet8"), "resnet8", path)
+    for model, metadata, word in (
+        ("simcc_resnet8", None, r"backbone\.stages\.9\.weight"),
+        ("simcc_resnet8", {MODEL: "resnet20"}, "resnet20"),
+        ("resnet8", {MODEL: "simcc_resnet8"}, "simcc_resnet8"),
+    ):
+        save_file(state, path, metadata)
+        with pytest.raises(BsamValueError, match=word):
+            load_weights(build(model), model, path)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"side": 30}, "side must be a multiple of 4, the stride of the backbone; got 30"),
-        ({"k": 0.3}, r"k must make side \* k, the number of bins, a whole number; got 64 \* 0.3"),
-        ({"k": 0}, "k must make"),
-    ],
-)
-def test_wrong_sizes_are_refused_by_name(settings, words):
-    with pytest.raises(BsamError, match=words):
-        build("simcc_resnet8", **settings)
-
-
-def test_under_autocast_the_logits_are_computed_in_full_precision():
-    network, x = build("simcc_resnet8", 3, seed=0, side=32).eval(), torch.randn(2, 3, 32, 32)
+def test_logits_have_full_precision_under_autocast():
+    network, x = build("simcc_resnet8", 3, seed=0, side=8).eval(), torch.randn(2, 3, 8, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         features, logits = network.backbone(x), network(x)
     assert (features.dtype, logits.dtype) == (torch.bfloat16, torch.float32)

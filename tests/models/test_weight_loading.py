@@ -1,4 +1,4 @@
-"""Loading pretrained weights: all tensors of the backbone or none."""
+"""Load pretrained weights: all tensors of the backbone or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bsam.common.errors import BsamError
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.models import build
 from bsam.models.timm_import import import_timm
 from bsam.models.weight_files import model_of_file
@@ -24,7 +24,7 @@ HEAD = ("fc.weight", "fc.bias")
 @pytest.fixture(scope="module")
 def pretrained():
     state = build(NAME, classes=20, seed=1).state_dict()
-    return {key: value + 1 if value.dim() else value + 7 for key, value in state.items()}  # batch norm too is unusual
+    return {key: value + 1 if value.dim() else value + 7 for key, value in state.items()}  # unlike any new network
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_backbone_is_loaded_and_the_head_stays(form, network, pretrained, tmp_path):
+def test_backbone_is_loaded_and_head_kept(form, network, pretrained, tmp_path):
     path, before = tmp_path / "weights", state_of(network)
     if FORMS[form] is None:
         write(path, pretrained, {"bsam_model": f"{NAME}.r160_in1k"})  # a tag does not matter
@@ -75,14 +75,11 @@ def test_the_backbone_is_loaded_and_the_head_stays(form, network, pretrained, tm
         "loaded": len(kept),
         "head_left_out": {"fc.weight": [20, width], "fc.bias": [20]},
     }
-    left = [f"fc.weight 20x{width}", "fc.bias 20"]
-    left = sorted(left) if form == "safetensors" else left  # as such files are
-    said = f"Loaded {len(kept)} tensors of weights (SHA-256 {digest[:12]}...); its classifier was left out"
-    assert str(report) == f"{said} ({', '.join(left)})."
+    assert all(word in str(report) for word in (str(len(kept)), digest[:12], f"fc.weight 20x{width}"))
     assert model_of_file(path) == (f"{NAME}.r160_in1k" if form == "safetensors" else None)
 
 
-def test_the_head_stays_also_where_the_file_has_as_many_classes(pretrained, tmp_path):
+def test_head_is_kept_with_as_many_classes_in_the_file(pretrained, tmp_path):
     same = build(NAME, classes=20, seed=0)
     before = state_of(same)
     load_weights(same, NAME, write(tmp_path / "a.safetensors", pretrained))
@@ -90,43 +87,37 @@ def test_the_head_stays_also_where_the_file_has_as_many_classes(pretrained, tmp_
     assert same.state_dict()["conv1.0.weight"].equal(pretrained["conv1.0.weight"])
 
 
-def test_a_resnet50_of_an_unknown_kind_is_refused(tmp_path):
+def test_resnet50_of_an_unknown_kind_is_refused(tmp_path):
     path = write(tmp_path / "a.safetensors", {"fc.bias": torch.zeros(2)})
     for name in ("resnet50", "simcc_resnet50"):
-        with pytest.raises(BsamError, match=r"has no model name; .*: give a file of tools"):
+        with pytest.raises(BsamValueError, match="model name"):
             check_model(path, name)
     check_model(path, "timm:resnet50")
 
 
-def test_the_head_can_be_kept(pretrained, tmp_path, network):
+def test_head_can_be_loaded(pretrained, tmp_path, network):
     path, whole = write(tmp_path / "a.safetensors", pretrained), build(NAME, classes=20, seed=0)
-    assert str(load_weights(whole, NAME, path, keep_head=True)).endswith("; nothing was left out.")
+    assert not load_weights(whole, NAME, path, keep_head=True).head_left_out
     assert all(value.equal(pretrained[key]) for key, value in whole.state_dict().items())
-    with pytest.raises(BsamError, match=r"2 of another shape \(fc.weight \(20, "):
+    with pytest.raises(BsamValueError, match=r"fc\.weight"):
         load_weights(network, NAME, path, keep_head=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "word", "metadata"),
     [
-        (lambda s: s.pop("layer4.0.bn2.bias"), r"1 missing \(layer4.0.bn2.bias\)"),
-        (lambda s: s.update(extra=torch.zeros(1)), r"1 unexpected \(extra\)"),
-        (lambda s: s.update({"bn1.bias": torch.zeros(1)}), r"1 of another shape \(bn1.bias \(1,\) in place of \("),
-        (lambda s: [s.pop(key) for key in list(s)[:-9]], r"\d+ missing \(\S+, \S+, \S+\)"),
+        (lambda s: s.pop("layer4.0.bn2.bias"), r"layer4\.0\.bn2\.bias", None),
+        (lambda s: s.update(extra=torch.zeros(1)), "extra", None),
+        (lambda s: s.update({"bn1.bias": torch.zeros(1)}), r"bn1\.bias", None),
+        (lambda s: None, "resnet50", {"bsam_model": "resnet50"}),  # would fit, but is marked as another network
     ],
 )
-def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(change, words, network, pretrained, tmp_path):
+def test_weights_that_do_not_fit_are_not_loaded(change, word, metadata, network, pretrained, tmp_path):
     tensors, before = dict(pretrained), state_of(network)
     change(tensors)
-    with pytest.raises(BsamError, match=f"a.safetensors does not fit {NAME}, nothing was loaded.*{words}"):
-        load_weights(network, NAME, write(tmp_path / "a.safetensors", tensors))
+    with pytest.raises(BsamValueError, match=word):
+        load_weights(network, NAME, write(tmp_path / "a.safetensors", tensors, metadata))
     assert all(value.equal(before[key]) for key, value in network.state_dict().items())
-
-
-def test_a_file_for_another_network_is_refused_though_it_would_fit(network, pretrained, tmp_path):
-    path = write(tmp_path / "a.safetensors", pretrained, {"bsam_model": "resnet50"})
-    with pytest.raises(BsamError, match=r"a.safetensors holds weights of resnet50, not of .*--model resnet50"):
-        load_weights(network, NAME, path)
 
 
 class Harmful:
@@ -135,7 +126,7 @@ class Harmful:
 
 
 @pytest.mark.parametrize("content", ["code", "cut", "text", "header", "list", "names", "nothing", "folder"])
-def test_what_is_no_file_of_weights_is_refused(content, network, tmp_path, monkeypatch):
+def test_other_files_are_refused(content, network, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / ("a.safetensors" if content == "header" else "a.pth")
     if content == "cut":
@@ -147,47 +138,27 @@ def test_what_is_no_file_of_weights_is_refused(content, network, tmp_path, monke
         torch.save([1, 2] if content == "list" else {1: torch.zeros(1)}, path)
     elif content != "nothing":
         path.write_bytes(pickle.dumps(Harmful()) if content == "code" else b"\x09\0\0\0\0\0\0\0hello")
-    words = {"list": "holds no weights", "names": "holds no weights", "nothing": "no file", "folder": "no file"}
-    with pytest.raises(BsamError, match=words.get(content, "cannot be read as a file of weights")) as caught:
+    with pytest.raises(BsamValueError, match=path.name):
         load_weights(network, NAME, path)
-    assert str(path) in str(caught.value)
     assert not (tmp_path / "harm").exists()
 
 
-def test_what_timm_downloads(network, pretrained, monkeypatch):
+def test_downloads(network, pretrained, monkeypatch):
     timm = import_timm()
-    made = build(NAME, classes=20)
-    made.load_state_dict(pretrained)
-    asked = []
-    monkeypatch.setattr(timm, "create_model", lambda *args, **named: asked.append((args, named)) or made)
+    downloaded = build(NAME, classes=20)
+    downloaded.load_state_dict(pretrained)
+    calls = []
+    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: calls.append((args, kwargs)) or downloaded)
     report = load_weights(network, NAME, "pretrained")
-    assert asked == [(("test_resnet",), {"pretrained": True})]
+    assert calls == [(("test_resnet",), {"pretrained": True})]
     assert (report.source, report.sha256) == ("test_resnet.r160_in1k", None)
     assert network.state_dict()["bn1.bias"].equal(pretrained["bn1.bias"])
 
 
-def test_without_internet_the_error_says_what_to_download(network, monkeypatch):
-    def fail(*args, **named):
+def test_error_without_internet_says_what_to_download(network, monkeypatch):
+    def fail(*args, **kwargs):
         raise OSError("no route to host.\nAnd more")
 
     monkeypatch.setattr(import_timm(), "create_model", fail)
-    words = (
-        r"\(no route to host\). No internet\? Download model.safetensors of timm/test_resnet.r160_in1k "
-        r".* --weights FILE, "
-        r"or convert .*tools/convert_weights.py"
-    )
-    with pytest.raises(BsamError, match=words):
+    with pytest.raises(BsamRuntimeError, match=r"no route to host.*timm/test_resnet\.r160_in1k .*--weights FILE"):
         load_weights(network, NAME, "pretrained")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("resnet50", "no download of pretrained weights for resnet50"),
-        ("timm:resnet10", "no network"),
-        ("timm:coatnet_0_224", "has no pretrained weights"),
-    ],
-)
-def test_networks_without_a_download(name, words, network):
-    with pytest.raises(BsamError, match=words):
-        load_weights(network, name, "pretrained")

@@ -12,16 +12,16 @@ from bsam.quantization.modules import QuantConv2d, QuantLinear
 
 
 @pytest.mark.parametrize(("weight_bits", "activation_bits"), [(2, 2), (4, 4), (4, 8), (8, 8)])
-def test_the_largest_sum_decides_the_type(weight_bits, activation_bits):
+def test_largest_sum_decides_the_dtype(weight_bits, activation_bits):
     largest = 2 ** (weight_bits - 1) * (2**activation_bits - 1)
-    n = (EXACT - 1) // largest  # the most weights of a channel
+    n = (EXACT - 1) // largest  # the largest number of weights in a channel
     assert sum_dtype(torch.empty(1, n), weight_bits, activation_bits) == torch.float32
     assert sum_dtype(torch.empty(1, n + 1), weight_bits, activation_bits) == torch.float64
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(512, torch.float32), (1500, torch.float64)])
 def test_extreme_sums_are_exact(n, dtype):
-    """All codes at the ends, the sum odd: as near to the bound as it gets."""
+    """All codes are at the ends of the range, and the sum is odd."""
     weight = torch.full((2, n), -128, dtype=torch.int8)
     weight[1] = 127
     weight[:, 0] = 1
@@ -33,7 +33,7 @@ def test_extreme_sums_are_exact(n, dtype):
     assert out.tolist() == [[255 - 128 * 255 * (n - 1), 255 + 127 * 255 * (n - 1)]]
 
 
-def test_a_convolution_equals_integer_arithmetic():
+def test_convolution_equals_integer_arithmetic():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, 32, 9, 9, generator=g)
     weight = torch.randint(-8, 8, (16, 32, 3, 3), generator=g, dtype=torch.int8)

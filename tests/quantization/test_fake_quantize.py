@@ -1,4 +1,4 @@
-"""Fake quantization against numpy, bit for bit, and its gradients against loops over the formulas."""
+"""Fake quantization compared with numpy, bit for bit, and its gradients with loops over the formulas."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.common.errors import BsamValueError
 from bsam.quantization.fake_quantize import EPS, code_range, fake_quantize, quantize_codes
 
 BITS = [2, 4, 8]
 
 
 def reference(x, s, z, qmin, qmax):
-    """Return codes and values by numpy, in float32."""
+    """Compute codes and values with numpy, in float32."""
     q = np.clip(np.rint(x / s) + z, np.float32(qmin), np.float32(qmax))
     return q, s * (q - z)
 
@@ -29,15 +28,14 @@ def samples(shape=(6, 5, 3, 3), spread=3.0, seed=0):
 
 
 def halves(s, qmin, qmax):
-    """Values on the boundaries between codes and right beside them, inside the range and outside."""
+    """Values on the boundaries between codes and next to them, inside and outside the range."""
     at = (np.arange(qmin - 3, qmax + 4) + np.float32(0.5)) * s
     return np.concatenate([at, np.nextafter(at, np.float32(np.inf)), np.nextafter(at, -np.float32(np.inf))])
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("z", [None, 0, 3, -5, 200, -300])
-@pytest.mark.parametrize("s", [0.25, 0.0731, 1e-3, 40.0, EPS, 3e7])
+@pytest.mark.parametrize(("bits", "signed"), [(2, True), (4, True), (4, False), (8, False)])
+@pytest.mark.parametrize("z", [None, 3, -300])
+@pytest.mark.parametrize("s", [0.25, 0.0731, 40.0, EPS, 3e7])
 def test_per_tensor_equals_numpy_bit_for_bit(bits, signed, z, s):
     qmin, qmax = code_range(bits, signed=signed)
     s, zero = np.float32(s), np.float32(z or 0)
@@ -72,7 +70,7 @@ def test_per_channel_equals_numpy_bit_for_bit(bits):
 
 
 def gradients(x, s, z, qmin, qmax, g):
-    """Return the gradients of sum(g * fake_quantize(x)) by x and, for one scale, by s, element by element."""
+    """Gradients of sum(g * fake_quantize(x)) with respect to x and to a single scale s, element by element."""
     by_x, by_s = np.zeros_like(x), 0.0
     for i in np.ndindex(x.shape):
         v = x[i] / s
@@ -88,8 +86,7 @@ def gradients(x, s, z, qmin, qmax, g):
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(("signed", "z"), [(True, 0), (False, 0), (False, 5), (True, -6)])
-@pytest.mark.parametrize("grad_scale", [1.0, 0.125])
+@pytest.mark.parametrize(("signed", "z", "grad_scale"), [(True, 0, 1.0), (False, 5, 0.125), (True, -6, 1.0)])
 def test_gradients_equal_the_formulas(bits, signed, z, grad_scale):
     qmin, qmax = code_range(bits, signed=signed)
     s = 0.7 / qmax
@@ -114,8 +111,7 @@ def test_gradients_per_channel_equal_those_of_each_channel():
         assert scale.grad[c].item() == pytest.approx(by_s, rel=1e-12)
 
 
-def test_the_end_of_the_codes_is_in_range():
-    """The largest value of a channel is at the last code, up to rounding; it keeps its gradient."""
+def test_largest_value_of_a_channel_keeps_its_gradient():
     x = torch.tensor(samples((50, 9)), requires_grad=True)
     scale = x.detach().abs().amax(1, keepdim=True) / 7
     fake_quantize(x, scale, None, -8, 7).sum().backward()
@@ -130,8 +126,8 @@ def test_infinite_values_have_finite_gradients():
     assert scale.grad.item() == 7 - 8 + 0
 
 
-def test_second_derivatives_are_those_of_the_first():
-    """The first is the sum of w (round(x / s) - x / s) inside the range, and of w q outside."""
+def test_second_derivatives():
+    """The first derivative is the sum of w (round(x / s) - x / s) inside the range, and of w q outside."""
     x, weight = torch.tensor([0.21, -0.34, 5.0]).double(), torch.tensor([0.3, 1.2, -0.4]).double().requires_grad_()
     scale = torch.tensor(0.13).double().requires_grad_()
     out = (fake_quantize(x, scale, None, -8, 7) * weight).sum()
@@ -162,12 +158,6 @@ def test_low_precision_is_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize(("bits", "codes"), [(2, (-2, 1, 3)), (3, (-4, 3, 7)), (4, (-8, 7, 15)), (8, (-128, 127, 255))])
-def test_codes_of_so_many_bits(bits, codes):
+def test_code_range(bits, codes):
     assert (*code_range(bits, signed=True), code_range(bits, signed=False)[1]) == codes
     assert code_range(bits, signed=False)[0] == 0
-
-
-@pytest.mark.parametrize("bits", [1, 9, 0, -4, 4.0, "4", True, None])
-def test_bits_out_of_range_are_refused(bits):
-    with pytest.raises(BsamValueError, match=r"bits must be a whole number between 2 and 8, got"):
-        code_range(bits, signed=True)

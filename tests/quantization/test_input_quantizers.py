@@ -1,4 +1,4 @@
-"""Scales and zero points of inputs: where they begin, when they move, and the gradient scale of learned ones."""
+"""Scales and zero points of inputs: initial values, updates, and the gradient scale of learned ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from bsam.common.errors import BsamRuntimeError
-from bsam.quantization import calibrate, quantize
 from bsam.quantization.fake_quantize import EPS
 from bsam.quantization.input_quantizers import LearnedInputQuantizer, MinMaxInputQuantizer
 
@@ -22,8 +20,7 @@ def batch(seed=0, low=-1.0, high=2.0):
 
 
 @pytest.mark.parametrize("batch_size", [1, 6])
-def test_the_gradient_scale_counts_the_values_of_a_sample(batch_size):
-    """So that it is the same for micro-batches."""
+def test_gradient_scale_counts_the_values_of_a_sample(batch_size):
     x = batch()[:batch_size]
     inputs = LearnedInputQuantizer(4, **CPU)
     inputs(batch())
@@ -55,9 +52,9 @@ def test_moving_ranges_equal_a_loop():
         assert zero_point.item() == expected[1]
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize(("low", "high"), [(-1, 2), (0, 3), (-2, 0), (0.5, 2), (-3, -1)])
-def test_learned_scales_of_inputs_begin_from_the_first_batch(bits, low, high):
+@pytest.mark.parametrize("bits", [2, 8])
+@pytest.mark.parametrize(("low", "high"), [(-1, 2), (0.5, 2), (-3, -1)])
+def test_learned_scales_start_from_the_first_batch(bits, low, high):
     quantizer, levels = LearnedInputQuantizer(bits, **CPU), 2**bits - 1
     x = batch(0, low, high)
     quantizer(x)
@@ -82,9 +79,9 @@ def test_inputs_that_are_all_equal(kind, value):
 
 
 @pytest.mark.parametrize("kind", INPUT_QUANTIZERS)
-def test_nothing_moves_in_eval_mode(kind):
+def test_nothing_changes_in_eval_mode(kind):
     quantizer = kind(4, **CPU).eval()
-    with pytest.raises(BsamRuntimeError, match="not initialized: run a batch in training mode first"):
+    with pytest.raises(BsamRuntimeError, match="not initialized"):
         quantizer(batch())
     assert not quantizer.initialized
     quantizer.train()
@@ -96,8 +93,8 @@ def test_nothing_moves_in_eval_mode(kind):
 
 
 @pytest.mark.parametrize("kind", INPUT_QUANTIZERS)
-def test_the_tensors_say_whether_it_is_initialized(kind):
-    """A state dict, an average of weights, and DDP write to them without a word."""
+def test_initialization_is_read_from_the_tensors(kind):
+    """State dicts, averages of weights, and DDP write to them directly."""
     fresh, used = kind(4, **CPU), kind(4, **CPU)
     average = copy.deepcopy(fresh)
     used(batch())
@@ -114,32 +111,3 @@ def test_the_tensors_say_whether_it_is_initialized(kind):
         used.eval()(batch())
     used.train()(batch())
     assert used.initialized
-
-
-@pytest.mark.parametrize("kind", INPUT_QUANTIZERS)
-def test_a_quantizer_that_was_reset_begins_anew(kind):
-    used, fresh = kind(4, **CPU), kind(4, **CPU)
-    used(batch(1, -9, 9))
-    used.reset()
-    with pytest.raises(BsamRuntimeError, match="not initialized"):
-        used.eval()(batch())
-    assert torch.equal(used.train()(batch()), fresh(batch()))
-
-
-def test_double_and_bfloat16_inputs():
-    for kind in INPUT_QUANTIZERS:
-        quantizer = kind(4, dtype=torch.float64, device=torch.device("cpu"))
-        assert quantizer(batch().double()).dtype == torch.float64
-        low = kind(4, **CPU)
-        assert low(batch().bfloat16()).dtype == torch.bfloat16
-        assert all(t.dtype == torch.float32 for t in low.state_dict().values())
-
-
-@pytest.mark.parametrize("scheme", ["lsq", "minmax"])
-def test_a_first_batch_that_is_not_finite_is_refused(scheme):
-    model, x = quantize(nn.Sequential(nn.Linear(4, 3)), scheme=scheme), torch.rand(8, 4)
-    x[3, 2] = torch.nan
-    with pytest.raises(BsamRuntimeError, match="not finite"):
-        calibrate(model, x)
-    calibrate(model, torch.rand(8, 4))  # nothing of it is left
-    assert model.eval()(torch.rand(2, 4)).isfinite().all()

@@ -1,4 +1,4 @@
-"""Sharpness-aware steps of quantized networks: what is perturbed, and when statistics move."""
+"""Sharpness-aware steps of quantized networks: what is perturbed, and when statistics change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.quantization import calibrate, convert, parameter_groups, quantize
+from bsam.quantization import calibrate, parameter_groups, quantize
 from bsam.quantization.fake_quantize import fake_quantize
 from bsam.quantization.modules import SCHEMES
 from helpers import alike, assert_close, detached, flat, same
@@ -52,12 +52,12 @@ class Case:
         return {**copy.deepcopy(self.model.state_dict())}
 
     def statistics(self):
-        """What the quantizers know of the inputs."""
+        """The input statistics of the quantizers."""
         return {k: t for k, t in self.state().items() if "input_quantizer" in k and k.rpartition(".")[2] in KEYS}
 
 
 @pytest.mark.parametrize("perturb", [False, True])
-def test_scales_are_perturbed_if_asked_for(perturb):
+def test_scales_are_perturbed_on_request(perturb):
     case = Case(perturb_scales=perturb)
     weights, scales = (group["params"] for group in case.optimizer.param_groups)
     assert len(scales) == 6
@@ -82,11 +82,11 @@ def test_scales_are_perturbed_if_asked_for(perturb):
         s_e = [a + b for a, b in zip(s, e[len(w) :], strict=True)] if perturb else s
         return [a + b for a, b in zip(w, e[: len(w)], strict=True)], s_e
 
-    g = gradient(w, s)  # of weights and scales: both count in its norm
+    g = gradient(w, s)  # weights and scales both count in its norm
     expected = [moved(0.1), moved(-0.1)]
-    for found, point in zip(perturbed, expected, strict=True):
-        assert_close(found[0], point[0])
-        assert_close(found[1], point[1], atol=1e-12 if perturb else 0)
+    for actual, point in zip(perturbed, expected, strict=True):
+        assert_close(actual[0], point[0])
+        assert_close(actual[1], point[1], atol=1e-12 if perturb else 0)
     g_max, g_min = (gradient(*point) for point in expected)
     factor = flat(g_max).norm() / flat(g_min).norm()
     assert all(t.abs().sum() > 0 for t in g[len(w) :])  # scales are learned either way
@@ -96,8 +96,8 @@ def test_scales_are_perturbed_if_asked_for(perturb):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_perturbation_is_of_the_latent_weights(scheme):
-    """A step by hand, on the float weights and the formulas of fake quantization."""
+def test_latent_weights_are_perturbed(scheme):
+    """Compare with a step by hand, from the float weights and the formulas of fake quantization."""
     torch.manual_seed(0)
     layer, x, y = nn.Linear(4, 3).double(), torch.randn(8, 4).double(), torch.randint(0, 3, (8,))
     model = quantize(nn.Sequential(layer), first_last_bits=None, scheme=scheme)
@@ -108,7 +108,7 @@ def test_the_perturbation_is_of_the_latent_weights(scheme):
     x_q = s_x * ((torch.round(x / s_x) + z).clamp(0, 15) - z)
 
     def gradient(w, b):
-        """By weight, bias and, if they are learned, scales; with the straight-through estimator."""
+        """With respect to weight, bias and learned scales, with the straight-through estimator."""
         leaves = [w.clone().requires_grad_(), b.clone().requires_grad_()]
         scale = s_w if scheme == "lsq" else w.abs().amax(1, keepdim=True) / 7
         learned = [t.clone().requires_grad_() for t in (scale, s_x)] if scheme == "lsq" else []
@@ -123,7 +123,7 @@ def test_the_perturbation_is_of_the_latent_weights(scheme):
     g_max = gradient(weight + 0.1 * g[0] / length, bias + 0.1 * g[1] / length)
     base = torch.optim.SGD(parameter_groups(model), lr=0.1)
     optimizer = bsam.SAM(base, model, rho=0.1)
-    model[0].input_quantizer.eval()  # the ranges stay those of the calibration
+    model[0].input_quantizer.eval()  # keep the ranges of the calibration
     optimizer.step(lambda: F.cross_entropy(model(x), y))
     torch.testing.assert_close(model[0].weight.detach(), weight - 0.1 * g_max[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(model[0].bias.detach(), bias - 0.1 * g_max[1], rtol=0, atol=1e-12)
@@ -134,7 +134,7 @@ def test_the_perturbation_is_of_the_latent_weights(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_statistics_move_once_a_step_and_passes_see_the_same_past(scheme, calibrated):
+def test_statistics_change_once_per_step(scheme, calibrated):
     case, other = Case(scheme, calibrated=calibrated), Case(scheme, calibrated=calibrated)
     for _ in range(3):
         other.model.load_state_dict(case.model.state_dict())
@@ -155,7 +155,7 @@ def test_statistics_move_once_a_step_and_passes_see_the_same_past(scheme, calibr
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_uncalibrated_first_step_is_finite_and_equals_the_base_at_radius_zero(scheme):
+def test_uncalibrated_steps_equal_the_base_at_radius_zero(scheme):
     case, other = Case(scheme, calibrated=False), Case(scheme, calibrated=False)
     optimizer = bsam.SAM(torch.optim.SGD(case.model.parameters(), lr=0.05), case.model, rho=0.0)
     base = torch.optim.SGD(other.model.parameters(), lr=0.05)
@@ -168,10 +168,10 @@ def test_an_uncalibrated_first_step_is_finite_and_equals_the_base_at_radius_zero
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("failing", [1, 2, 3])
+@pytest.mark.parametrize("failing", [1, 3])
 @pytest.mark.parametrize(("where", "error"), [("forward", KeyboardInterrupt), ("backward", ValueError)])
-def test_a_network_that_raises_leaves_everything_as_it_was(scheme, failing, where, error):
-    """Amid the forward pass, or in the backward pass; an accumulated direction stays, and training continues."""
+def test_networks_that_raise_leave_everything_unchanged(scheme, failing, where, error):
+    """In the forward or the backward pass; an accumulated direction is kept, and training continues."""
     case, other, calls = Case(scheme, calibrated=False), Case(scheme, calibrated=False), itertools.count(1)
 
     def fail(*_):
@@ -179,7 +179,7 @@ def test_a_network_that_raises_leaves_everything_as_it_was(scheme, failing, wher
 
     def closure(c, fails):
         if fails and where == "forward":
-            with c.model[3].register_forward_pre_hook(fail):  # behind a quantized layer and batch norm
+            with c.model[3].register_forward_pre_hook(fail):  # after a quantized layer and batch norm
                 return c.loss()
         loss = c.loss()
         if fails:
@@ -203,7 +203,6 @@ def test_a_network_that_raises_leaves_everything_as_it_was(scheme, failing, wher
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("method", METHODS)
 def test_running_statistics_equal_a_loop_over_first_passes(scheme, method):
-    """Of batch norm and of quantizers, from the values that reach them, by the formulas."""
     case = Case(scheme, method=method)
     seen = []
 
@@ -231,24 +230,10 @@ def test_running_statistics_equal_a_loop_over_first_passes(scheme, method):
         assert_close([*buffers.values()], [expected[key] for key in buffers])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_accumulation_adds_directions_and_moves_statistics_by_each_batch(scheme):
-    case, other, forwards = Case(scheme), Case(scheme), Case(scheme)
-    total = None
-    for part in (slice(0, 6), slice(6, 12)):
-        case.optimizer.backward(partial(case.loss, part))
-        other.optimizer.zero_grad()
-        other.optimizer.backward(partial(other.loss, part))
-        total = other.grads() if total is None else [a + b for a, b in zip(total, other.grads(), strict=True)]
-        forwards.loss(part)
-    assert_close(case.grads(), total, atol=1e-14)
-    assert alike(case.state(), forwards.state())
-
-
 @pytest.mark.parametrize(
     ("scheme", "method"), [*((scheme, "bsam") for scheme in SCHEMES), ("lsq", "looksam"), ("minmax", "sam")]
 )
-def test_a_resumed_training_continues_bit_for_bit(scheme, method):
+def test_resumed_training_continues_bit_for_bit(scheme, method):
     case, other = (Case(scheme, method=method, calibrated=False) for _ in range(2))
     for _ in range(2):
         case.optimizer.step(case.loss)
@@ -262,36 +247,3 @@ def test_a_resumed_training_continues_bit_for_bit(scheme, method):
         assert torch.equal(case.optimizer.step(case.loss), other.optimizer.step(other.loss))
     assert alike(case.state(), other.state())
     assert other.optimizer.param_groups[-1].get("perturb", scheme == "minmax") is (scheme == "minmax")
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_yielded_micro_batches_of_a_calibrated_network_equal_the_batch(scheme):
-    """Without batch norm, and with the ranges held."""
-    case, other = Case(scheme), Case(scheme)
-    for c in (case, other):
-        c.model[1].eval()
-        for m in c.model.modules():
-            if hasattr(m, "input_quantizer"):
-                m.input_quantizer.eval()
-
-    def closure():
-        for x, y in zip(case.x.split(4), case.y.split(4), strict=True):
-            yield F.cross_entropy(case.model(x), y)
-
-    for _ in range(3):
-        case.optimizer.step(closure)
-        other.optimizer.step(other.loss)
-    for a, b in zip(case.model.parameters(), other.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_training_lowers_the_loss_of_the_integer_network(scheme):
-    case = Case(scheme, calibrated=False, dtype=torch.float32)
-    losses = [case.optimizer.step(case.loss).item() for _ in range(30)]
-    converted = convert(case.model)
-    with torch.no_grad():
-        final = F.cross_entropy(converted(case.x), case.y).item()
-        assert torch.equal(converted(case.x), case.model.eval()(case.x))
-    assert losses[-1] < 0.5 * losses[0]
-    assert final < 0.7 * losses[0]

@@ -1,4 +1,4 @@
-"""Scales of weights: where they begin, and the gradient scale of learned ones."""
+"""Scales of weights: initial values, and the gradient scale of learned ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def weight(seed=0):
 
 
 @pytest.mark.parametrize(("bits", "qmax"), [(2, 1), (4, 7), (8, 127)])
-def test_scales_of_weights_begin_from_the_weights(bits, qmax):
+def test_initial_scales(bits, qmax):
     w = weight().numpy().astype(np.float64).reshape(5, -1)
     largest = np.maximum(np.abs(w).max(1) / qmax, EPS)
     lsq = np.maximum(2 * np.abs(w).mean(1) / np.sqrt(qmax), EPS)
@@ -49,7 +49,7 @@ def test_scales_follow_the_weights_or_are_learned():
     assert [name for name, _ in learned.named_parameters()] == ["scale"]
 
 
-def test_a_learned_scale_below_zero_counts_as_its_absolute_value():
+def test_negative_scales_count_as_their_absolute_value():
     quantizer = LearnedWeightQuantizer(weight(), 4)
     expected = quantizer(weight()).detach()
     quantizer(weight()).square().sum().backward()
@@ -63,8 +63,7 @@ def test_a_learned_scale_below_zero_counts_as_its_absolute_value():
     assert torch.equal(quantizer.scale.grad, -grad)
 
 
-def test_a_learned_scale_of_zero_counts_as_the_smallest_one():
-    """By division by 0, zeros would become NaN."""
+def test_scales_of_zero_count_as_the_smallest_scale():
     x = torch.tensor([[0.0, 1.0, -2.0]])
     quantizer = LearnedWeightQuantizer(x, 4)
     with torch.no_grad():
@@ -75,7 +74,7 @@ def test_a_learned_scale_of_zero_counts_as_the_smallest_one():
     assert quantizer.scale.grad.isfinite().all()
 
 
-def test_the_gradient_scale_counts_the_weights_of_a_channel():
+def test_gradient_scale_counts_the_weights_of_a_channel():
     w = weight()[[0, 3, 4]]
     quantizer = LearnedWeightQuantizer(w, 4)
     s = quantizer.current_scale(w).detach()

@@ -1,4 +1,4 @@
-"""Instruments for flatness: they measure a network and leave it as it was."""
+"""Measure the flatness of a network without changing the network."""
 
 from .density import Density as Density
 from .density import spectral_density as spectral_density

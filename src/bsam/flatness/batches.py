@@ -1,4 +1,4 @@
-"""Batches of data: pairs of inputs and targets, their number of samples, and how they are split."""
+"""Batches of data: unpack them, count their samples, and split them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ Batches: TypeAlias = Iterable[tuple[Any, Any]]
 
 
 def unpack(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch."""
+    """Return the inputs and targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         raise BsamValueError(
-            f"each batch of data must be a pair (inputs, targets), and one is a {kind}: pass [(x, y), ...] or a "
-            "DataLoader"
+            f"each batch of data must be a pair (inputs, targets), got a {kind}: pass a DataLoader or [(x, y), ...]"
         )
     return batch[0], batch[1]
 
 
 def num_samples(x: Any, y: Any) -> int:
-    """Return the number of samples: rows of the targets, else of the inputs, or entries of a list of targets."""
+    """Return the number of samples: the rows of the targets or of the inputs, or the length of a list of targets."""
     for value in (y, x):
         if isinstance(value, Tensor) and value.dim():
             return len(value)
@@ -38,26 +37,25 @@ def num_samples(x: Any, y: Any) -> int:
     if isinstance(y, (list, tuple)):
         return len(y)
     raise BsamValueError(
-        "a batch of data does not say how many samples it has: give its inputs or its targets as tensors with a row "
-        "for each sample"
+        "cannot tell how many samples a batch of data has: pass inputs or targets as tensors with one row per sample"
     )
 
 
 def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
-    """Split a batch of tensors into micro-batches of at most ``size`` samples, each with its number of samples."""
+    """Split a batch into micro-batches (inputs, targets, number of samples) of at most ``size`` samples."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.dim() == 0 or x.shape[:1] != y.shape[:1]:
         got = " and ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in (x, y))
         raise BsamValueError(
-            f"micro_batch splits tensors with a row for each sample, and inputs and targets of a batch are {got}: leave"
-            " it out, and make the batches of data smaller"
+            f"micro_batch needs tensors with one row per sample as inputs and targets, got {got}: omit it and make the "
+            "batches of data smaller"
         )
     return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
 
 
 def halve(parts: tuple[Any, Any], n: int) -> list[tuple[tuple[Any, Any], int]]:
-    """Split (inputs or outputs, targets) of ``n`` samples in two, each half with its number of samples.
+    """Split (inputs or outputs, targets) of ``n`` samples into two halves, each with its number of samples.
 
-    Values that are not by sample go into both halves. The list is empty if the batch cannot be split.
+    Values without a row per sample go into both halves. The list is empty if the batch cannot be split.
     """
     if n < 2 or not all(_by_sample(part, n) for part in parts):
         return []
@@ -66,12 +64,12 @@ def halve(parts: tuple[Any, Any], n: int) -> list[tuple[tuple[Any, Any], int]]:
 
 
 def _by_sample(part: Any, n: int) -> bool:
-    """Return whether some tensors have a row for each of ``n`` samples, and all other leaves are scalars."""
+    """Return whether at least one tensor has a row for each of ``n`` samples and all other leaves are scalars."""
     if isinstance(part, (list, tuple)) and len(part) == n:
-        return False  # it may have an entry for each sample
+        return False  # it may have one entry per sample
     leaves = tree_leaves(part)
-    others = [t for t in leaves if not has_rows(t, n)]
-    return len(others) < len(leaves) and all(not isinstance(t, Tensor) or t.dim() == 0 for t in others)
+    without_rows = [t for t in leaves if not has_rows(t, n)]
+    return len(without_rows) < len(leaves) and all(not isinstance(t, Tensor) or t.dim() == 0 for t in without_rows)
 
 
 def has_rows(leaf: Any, n: int) -> bool:
@@ -80,7 +78,7 @@ def has_rows(leaf: Any, n: int) -> bool:
 
 
 class CastBatches:
-    """``data`` with all floating-point tensors in another dtype."""
+    """``data`` with all floating-point tensors cast to ``dtype``."""
 
     def __init__(self, data: Batches, dtype: torch.dtype) -> None:
         self.data, self.dtype = data, dtype

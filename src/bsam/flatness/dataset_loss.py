@@ -26,19 +26,19 @@ WeightedBatch: TypeAlias = tuple[Any, Any, float]  # inputs, targets, and their 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 BatchWeight: TypeAlias = Callable[[Any, Any], Any]
 
-ROUNDING = 16.0  # in machine epsilons, relative to losses and outputs: how much two ways to compute a loss may differ
-LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2  # how much those of one batch may differ, evaluated twice; GPUs round at random
+ROUNDING = 16.0  # machine epsilons by which two ways to compute a loss may differ, relative to losses and outputs
+LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2  # between two evaluations of one batch; GPUs do not round reproducibly
 OTHER_STATISTICS = (
-    'micro_batch would change the batches whose statistics batch norm uses, with mode="train" or without running '
-    "statistics: leave it out, and make the batches of data smaller"
+    'micro_batch would change the batch statistics that batch norm uses with mode="train" or without running '
+    "statistics: omit it and make the batches of data smaller"
 )
 
 
 def check_mode(mode: str, micro_batch: int | None) -> None:
-    """Raise if ``mode`` or ``micro_batch`` is invalid, or both together are."""
+    """Raise if ``mode``, ``micro_batch`` or their combination is invalid."""
     if mode not in ("eval", "train"):
         raise BsamValueError(
-            f'mode must be "eval" (running statistics of batch norm) or "train" (those of the batch), got {mode!r}'
+            f'mode must be "eval" (batch norm uses running statistics) or "train" (batch statistics), got {mode!r}'
         )
     if micro_batch is not None:
         check_count("micro_batch", micro_batch)
@@ -65,7 +65,7 @@ class DatasetLoss:
         batch_weight: BatchWeight | None = None,
     ) -> None:
         if isinstance(data, Iterator):
-            raise BsamTypeError("data is iterated more than once, and this is an iterator: pass a list or a DataLoader")
+            raise BsamTypeError("data must be iterable more than once, got an iterator: pass a list or a DataLoader")
         check_mode(mode, micro_batch)
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
         if micro_batch is not None and any(norm.running_mean is None for norm in norms):
@@ -75,18 +75,18 @@ class DatasetLoss:
         self.weights = Weights()
         self.weights.refresh([{"params": list(model.parameters())}])
         if not self.weights.params:
-            raise BsamValueError("model has no trainable parameter, so there is no gradient: are they all frozen?")
-        self.num_samples: int | None = None  # counted by the first pass
-        self.checked = False  # whether a whole pass has checked data and loss_fn
-        self._draws: Tensor | None = None  # the state of the random numbers that every pass begins with
+            raise BsamValueError("model has no trainable parameters: set requires_grad on those to measure")
+        self.num_samples: int | None = None  # known after the first pass
+        self.checked = False  # whether a full pass has checked data and loss_fn
+        self._rng_state: Tensor | None = None  # every pass starts from it
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Set the mode; on exit weights, flags, buffers and random numbers are as before, also after an error."""
+        """Set the mode, and restore weights, flags, buffers and the random state on exit, also after an error."""
         if [id(p) for p in self.model.parameters() if p.requires_grad] != [id(p) for p in self.weights.params]:
             raise BsamRuntimeError(
-                "the trainable parameters of the model changed after this object was created (a layer was replaced, "
-                "frozen or unfrozen): create it again"
+                "the model's trainable parameters have changed since this object was created (a layer was replaced, "
+                "frozen or unfrozen): create a new one"
             )
         with preserved(self.model, self.mode):
             try:
@@ -95,10 +95,10 @@ class DatasetLoss:
                 self.weights.restore()
 
     def weighted_batches(self) -> Iterator[WeightedBatch]:
-        """Yield inputs, targets and weight of each (micro-)batch; random numbers are the same in each pass."""
-        if self._draws is None:
-            self._draws = torch.get_rng_state()
-        torch.set_rng_state(self._draws)
+        """Yield the inputs, targets and weight of each (micro-)batch, with the same random numbers in every pass."""
+        if self._rng_state is None:
+            self._rng_state = torch.get_rng_state()
+        torch.set_rng_state(self._rng_state)
         count, total = 0, 0.0
         for batch in self.data:
             x, y = unpack(batch)
@@ -113,9 +113,9 @@ class DatasetLoss:
                     yield a, b, weight
         if not (total > 0 and math.isfinite(total)):
             raise BsamValueError(
-                "data is empty: there is no loss to measure"
+                "data is empty"
                 if count == 0
-                else f"the weights of batch_weight add up to {total}: there is no loss to measure"
+                else f"the weights returned by batch_weight must have a positive, finite sum, got {total}"
             )
         self.num_samples = count
 
@@ -130,12 +130,12 @@ class DatasetLoss:
         """Return ``loss_fn(out, y)``, checked to be a real 0-dim tensor."""
         loss = self.loss_fn(out, y)
         if not isinstance(loss, Tensor) or loss.dim() != 0 or loss.is_complex():
-            got = f"the shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise BsamTypeError(f"loss_fn must return the mean loss of a batch, a real 0-dim tensor; it gave {got}")
+            got = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise BsamTypeError(f"loss_fn must return the mean loss of a batch as a real 0-dim tensor, got {got}")
         return loss
 
     def losses(self, batches: Iterable[WeightedBatch] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], float]]:
-        """Yield loss, (outputs, targets) and weight of each batch of ``batches``, or of a pass over the data."""
+        """Yield the loss, (outputs, targets) and weight of each batch in ``batches``, by default all data."""
         check, problem = batches is None and not self.checked, None
         if check:
             self._check_determinism()
@@ -145,30 +145,30 @@ class DatasetLoss:
             yield loss, (out, y), weight
             if check and self.batch_weight is None:
                 problem = problem or self._not_a_mean(loss, x, out, y, int(weight))
-                if problem and number > 0:  # of a single batch any loss may be measured
+                if problem and number > 0:  # with a single batch, any loss is well defined
                     raise BsamValueError(problem)
         self.checked |= check
 
     def _check_determinism(self) -> None:
-        """Raise if the first batch, taken from the data twice, has another loss or gradient the second time."""
+        """Raise if iterating the data twice gives different losses or gradients for the first batch."""
         evaluate = self.value_and_grad if torch.is_grad_enabled() else self.value
         (loss, g), (again, h) = (evaluate([next(self.weighted_batches())]) for _ in range(2))
-        same = not abs(loss - again) > LOSS_RTOL * abs(loss)  # also where they are not finite
+        same = not abs(loss - again) > LOSS_RTOL * abs(loss)  # True if they are not finite
         if isinstance(g, Vector) and isinstance(h, Vector):
             same &= not float((g - h).norm()) > GRADIENT_RTOL * float(g.norm())
         if not same:
             raise BsamRuntimeError(
-                f"the first batch of data has the loss {loss:.6g} in one pass and {again:.6g} in the next, or another "
-                "gradient: use no random augmentation and no generator in a DataLoader, and check that the model "
-                "changes neither its inputs nor itself"
+                f"the first batch of data has loss {loss:.6g} in one pass and {again:.6g} in the next, or its gradient "
+                "differs. Use no random augmentation and no DataLoader generator, and check that the model changes "
+                "neither its inputs nor itself"
             )
 
     @torch.no_grad()
     def _not_a_mean(self, loss: Tensor, x: Any, out: Any, y: Any, n: int) -> str | None:
-        """Return a sentence if ``loss_fn`` is not a mean over the ``n`` samples of a batch, seen from its halves.
+        """Return an error message if ``loss_fn`` is not a mean over the ``n`` samples of a batch, else None.
 
-        Where outputs have no row for each sample, the model runs on halves of the inputs. What cannot be halved, as a
-        batch of one sample, is not checked.
+        The loss of the batch is compared with the losses of its halves. If the outputs do not have one row per sample,
+        the model runs on halves of the inputs. Batches that cannot be halved are not checked.
         """
         by_row = all(has_rows(t, n) for t in tree_leaves(out))
         try:
@@ -178,29 +178,29 @@ class DatasetLoss:
             return None  # the loss accepts whole batches only
         if not parts:
             return None
-        mean, together = _mean(parts), float(loss)
+        mean, full = _mean(parts), float(loss)
         floats = [t for t in (loss, *tree_leaves(out)) if isinstance(t, Tensor) and t.is_floating_point()]
         scale = max(float(t.float().abs().nan_to_num(0.0, 0.0).mean()) for t in floats)
         eps = torch.finfo(loss.dtype).eps
         allowed = scale * (ROUNDING * eps if by_row else eps**0.5)  # the model rounds differently when it runs again
-        if math.isclose(mean, together, abs_tol=allowed) or (math.isnan(mean) and math.isnan(together)):
+        if math.isclose(mean, full, abs_tol=allowed) or (math.isnan(mean) and math.isnan(full)):
             return None
         return (
-            f"loss_fn is not a mean over samples: it gives {together:.6g} for {n} samples, but the mean over two parts "
-            f"of them is {mean:.6g} (reduction='sum'? class weights? ignore_index?): use a mean, pass one batch, or "
+            f"loss_fn is not a mean over samples: it gives {full:.6g} for {n} samples, but the mean over two halves "
+            f"is {mean:.6g} (reduction='sum'? class weights? ignore_index?). Use a mean, pass one single batch, or "
             "pass batch_weight, such as lambda x, y: (y != -100).sum()"
         )
 
     def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
-        """Return the derivative of a batch's loss by each parameter, None for those it does not depend on."""
+        """Return the gradient of a batch's loss, with None for parameters it does not depend on."""
         check_graph(loss, twice=create_graph)
         grads: tuple[Tensor | None, ...] = ()
         if loss.requires_grad:
             grads = torch.autograd.grad(loss, self.weights.params, create_graph=create_graph, allow_unused=True)
         if all(g is None for g in grads):
             raise BsamRuntimeError(
-                "loss_fn(model(x), y) does not depend on any trainable parameter of the model: is it computed from the "
-                "model's outputs? Was it detached, or computed under torch.no_grad or torch.inference_mode?"
+                "loss_fn(model(x), y) does not depend on any trainable parameter. Compute it from the model's outputs, "
+                "without detach, torch.no_grad or torch.inference_mode"
             )
         return grads
 
@@ -208,7 +208,7 @@ class DatasetLoss:
     def value(
         self, batches: Iterable[WeightedBatch] | None = None, score: Callable[[Any, Any], Tensor] | None = None
     ) -> tuple[float, float | None]:
-        """Return the mean loss at the current weights and, if given, the mean entry of ``score(outputs, y)``."""
+        """Return the mean loss at the current weights, and the mean entry of ``score(outputs, y)`` if given."""
         losses, scored, scores = list[tuple[float, float]](), 0.0, 0
         for loss, (out, y), weight in self.losses(batches):
             losses.append((float(loss), weight))
@@ -231,6 +231,6 @@ class DatasetLoss:
 
 
 def _mean(losses: Sequence[tuple[float, float]]) -> float:
-    """Return the weighted mean of losses; of one batch its loss exactly, which ``loss * n / n`` is not."""
+    """Return the weighted mean of losses. For one batch it is exactly its loss, which ``loss * n / n`` is not."""
     total = sum(weight for _, weight in losses)
     return sum(loss * (weight / total) for loss, weight in losses)

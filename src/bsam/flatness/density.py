@@ -16,15 +16,15 @@ from .products import Array, Progress, after_products, no_progress, seeded
 
 @dataclass(frozen=True)
 class Density:
-    """The density of the eigenvalues on a grid: a quadrature, smoothed by a Gaussian of width ``sigma``."""
+    """The eigenvalue density on a grid: a quadrature, smoothed with a Gaussian of width ``sigma``."""
 
     grid: Array
     density: Array
-    nodes: Array  #: of the quadrature
-    weights: Array
+    nodes: Array  #: quadrature nodes
+    weights: Array  #: quadrature weights
     sigma: float
     products: int
-    note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
+    note: str = ""  #: which batches were computed without a recording, and why (see HessianOperator.linearized)
 
     def __repr__(self) -> str:
         ends = f"{self.nodes.min():.4g} to {self.nodes.max():.4g}"
@@ -44,17 +44,17 @@ def spectral_density(
 ) -> Density:
     r"""Estimate the density of the eigenvalues by stochastic Lanczos quadrature.
 
-    Lanczos with full reorthogonalisation runs from each of several random vectors; the Ritz values are the nodes, the
-    squares of the first components of their vectors the weights. The density is the average over the random vectors,
-    smoothed by a Gaussian, and integrates to 1.
+    Lanczos with full reorthogonalisation runs from each of several random vectors. The Ritz values are the nodes; the
+    squared first components of the Ritz vectors are the weights. The density is the average over the random vectors,
+    smoothed with a Gaussian, and integrates to 1.
 
     Args:
         H: the operator.
-        steps: of Lanczos, for each random vector.
-        probes: the number of random vectors.
-        seed: of the random vectors.
-        points: of the grid.
-        sigma: the width of the Gaussian; None takes 1 % of the range of the nodes.
+        steps: Lanczos steps per random vector.
+        probes: number of random vectors.
+        seed: seed of the random vectors.
+        points: number of grid points.
+        sigma: width of the Gaussian; None means 1 % of the range of the nodes.
         progress: called after each product with the number done and the number expected.
 
     Example:
@@ -62,8 +62,8 @@ def spectral_density(
         >>> model = torch.nn.Linear(3, 1, bias=False)
         >>> data = [(torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.zeros(3, 1))]
         >>> H = HessianOperator(model, torch.nn.functional.mse_loss, data)
-        >>> found = spectral_density(H, steps=3, probes=2)
-        >>> round(float(np.sum(found.density) * (found.grid[1] - found.grid[0])), 3)
+        >>> spectrum = spectral_density(H, steps=3, probes=2)
+        >>> round(float(np.sum(spectrum.density) * (spectrum.grid[1] - spectrum.grid[0])), 3)
         1.0
 
     Reference:
@@ -73,7 +73,7 @@ def spectral_density(
     steps, probes = min(check_count("steps", steps), H.size), check_count("probes", probes)
     check_count("points", points, low=2)
     if sigma is not None and check_number("sigma", sigma, low=0) == 0:
-        raise BsamValueError("sigma must be above 0: the Gaussian needs a width")
+        raise BsamValueError("sigma must be above 0")
     report = progress or no_progress
     generator, before = seeded(seed), H.products
     nodes, weights = [], []
@@ -89,17 +89,17 @@ def spectral_density(
             nodes.append(theta.numpy())
             weights.append(S[0].numpy() ** 2 / probes)
     x, w = np.concatenate(nodes), np.concatenate(weights)
-    if sigma is None:  # wide enough for a grid of distinct numbers
+    if sigma is None:  # at least wide enough that the grid points are distinct numbers
         sigma = 0.01 * max(float(np.ptp(x)), 1e-5 * float(np.abs(x).max()), 1e-12)
     grid = np.linspace(x.min() - 6 * sigma, x.max() + 6 * sigma, points)
     if sigma < grid[1] - grid[0]:
         raise BsamValueError(
-            f"a Gaussian of width {sigma:.3g} falls between the {points} points of the grid: raise points or sigma"
+            f"sigma {sigma:.3g} is below the spacing of the {points} grid points: raise points or sigma"
         )
     return Density(grid, smoothed(grid, x, w, sigma), x, w, sigma, H.products - before, recording.note)
 
 
 def smoothed(grid: Array, nodes: Array, weights: Array, sigma: float) -> Array:
-    """Return the density on a grid: the sum of a Gaussian of width ``sigma`` at each node, times its weight."""
+    """Return the weighted sum of Gaussians of width ``sigma`` at the nodes, on a grid."""
     bumps = np.exp(-0.5 * ((grid[:, None] - nodes) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
     return bumps @ weights

@@ -22,37 +22,38 @@ from .preserve import temporarily
 from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
 from .second_derivatives import Substitutes
 
-NEGLIGIBLE = 1e-2  # of the norm of a product: parameters whose part is smaller are compared relative to this
+NEGLIGIBLE = 1e-2  # of a product's norm: smaller parts of a product are compared relative to this
 
 
 class HessianOperator:
-    r"""``H @ v``, with :math:`H = \nabla^2 L(w)` and L the mean loss over all samples of ``data``, in any batches.
+    r"""The Hessian :math:`H = \nabla^2 L(w)` of the mean loss over all samples of ``data``, as an operator ``H @ v``.
 
-    A product differentiates the gradient along ``v``, batch by batch; no entry of ``H`` is ever stored. The model is
-    not changed: not its weights, nor its buffers, nor which of its modules train, nor ``p.grad``. Inside of
-    :meth:`linearized` products cost about half.
+    A product differentiates the gradient along ``v``, batch by batch; ``H`` itself is never stored. The model is not
+    changed: its weights, buffers, training flags and ``p.grad`` stay as they are. Inside :meth:`linearized`, products
+    cost about half.
 
     Args:
         model: the network; its trainable parameters are the variables.
-        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. Where there are several batches, a loss that is
-            not a mean over samples (a sum, ``ignore_index``, class weights) is refused, unless ``batch_weight`` is
-            given: the result would depend on how the data is split into batches.
-        data: the batches ``(x, y)``, iterated once per product, so no generator; it must give the same batches each
-            time. Every pass begins with the same state of torch's generator, so that a shuffled DataLoader does. The
-            first batch is evaluated twice, and another loss or gradient is an error.
-        micro_batch: the most samples to hold a graph for at a time; None takes batches as they come.
-        mode: ``"eval"``: batch norm uses its running statistics. ``"train"``: those of each batch, without updating
-            them. Dropout is off in both, and so is torch's fast path for attention, which computes another function at
-            padded positions. A tracked instance norm is treated alike.
-        dtype: in which to compute, on a copy of the model, and of the loss if that is a module; None takes both as they
-            are. Floating-point tensors of the batches are cast, also inside of tuples, lists and dicts. A ``loss_fn``
-            must not take weights from the model itself, as a penalty may: they are not the copy's.
-        differentiation: of the gradient: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"``
-            (reverse over reverse). The first product in forward mode is compared with one in reverse mode: some
-            operations of torch have wrong forward derivatives or none, and reverse mode is used then. The attribute of
-            this name says which one is in use. None: forward on a GPU, reverse elsewhere.
+        loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. With several batches and no ``batch_weight``, a
+            loss that is not a mean over samples (a sum, ``ignore_index``, class weights) raises an error: the result
+            would depend on how the data is split into batches.
+        data: the batches ``(x, y)``. They are iterated once per product and must be the same each time, so a generator
+            raises an error. Every pass starts from the same state of torch's random generator, so a shuffled
+            DataLoader is fine. The first batch is evaluated twice; a different loss or gradient raises an error.
+        micro_batch: the largest number of samples to build a graph for at a time; None uses the batches as they are.
+        mode: with ``"eval"``, batch norm uses its running statistics; with ``"train"``, those of each batch, without
+            updating the running ones. Instance norm with running statistics is treated the same way. Dropout is off in
+            both modes, and so is torch's fast path for attention, which computes a different function at padded
+            positions.
+        dtype: the precision to compute in, on a copy of the model (and of the loss, if it is a module); None uses both
+            as they are. Floating-point tensors in the batches are cast, also inside tuples, lists and dicts.
+            ``loss_fn`` must then not read weights from the original model, for a penalty for example.
+        differentiation: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"`` (reverse over
+            reverse); None means forward on a GPU and reverse elsewhere. The first product in forward mode is compared
+            with one in reverse mode. If they differ, or an operation has no forward derivative, reverse mode is used;
+            the attribute ``differentiation`` holds the mode in use.
         batch_weight: ``batch_weight(x, y)`` is the weight of a (micro-)batch in the mean, such as the number of labels
-            that are not ignored; batches of weight 0 are left out. None: the number of samples.
+            that are not ignored; batches with weight 0 are left out. None means the number of samples.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -78,7 +79,7 @@ class HessianOperator:
     ) -> None:
         if differentiation not in (None, "forward", "reverse"):
             raise BsamValueError(f'differentiation must be "forward", "reverse" or None, got {differentiation!r}')
-        model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs have no second derivative
+        model = getattr(model, "_orig_mod", model)  # graphs from torch.compile have no second derivative
         if dtype is not None:
             model = copy.deepcopy(model).to(dtype)
             loss_fn = copy.deepcopy(loss_fn).to(dtype) if isinstance(loss_fn, nn.Module) else loss_fn
@@ -87,15 +88,12 @@ class HessianOperator:
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
         if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
-            raise BsamValueError(
-                "the trainable parameters must be real tensors of one dtype on one device, unsharded: their Hessian is "
-                "one matrix"
-            )
+            raise BsamValueError("the trainable parameters must be real, unsharded tensors of one dtype on one device")
         ((self.device, self.dtype),) = kinds
         self.size = sum(p.numel() for p in self.params)
-        self.products = 0  # so far
+        self.products = 0  # computed so far
         self.differentiation = differentiation or ("forward" if self.device.type == "cuda" else "reverse")
-        self._compared: list[int] = []  # versions of the weights for which forward mode was compared with reverse mode
+        self._compared: list[int] = []  # versions of the weights at which forward and reverse mode were compared
         self._recording: Recording | None = None
 
     def __repr__(self) -> str:
@@ -104,25 +102,24 @@ class HessianOperator:
     def __matmul__(self, v: Vector) -> Vector:
         if not isinstance(v, Vector):
             raise BsamTypeError(
-                f"H @ v takes a bsam.Vector, got {type(v).__name__}: H.vector(t) makes one of a 1-D tensor, H.flat(v) "
-                "a 1-D tensor of one"
+                f"H @ v takes a bsam.Vector, got {type(v).__name__}: convert a 1-D tensor with H.vector(t)"
             )
         return self.vector(self.times(self.flat(v)))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns, both the number of trainable parameters."""
+        """Rows and columns; both equal the number of trainable parameters."""
         return self.size, self.size
 
     def flat(self, v: Vector) -> Tensor:
         """Return ``v`` as a 1-D tensor."""
         tensors = v.tensors()
         if [t.shape for t in tensors] != [p.shape for p in self.params]:
-            raise BsamValueError("v must have one tensor for each trainable parameter of the model, of the same shape")
+            raise BsamValueError("v must have one tensor for each trainable parameter, with the same shape")
         return torch.cat([t.reshape(-1) for t in tensors]).to(device=self.device, dtype=self.dtype)
 
     def vector(self, flat: Tensor) -> Vector:
-        """Return a 1-D tensor as a vector that shares its memory: the inverse of :meth:`flat`."""
+        """Return a 1-D tensor as a Vector that shares its memory; the inverse of :meth:`flat`."""
         return Vector(self._views(flat), self.loss.weights.layout)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -130,7 +127,7 @@ class HessianOperator:
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def random(self, generator: torch.Generator, kind: str = "normal") -> Tensor:
-        """Return a random 1-D tensor: standard normal entries (``"normal"``), or 1 and -1 (``"signs"``)."""
+        """Return a random 1-D tensor of standard normal entries (``"normal"``), or of 1 and -1 (``"signs"``)."""
         if kind == "normal":
             return torch.randn(self.size, dtype=self.dtype, device=generator.device, generator=generator).to(
                 self.device
@@ -155,10 +152,10 @@ class HessianOperator:
         return self._mean(self._batch_products(v))
 
     def _mean(self, products: Products) -> Tensor:
-        """Return the weighted mean of products of batches, flat."""
+        """Return the weighted mean of the batches' products as a 1-D tensor."""
         out, total = torch.zeros(self.size, dtype=self.dtype, device=self.device), 0.0
         sums = self._views(out)
-        with self._differentiating(), contextlib.closing(products):  # or an interrupt would leave its dual level open
+        with self._differentiating(), contextlib.closing(products):  # closes the dual level also on an interrupt
             for product, weight in products:
                 torch._foreach_add_(sums, product, alpha=weight)
                 total += weight
@@ -166,19 +163,19 @@ class HessianOperator:
 
     @contextlib.contextmanager
     def _differentiating(self) -> Iterator[None]:
-        torch.clear_autocast_cache()  # of casts of the weights that have no tangents
+        torch.clear_autocast_cache()  # it may hold casts of the weights without tangents
         try:
             with self.loss.measuring(), Substitutes(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
                 yield
         finally:
-            torch.clear_autocast_cache()  # and of those that have
+            torch.clear_autocast_cache()  # and now holds casts with tangents
 
     def _batch_products(self, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
         differentiate = forward_over_reverse if self.differentiation == "forward" else reverse_over_reverse
         return differentiate(self.loss, v, batches)
 
     def _check_forward_mode(self) -> None:
-        """Switch to reverse mode if it gives other products; checked again when the weights have changed."""
+        """Switch to reverse mode if forward mode gives other products; checked again when the weights change."""
         versions = [p._version for p in self.params]
         if self.differentiation == "reverse" or versions == self._compared:
             return
@@ -186,39 +183,38 @@ class HessianOperator:
         with _full_precision(self.device):
             expected = self._mean(reverse_over_reverse(self.loss, v))
             try:
-                found = self._mean(forward_over_reverse(self.loss, v))
+                actual = self._mean(forward_over_reverse(self.loss, v))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an operation without a forward derivative
                 self.differentiation = "reverse"
                 return
-        if bool(expected.isfinite().all()):  # else the comparison says nothing
+        if bool(expected.isfinite().all()):  # otherwise the comparison is meaningless
             self._compared = versions
-            if not self._products_close(self._views(found), self._views(expected)):
+            if not self._products_close(self._views(actual), self._views(expected)):
                 self.differentiation = "reverse"
 
-    def _products_close(self, found: Product, expected: Product) -> bool:
-        """Return whether two products are equal up to rounding in each parameter: in float32 within 2e-3."""
+    def _products_close(self, actual: Product, expected: Product) -> bool:
+        """Return whether two products agree in each parameter up to rounding (within 2e-3 in float32)."""
         kind = self.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
-        errors = torch.stack([(a - b).norm() for a, b in zip(found, expected, strict=True)])
+        errors = torch.stack([(a - b).norm() for a, b in zip(actual, expected, strict=True)])
         sizes = torch.stack([b.norm() for b in expected])
         return bool((errors <= torch.finfo(dtype).eps ** 0.4 * (sizes + NEGLIGIBLE * sizes.norm())).all())
 
     @contextlib.contextmanager
     def linearized(self, max_bytes: int | None = None) -> Iterator[Recording]:
-        """Record on entry what all products share, use it inside, and drop it on exit.
+        """Record what all products have in common on entry, use it inside the block, and drop it on exit.
 
-        Products then cost about two gradient passes instead of three to five. While it is entered, do not change the
-        model, the loss or the data. What cannot be recorded (branches on the data, random numbers, weights taken from
-        elsewhere than the model's parameters) is computed as outside; the object returned says so. The product of each
-        batch with one vector is compared with the plain one. Entering again inside does nothing.
+        Products then cost about two gradient passes instead of three to five. Do not change the model, the loss or the
+        data inside the block. Batches that cannot be recorded (branches on the data, random numbers, weights that are
+        not read from the model's parameters) are computed as usual, and the returned object says why. Each recorded
+        batch is checked against a plain product with one vector. Nested blocks share the outer recording.
 
         Args:
-            max_bytes: memory for the recorded products: a ResNet-8 takes some 2 MB for an image of CIFAR. Recording
-                takes seconds for each shape of a batch, and for a moment as much memory as two plain products. None: a
-                quarter of a GPU's memory or 3 GB of a CPU's, and nothing where samples times weights are below
-                5,000,000.
+            max_bytes: memory for the recording; a ResNet-8 takes about 2 MB per CIFAR image. Recording takes seconds
+                for each batch shape and, briefly, the memory of two plain products. None allows a quarter of the GPU's
+                memory, or 3 GB on a CPU, and records nothing if samples times weights are below 5,000,000.
 
         Example:
             >>> model = nn.Linear(2, 1, bias=False)
@@ -240,7 +236,7 @@ class HessianOperator:
                 v = self._views(self.random(torch.Generator().manual_seed(0)))
                 self._check_forward_mode()
                 if not self.loss.checked:
-                    self._mean(self._batch_products(v))  # a pass over the data checks data and loss
+                    self._mean(self._batch_products(v))  # a full pass checks data and loss_fn
                 devices = [self.device] if self.device.type == "cuda" else []
                 with _full_precision(self.device), self._differentiating(), torch.random.fork_rng(devices):
                     self._recording.record(self.loss, v, self._product_of, self._products_close)
@@ -260,7 +256,7 @@ class HessianOperator:
 
 
 def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Compute in float32 without TF32, so that products can be compared."""
+    """Disable TF32, so that products can be compared."""
     cudnn: Any = torch.backends.cudnn
     switches: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul) if device.type == "cuda" else ()
     return temporarily((switch, "fp32_precision", "ieee") for switch in switches)

@@ -1,4 +1,4 @@
-"""Confidence intervals of means of a few samples, and how a number is written with its error."""
+"""Confidence intervals for means of a few samples, and the formatting of numbers with errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution for a probability of at least 0.5.
 
-    Its distribution function is a finite sum for whole degrees of freedom (Abramowitz, Stegun, 26.7.3 and 26.7.4).
+    The distribution function is a finite sum for integer degrees of freedom (Abramowitz, Stegun, 26.7.3 and 26.7.4).
     """
     odd = freedom % 2
     i = np.arange(1, (freedom - odd) // 2)
@@ -32,12 +32,12 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def plus_minus(value: float, error: float) -> str:
-    """Write a number with its error, which gets two digits."""
+    """Format a number and its error, with two digits for the error."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 1e-6 * abs(value)):
-        return f"{value:.6g} ± {error:.1g}"  # of rounding errors the size is enough
+        return f"{value:.6g} ± {error:.1g}"  # one digit is enough for a rounding error
     power = int(f"{max(abs(value), error):e}".partition("e")[2])
     if not -4 < power < 6:
         scale = 10.0**power
         return f"({plus_minus(value / scale, error / scale)})e{power:+03d}"
-    places = 1 - int(f"{error:.1e}".partition("e")[2])  # of the second digit, after rounding
+    places = 1 - int(f"{error:.1e}".partition("e")[2])  # decimal places up to the error's second digit
     return " ± ".join(f"{round(number, places) + 0.0:.{max(places, 0)}f}" for number in (value, error))

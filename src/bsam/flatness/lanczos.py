@@ -1,4 +1,4 @@
-"""Lanczos with full reorthogonalisation: no eigenvalue appears in spurious copies, whatever the number of steps."""
+"""Lanczos with full reorthogonalisation, which keeps spurious copies of eigenvalues from appearing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from .hessian import HessianOperator
 from .products import check_finite
 
-CHUNK = 1 << 22  # entries of a vector that are rotated at a time
+CHUNK = 1 << 22  # vector entries that are rotated at a time
 
 
 class Krylov:
-    """An orthonormal basis ``V`` that grows by one product at a time, and ``T = V H V^T`` in it.
+    """An orthonormal basis ``V`` that grows by one vector per product, and the matrix ``T = V H V^T``.
 
     Args:
         H: the operator.
-        max_steps: the most products before a restart; the basis then has one vector more.
-        generator: of the random vectors.
+        max_steps: the largest number of products before a restart; the basis then has one more vector.
+        generator: random generator for the start vectors.
     """
 
     def __init__(self, H: HessianOperator, max_steps: int, generator: torch.Generator) -> None:
@@ -25,10 +25,10 @@ class Krylov:
         self.V = torch.empty(self.max_steps + 1, H.size, dtype=H.dtype, device=H.device)
         self.T = torch.zeros(self.max_steps, self.max_steps, dtype=torch.float64)
         self.steps = 0  # vectors whose products are known
-        self.beta = 0.0  # the norm of the last product outside of the basis
+        self.beta = 0.0  # the norm of the last product's component outside the basis
 
     def begin(self, start: Tensor | None = None) -> None:
-        """Let the next vector be ``start``, or a random one, made orthogonal to the basis."""
+        """Set the next vector to ``start`` (by default a random one), made orthogonal to the basis."""
         v = self.H.random(self.generator) if start is None else start.clone()
         v /= v.norm()
         self._orthogonalise(v, self.steps)
@@ -38,14 +38,14 @@ class Krylov:
         """Subtract the components along the first ``n`` vectors from ``v``, in place, and return them."""
         V = self.V[:n]
         total = torch.zeros(n, dtype=v.dtype, device=v.device)
-        for _ in range(2):  # once leaves rounding errors, twice is enough
+        for _ in range(2):  # one pass leaves rounding errors; two are enough
             c = V @ v
             v -= V.T @ c
             total += c
         return total
 
     def expand(self) -> None:
-        """Extend the basis by one product."""
+        """Compute one product and extend the basis."""
         j = self.steps
         w = self.H.times(self.V[j])
         scale = w.norm()
@@ -67,7 +67,7 @@ class Krylov:
         return theta, S, self.beta * S[-1].abs()
 
     def restart(self, theta: Tensor, S: Tensor) -> None:
-        """Keep these Ritz vectors as the basis, and the direction in which it was growing."""
+        """Shrink the basis to these Ritz vectors and the vector that comes next."""
         n, k = self.steps, len(theta)
         rotation = S.T.to(self.V)
         for columns in self.V.split(CHUNK, dim=1):

@@ -41,11 +41,11 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Plane:
-    """Two orthonormal directions, and the coordinates of models in the plane that they span, relative to the first."""
+    """Two orthonormal directions, and the coordinates of models in their plane, relative to the first model."""
 
     directions: tuple[Vector, Vector]
-    coordinates: Array  #: a row per model
-    distances: Array  #: of each model from the plane
+    coordinates: Array  #: one row per model
+    distances: Array  #: the distance of each model from the plane
 
     def __repr__(self) -> str:
         return f"Plane({len(self.coordinates)} models, at most {self.distances.max():.2g} away)"
@@ -67,21 +67,21 @@ def landscape(
     batch_weight: BatchWeight | None = None,
     progress: Progress | None = None,
 ) -> Landscape:
-    """Compute the mean loss over ``data`` on a grid around the model, which is afterwards as it was, bit for bit.
+    """Compute the mean loss over ``data`` on a grid around the model, and restore the model bit for bit.
 
     Args:
         model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`; the data is
-            iterated once per point of the grid.
-        span: how far the grid reaches to either side, in units of the directions.
-        points: of each axis; odd, so that the model is one of them.
+            iterated once per grid point.
+        span: the distance from the centre to each edge of the grid, in units of the directions.
+        points: grid points per axis; odd, so that the model is at the centre.
         dims: 1 or 2.
-        seed: of random directions.
-        directions: ``"filter"``: random, each filter as long as the model's (a filter of zeros stays where it is, and
-            so do biases and norm layers). ``"hessian"``: the eigenvectors of the largest eigenvalues, of unit length.
-            Or the vectors themselves, such as those of :func:`plane_through`: the same ones for several models show all
-            of them in parallel planes, on one scale.
-        accuracy: whether to compute the share of labels ``y`` that are the largest output along dimension 1, too.
-        progress: called after each point with the number done and the number of all.
+        seed: seed of the random directions.
+        directions: ``"filter"`` draws random directions and scales each filter to the length of the model's; filters of
+            zeros, biases and norm layers do not move. ``"hessian"`` uses the unit eigenvectors of the largest
+            eigenvalues. Or pass vectors, such as those of :func:`plane_through`; with the same vectors, several models
+            are shown in parallel planes on one scale.
+        accuracy: whether to compute the accuracy too, the fraction of labels that equal the argmax over dimension 1.
+        progress: called after each point with the number done and the total number.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -102,7 +102,7 @@ def landscape(
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     basis = _basis(L, directions, dims, seed)
     side = np.linspace(0.0, span, points // 2 + 1)
-    axis = np.concatenate([-side[:0:-1], side])  # symmetric to the last bit, and 0 in the middle
+    axis = np.concatenate([-side[:0:-1], side])  # exactly symmetric, and exactly 0 in the middle
     losses, hits = np.empty((points,) * dims), np.empty((points,) * dims)
     report = progress or no_progress
     with L.measuring():
@@ -119,23 +119,23 @@ def landscape(
 
 
 def check_grid(span: float, points: int) -> None:
-    """Raise if there is no grid of this size with the model at its centre."""
+    """Raise if ``span`` or ``points`` is invalid."""
     if check_count("points", points, low=3) % 2 == 0:
         raise BsamValueError(f"points must be odd, so that the model is at the centre of the grid; got {points}")
     if check_number("span", span, low=0) == 0:
-        raise BsamValueError("span must be above 0, or the grid is one point")
+        raise BsamValueError("span must be above 0")
 
 
 def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list[Vector]:
     params, layout = L.weights.params, L.weights.layout
     if not isinstance(directions, str) and isinstance(directions, Iterable):
         shapes, directions = [local(p).shape for p in params], list(directions)
-        given = [v.tensors() for v in directions if isinstance(v, Vector)]
-        if len(given) < max(dims, len(directions)) or any([t.shape for t in v] != shapes for v in given):
-            raise BsamValueError(
-                f"directions must be {dims} vectors with one tensor for each trainable parameter of the model"
-            )
-        return [Vector([t.to(local(p.detach())) for t, p in zip(v, params, strict=True)], layout) for v in given[:dims]]
+        vectors = [v.tensors() for v in directions if isinstance(v, Vector)]
+        if len(vectors) < max(dims, len(directions)) or any([t.shape for t in v] != shapes for v in vectors):
+            raise BsamValueError(f"directions must be {dims} vectors with one tensor for each trainable parameter")
+        return [
+            Vector([t.to(local(p.detach())) for t, p in zip(v, params, strict=True)], layout) for v in vectors[:dims]
+        ]
     if directions == "hessian":
         H = HessianOperator(L.model, L.loss_fn, L.data, L.micro_batch, L.mode, batch_weight=L.batch_weight)
         return list(top_eigenvalues(H, k=dims, seed=seed, vectors=True).vectors or ())
@@ -143,15 +143,15 @@ def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list
         raise BsamValueError(f'directions must be "filter", "hessian" or a list of vectors, got {directions!r}')
     if all(p.dim() < 2 for p in params):
         raise BsamValueError(
-            'directions="filter" moves only weights of two or more dimensions, not biases and norm layers, and no '
-            'trainable parameter of the model is one: take directions="hessian", or a list of vectors'
+            'directions="filter" needs a trainable parameter with two or more dimensions: use directions="hessian" or '
+            "a list of vectors"
         )
     generator = seeded(seed)
     return [Vector([_random_filters(p.detach(), generator) for p in params], layout) for _ in range(dims)]
 
 
 def _random_filters(w: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random tensor whose rows (filters) are as long as those of ``w``; zeros for biases and norm layers."""
+    """Return a random tensor whose rows (filters) have the lengths of those of ``w``; zeros for biases and norms."""
     is_filter, w = w.dim() > 1, local(w)
     if not is_filter:
         return torch.zeros_like(w)
@@ -161,23 +161,22 @@ def _random_filters(w: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _correct(out: Any, y: Any) -> Tensor:
-    """Return for each label whether it is the class of the largest output."""
+    """Return whether the largest output is at the label, for each label."""
     tensors = isinstance(out, Tensor) and isinstance(y, Tensor)
     if not tensors or out.dim() < 2 or out.shape[1] < 2 or y.shape != out.shape[:1] + out.shape[2:]:
         got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
         raise BsamValueError(
-            "accuracy=True needs outputs with two or more classes in dimension 1, and a label for each position in the "
-            f"others, (B, C) and (B,) or (B, C, H, W) and (B, H, W); got outputs and labels of {got}: leave accuracy "
-            "out"
+            "accuracy=True needs outputs and labels such as (B, C) and (B,) or (B, C, H, W) and (B, H, W), with C at "
+            f"least 2; got {got}: omit accuracy"
         )
     return out.argmax(1) == y
 
 
 def plane_through(models: Sequence[nn.Module]) -> Plane:
-    """Fit a plane to the weights of several models (it contains three of them), for landscapes that show all of them.
+    """Fit a plane to the weights of several models, to show them in one landscape; three models lie in it exactly.
 
     Args:
-        models: two or more networks of one architecture; the first one is the origin.
+        models: two or more networks with the same architecture; the first is the origin.
 
     Example:
         >>> a, b, c = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)
@@ -186,12 +185,12 @@ def plane_through(models: Sequence[nn.Module]) -> Plane:
         (True, array([0., 0.]))
     """
     if len(models) < 2:
-        raise BsamValueError("a plane needs at least two models")
+        raise BsamValueError(f"models must be at least two networks, got {len(models)}")
     weights = [[local(p.detach()) for p in model.parameters() if p.requires_grad] for model in models]
-    if any([p.shape for p in own] != [p.shape for p in weights[0]] for own in weights):
-        raise BsamValueError("the models must have the same trainable parameters, of the same shapes")
+    if any([p.shape for p in params] != [p.shape for p in weights[0]] for params in weights):
+        raise BsamValueError("models must have trainable parameters of the same shapes")
     first, sizes = weights[0], [p.numel() for p in weights[0]]
-    flat = torch.stack([torch.cat([p.reshape(-1) for p in own]).double() for own in weights])
+    flat = torch.stack([torch.cat([p.reshape(-1) for p in params]).double() for params in weights])
     differences = flat - flat[0]
     basis = torch.linalg.svd(differences, full_matrices=False).Vh[:2]
     coordinates = differences @ basis.T

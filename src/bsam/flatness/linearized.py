@@ -1,4 +1,4 @@
-"""Hessian products of a batch, recorded as two graphs: what depends on the vector, and what does not."""
+"""Record the Hessian product of a batch as two graphs: one that depends on the vector and one that does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .dataset_loss import DatasetLoss
 from .hvp import Product
 
 BatchProduct: TypeAlias = Callable[[list[Tensor]], Product]
-ProductsClose: TypeAlias = Callable[[Product, Product], bool]  # whether two products are equal up to rounding
+ProductsClose: TypeAlias = Callable[[Product, Product], bool]  # whether two products agree up to rounding
 
 
 class CannotRecord(Exception):
@@ -26,13 +26,13 @@ class CannotRecord(Exception):
 
 
 class Recorder:
-    """Makes functions ``v -> H v`` of batches, with everything that does not depend on ``v`` computed once and stored.
+    """Makes functions ``v -> H v`` for batches, with everything that does not depend on ``v`` computed once and stored.
 
-    The gradient, differentiated along ``v``, is traced as a graph once for each shape of a batch. What ``v`` does not
-    reach is run once for each batch; the rest, six convolutions for the gradient's three, is run for each ``v``.
-    ``torch.func.linearize`` does the same for one batch, and traces again for each: in one run on two CPU cores it took
-    3.2 to 4.3 s for each batch of 128 images in a ResNet-8, and this 5.0 and 5.3 s for one of them (two tries) and 7.0
-    s for four, comparisons included.
+    The derivative of the gradient along ``v`` is traced as a graph, once for each batch shape. The part that does not
+    depend on ``v`` is run once for each batch; the rest (six convolutions for the gradient's three) is run for each
+    ``v``. ``torch.func.linearize`` does the same, but traces again for each batch: in one run on two CPU cores it took
+    3.2 to 4.3 s per batch of 128 images in a ResNet-8, while this class took 5.0 and 5.3 s for one batch (two runs) and
+    7.0 s for four, comparisons included.
 
     Args:
         dataset_loss: the network and its loss.
@@ -42,30 +42,30 @@ class Recorder:
         self.dataset_loss, self.graphs = dataset_loss, dict[Any, tuple[fx.GraphModule, fx.GraphModule]]()
         named = list(dataset_loss.model.named_parameters())
         self._names = [name for name, p in named if p.requires_grad]  # in the order of the vectors
-        self._others = {name: t.detach() for name, t in (*named, *dataset_loss.model.named_buffers())}
-        self._weights = [self._others.pop(name) for name in self._names]
+        self._constants = {name: t.detach() for name, t in (*named, *dataset_loss.model.named_buffers())}
+        self._weights = [self._constants.pop(name) for name in self._names]
 
     def shape(self, x: Any, y: Any) -> Any:
-        """Return what a graph is recorded for; raise for batches that do not consist of dense tensors."""
+        """Return the key under which the graphs of a batch are stored; raise unless it consists of dense tensors."""
         leaves, structure = tree_flatten((x, y))
         if not all(isinstance(leaf, Tensor) and leaf.layout == torch.strided for leaf in leaves):
-            raise CannotRecord("inputs and targets are not dense tensors (or lists and dicts of them)")
+            raise CannotRecord("inputs and targets are not dense tensors, or lists and dicts of them")
         return structure, tuple((t.shape, t.stride(), t.dtype) for t in leaves)
 
     def linearized(self, x: Any, y: Any) -> tuple[BatchProduct, int]:
-        """Return the product of a batch whose shape was recorded, and the bytes that it stores."""
+        """Return the product function of a batch whose shape was recorded, and the bytes it stores."""
         constant, linear = self.graphs[self.shape(x, y)]
         stored = constant(*tree_leaves(self._inputs(x, y)))
-        own = self._storages((*self._weights, *self._others.values()))
-        sizes = {address: size for address, size in self._storages(stored).items() if address not in own}
+        model_storages = self._storages((*self._weights, *self._constants.values()))
+        sizes = {address: size for address, size in self._storages(stored).items() if address not in model_storages}
         return lambda v: list(linear(*stored, *v)), sum(sizes.values())
 
     def record(self, x: Any, y: Any, v: list[Tensor], products_close: ProductsClose, forward: bool) -> None:
-        """Record the graphs for the shape of a batch, forward over reverse or reverse over reverse."""
+        """Record the graphs for the shape of a batch, in forward-over-reverse or reverse-over-reverse mode."""
 
-        def product(weights: list[Tensor], others: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> Any:
+        def product(weights: list[Tensor], constants: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> Any:
             def value(at: list[Tensor]) -> Tensor:
-                named = {**dict(zip(self._names, at, strict=True)), **others}
+                named = {**dict(zip(self._names, at, strict=True)), **constants}
                 return self.dataset_loss.batch_loss(functional_call(self.dataset_loss.model, named, (x,)), y)
 
             return jvp(grad(value), (weights,), (v,))[1] if forward else vjp(grad(value), weights)[1](v)[0]
@@ -73,13 +73,13 @@ class Recorder:
         inputs = self._inputs(x, y)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when it loads its formulas
-                product(*inputs, v)  # where this raises, tracing it may crash
+                warnings.simplefilter("ignore", DeprecationWarning)  # raised inside torch, when it loads its formulas
+                product(*inputs, v)  # tracing may crash where this raises
                 graph = make_fx(product)(*inputs, v)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of any type: the model and the loss run on tensors that they were not written for
-            if "KeyboardInterrupt" in str(error):  # which torch's formulas pass on as an error
+        except Exception as error:  # any type: model and loss run on tensors they were not written for
+            if "KeyboardInterrupt" in str(error):  # torch's formulas turn it into another error
                 raise KeyboardInterrupt from error
             raise CannotRecord(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         self._check_constants(graph)
@@ -89,29 +89,29 @@ class Recorder:
         self.graphs[self.shape(x, y)] = constant, _in_place(linear, [*stored, *v], products_close)
 
     def _inputs(self, x: Any, y: Any) -> tuple[list[Tensor], dict[str, Tensor], Any, Any]:
-        """Return what the loss depends on: trained weights, other weights and buffers, inputs, targets."""
-        return self._weights, self._others, *tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, (x, y))
+        """Return everything the loss depends on: trained weights, other weights and buffers, inputs, targets."""
+        return self._weights, self._constants, *tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, (x, y))
 
     def _check_constants(self, graph: fx.GraphModule) -> None:
         constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
-        own = self._storages((*self._weights, *self._others.values()))
-        if any(not t._is_zerotensor() and t.untyped_storage().data_ptr() in own for t in constants):
-            raise CannotRecord("the loss or the network takes weights from elsewhere than its parameters (a penalty?)")
+        model_storages = self._storages((*self._weights, *self._constants.values()))
+        if any(not t._is_zerotensor() and t.untyped_storage().data_ptr() in model_storages for t in constants):
+            raise CannotRecord("the loss or the network reads weights other than through its parameters (a penalty?)")
 
     @staticmethod
     def _storages(values: Any) -> dict[int, int]:
-        """Return address and size in bytes of the storage of each tensor."""
+        """Return the address and size in bytes of each tensor's storage."""
         storages = [t.untyped_storage() for t in values if isinstance(t, Tensor)]
         return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _in_place(graph: fx.GraphModule, inputs: list[Tensor], products_close: ProductsClose) -> fx.GraphModule:
-    """Let results overwrite what is not read again, if torch's pass for that gives the same product."""
+    """Rewrite operations in place with torch's pass, if the product stays the same."""
     expected = graph(*inputs)
     try:
         rewritten = reinplace(copy.deepcopy(graph), *inputs)
         rewritten(*inputs)
-        actual = rewritten(*inputs)  # the second time, to see whether inputs were overwritten
+        actual = rewritten(*inputs)  # the second run shows whether the first overwrote inputs
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AttributeError, AssertionError, LookupError, TypeError, ValueError):
@@ -120,9 +120,9 @@ def _in_place(graph: fx.GraphModule, inputs: list[Tensor], products_close: Produ
 
 
 def _partition(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a graph into the part that its last ``size`` inputs do not reach, and the part that they reach.
+    """Split a graph into the part that does not depend on its last ``size`` inputs, and the part that does.
 
-    The first part returns what the second one takes in front of those inputs.
+    The outputs of the first part are the leading inputs of the second.
     """
     *nodes, output = whole.graph.nodes
     v = [node for node in nodes if node.op == "placeholder"][-size:]

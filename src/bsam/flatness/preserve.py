@@ -1,4 +1,4 @@
-"""Context managers that change attributes, modules and random numbers, and bring everything back."""
+"""Context managers that change attributes, modules and the random state, and restore them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved(model: nn.Module, mode: str) -> Iterator[None]:
-    """Set the mode of a model; on exit its flags and buffers and the random numbers are as before, also after an error.
+    """Set the mode of a model, and restore its flags, its buffers and the random state on exit, also after an error.
 
-    Compiled parts run eagerly, since their graphs have no second derivative, and recurrent networks without cuDNN,
-    which has no second derivative of them, and no first one in eval mode. Attention runs without torch's fast path,
-    which computes another function at padded positions, and only where no gradient is wanted.
+    Compiled parts run eagerly, because their graphs have no second derivative. Recurrent networks run without cuDNN,
+    which has no second derivative, and in eval mode no first one. Attention runs without torch's fast path, which
+    computes a different function at padded positions, and only when no gradient is needed.
     """
     modules = list(model.modules())
     norms = [m for m in modules if isinstance(m, _NormBase)] if mode == "train" else []
     changes: list[tuple[Any, str, Any]] = [
         (m, name, value) for m in norms for name, value in (("training", True), ("track_running_stats", False))
     ]
-    # instance norm would update them otherwise
+    # otherwise instance norm would update its statistics
     changes += [(m, name, None) for m in norms for name in ("running_mean", "running_var") if name in m._buffers]
     if any(isinstance(m, nn.RNNBase) for m in modules):
         changes.append((torch.backends.cudnn, "enabled", False))
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # nothing can be compiled before this is imported
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
-        stack.enter_context(torch.random.fork_rng(devices=[]))  # a DataLoader draws from it in each pass
+        stack.enter_context(torch.random.fork_rng(devices=[]))  # a DataLoader draws random numbers in each pass
         stack.enter_context(_restored_tensors(modules))
         stack.enter_context(temporarily((m, "training", m.training) for m in modules))
         model.eval()
@@ -58,17 +58,17 @@ def preserved(model: nn.Module, mode: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _restored_tensors(modules: list[nn.Module]) -> Iterator[None]:
-    """Restore buffers and weights of embeddings with ``max_norm``: forward passes in eval mode may write to them."""
+    """Restore buffers, and weights of embeddings with ``max_norm``: forward passes may change them in eval mode."""
     buffers = [(m._buffers, dict(m._buffers)) for m in modules]
     embeddings = [m for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None]
-    tensors = [t for _, own in buffers for t in own.values() if t is not None] + [m.weight for m in embeddings]
+    tensors = [t for _, saved in buffers for t in saved.values() if t is not None] + [m.weight for m in embeddings]
     before = [t.detach().clone() for t in tensors]
     try:
         yield
     finally:
-        for registered, own in buffers:
-            registered.update(own)
+        for registered, saved in buffers:
+            registered.update(saved)
         with torch.no_grad():
             for t, old in zip(tensors, before, strict=True):
-                if not torch.equal(t, old):  # writing counts as a change for graphs of the user that hold the tensor
+                if not torch.equal(t, old):  # writing would invalidate the user's graphs that hold it
                     t.copy_(old)

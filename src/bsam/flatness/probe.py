@@ -1,4 +1,4 @@
-"""Sharpness during training, from the passes that the method makes anyway."""
+"""Measure sharpness during training, from the passes that the method makes anyway."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DISPLACEMENT_RTOL = 1e-4  # relative distance within which two displacements cou
 
 @dataclass(frozen=True)
 class Reading:
-    """Sharpness of the loss of one mini-batch: MaxS, MinS, BilS, three gradient norms, and the cosine of g and g_min.
+    """Sharpness on one mini-batch: MaxS, MinS, BilS, three gradient norms, and the cosine between g and g_min.
 
-    Where groups have radii of their own, ``rho_max`` and ``rho_min`` are the lengths of the two displacements.
+    If parameter groups have different radii, ``rho_max`` and ``rho_min`` are the lengths of the two displacements.
     """
 
     step: int
@@ -41,17 +41,17 @@ class Reading:
 
 
 class Probe:
-    """Measures sharpness every few steps of a training, at each ``backward`` call of such a step.
+    """Measures sharpness every few steps of training, at each ``backward`` call in such a step.
 
-    BSAM evaluates all points that this needs anyway, and the probe costs no pass. Where a method lacks a point (SAM
-    never goes downhill), the probe evaluates it, on the same batch; random numbers, statistics of batch norm and the
-    step itself stay what they would have been without it. Under DDP and FSDP every rank has a probe, and all of them
-    measure the batch of all ranks; with ``m_sharpness``, where each rank perturbs on its own, its own part of it.
+    BSAM already evaluates all the points needed, so the probe costs no extra pass. If a method lacks a point (SAM never
+    goes downhill), the probe evaluates it on the same batch. Random numbers, batch-norm statistics and the step itself
+    are the same as without the probe. Under DDP and FSDP, attach a probe on every rank; each measures the batch of all
+    ranks. With ``m_sharpness``, where each rank perturbs separately, each measures its part of the batch.
 
     Args:
-        every: the number of steps from one reading to the next.
-        rho_max: the radius uphill; None takes the method's own (0.05 if it has none).
-        rho_min: the radius downhill; None takes the method's own, or that of ``rho_max``.
+        every: number of steps between readings.
+        rho_max: the radius uphill; None uses the method's radius (0.05 if it has none).
+        rho_min: the radius downhill; None uses the method's radius, or ``rho_max`` if it has none.
 
     Example:
         >>> import bsam
@@ -73,7 +73,7 @@ class Probe:
         self.readings: list[Reading] = []
 
     def attach(self, optimizer: SharpnessAware) -> Probe:
-        """Measure the steps of this optimizer from now on, and return the probe."""
+        """Start measuring the steps of an optimizer, and return the probe."""
         optimizer.observers.append(self)
         return self
 
@@ -82,7 +82,7 @@ class Probe:
         return step % self.every == 0
 
     def observe(self, optimizer: SharpnessAware, L: Objective) -> None:
-        """Measure a step: called once the method has made its passes, with all of their evaluations."""
+        """Measure a step; called after the method's passes, with their evaluations."""
         passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
             here = next((e for e in L.evaluations if e.at is None), None) or _evaluate(L, None)
@@ -116,8 +116,9 @@ def _evaluate(L: Objective, at: Vector | None) -> Evaluation:
     return L.evaluations[-1]
 
 
-def _find(seen: list[Evaluation], at: Vector) -> Evaluation | None:
+def _find(evaluations: list[Evaluation], at: Vector) -> Evaluation | None:
     """Return the evaluation at this displacement, if there is one."""
-    return next(
-        (e for e in seen if e.at is not None and bool((e.at - at).norm() <= DISPLACEMENT_RTOL * at.norm())), None
-    )
+    for evaluation in evaluations:
+        if evaluation.at is not None and bool((evaluation.at - at).norm() <= DISPLACEMENT_RTOL * at.norm()):
+            return evaluation
+    return None

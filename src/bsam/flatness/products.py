@@ -1,4 +1,4 @@
-"""Helpers shared by the instruments."""
+"""Helpers shared by the measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..common.checks import check_count
 from ..common.errors import BsamRuntimeError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-Progress: TypeAlias = Callable[[int, int], object]  # called with the number done, and the number expected in all
+Progress: TypeAlias = Callable[[int, int], object]  # called with the number done and the number expected in total
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -23,7 +23,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def random_like(w: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a tensor like ``w``, which is real, with standard normal entries."""
+    """Return standard normal entries in the shape, dtype and device of ``w``, which must be real."""
     return torch.randn(w.shape, generator=generator).to(w)
 
 
@@ -32,12 +32,12 @@ def no_progress(done: int, expected: int) -> None:
 
 
 def after_products(products: int, note: str) -> str:
-    """Return the end of the ``repr`` of a result: how many products it took, and its note."""
+    """Return the end of a result's ``repr``: the number of products and the note."""
     return f"{products} products" + (f"; {note}" if note else "")
 
 
 def check_finite(number: float) -> float:
-    """Return a number that was computed from a product, and raise if it is not finite."""
+    """Return ``number``, which was computed from a product; raise if it is not finite."""
     if not math.isfinite(number):
         raise BsamRuntimeError(
             "a Hessian product is not finite: the loss or its derivatives overflow, or are undefined at these weights"

@@ -15,29 +15,29 @@ from .linearized import BatchProduct, CannotRecord, ProductsClose, Recorder
 PlainProduct: TypeAlias = Callable[[list[Tensor], WeightedBatch], Product]  # computed without a recording
 
 CPU_BYTES = 3 << 30  # a container may have less than its machine reports
-MIN_WORK = 5_000_000  # samples times weights from which on recording pays, unless a budget is given: it takes seconds
-MAX_SHAPES = 2  # of batches to record, unless a budget is given: as a rule one, and another for the last batch
+MIN_WORK = 5_000_000  # samples times weights; below, recording takes longer than it saves (unless max_bytes is given)
+MAX_SHAPES = 2  # batch shapes to record (unless max_bytes is given): usually one, and another for the last batch
 
 
 class Recording:
     """What :meth:`bsam.flatness.HessianOperator.linearized` recorded.
 
     Args:
-        budget: the most bytes to take.
-        max_shapes: the most shapes of batches to record, each of which takes seconds; None: any number.
+        budget: memory limit in bytes.
+        max_shapes: the largest number of batch shapes to record, which takes seconds for each; None means no limit.
 
     Attributes:
-        batches: number of (micro-)batches of the data; 0 if none was tried.
-        recorded: number of those that were recorded; products of the others are computed plainly.
-        bytes: memory that the recorded ones take.
-        reason: why not all were recorded; empty if they were.
+        batches: number of (micro-)batches in the data; 0 if recording was not tried.
+        recorded: number of recorded batches; the products of the others are computed as usual.
+        bytes: memory used by the recorded batches.
+        reason: why some batches were not recorded; empty if all were.
     """
 
     def __init__(self, budget: int, max_shapes: int | None) -> None:
         self.batches = self.recorded = self.bytes = 0
         self.reason = ""
         self._budget, self._max_shapes = budget, max_shapes
-        self._products: list[tuple[BatchProduct, float]] = []  # with the weight of the batch
+        self._products: list[tuple[BatchProduct, float]] = []  # with the weight of each batch
 
     def __repr__(self) -> str:
         reason = f"; {self.note}" if self.note else ""
@@ -45,14 +45,14 @@ class Recording:
 
     @property
     def note(self) -> str:
-        """How many batches were computed without a recording, and why; empty if none was."""
+        """How many batches were computed without a recording, and why; empty if there were none."""
         plain = self.batches - self.recorded
         return f"{plain} of {self.batches} batches computed without a recording: {self.reason}" if plain else ""
 
     def record(
         self, dataset_loss: DatasetLoss, v: list[Tensor], plain: PlainProduct, products_close: ProductsClose
     ) -> None:
-        """Record one batch after the other, until one does not fit or its product differs from the plain one."""
+        """Record the batches in order, until one does not fit or its product differs from the plain one."""
         recorder = Recorder(dataset_loss)
         for batch in dataset_loss.weighted_batches():
             self.batches += 1
@@ -81,15 +81,15 @@ class Recording:
         expected: Product,
         products_close: ProductsClose,
     ) -> tuple[BatchProduct, int]:
-        """Return the product of a batch by the graphs of its shape, if it equals the plain one, and its bytes.
+        """Return the product function of a batch and the bytes it stores; raise if it differs from the plain product.
 
-        What Python read from the batch that was traced (a size, a number, a branch) is constant in the graphs.
+        They can differ, because Python values read from the traced batch (sizes, numbers, branches) are constants.
         """
         x, y, _ = batch
         shape = recorder.shape(x, y)
         is_new, reason = shape not in recorder.graphs, ""
         if is_new and len(recorder.graphs) == self._max_shapes:
-            raise CannotRecord(f"more than {self._max_shapes} shapes of batches")
+            raise CannotRecord(f"more than {self._max_shapes} batch shapes")
         for forward in (True, False) if is_new else (True,):
             try:
                 if is_new:
@@ -98,8 +98,8 @@ class Recording:
                 if products_close(product(v), expected):
                     return product, size
                 reason = (
-                    "a recorded product differs from the product computed without a recording (does the network or the "
-                    "loss use random numbers, or Python values computed from the data, such as .item() or sizes?)"
+                    "a recorded product differs from one computed without a recording (does the network or the loss "
+                    "use random numbers, or Python values computed from the data, such as .item() or sizes?)"
                 )
             except torch.OutOfMemoryError:
                 raise
@@ -114,17 +114,17 @@ class Recording:
             yield product(v), weight
 
     def free(self) -> None:
-        """Free the memory when the recording ends; the counts stay, for :attr:`note`."""
+        """Free the memory, but keep the counts for :attr:`note`."""
         self._products.clear()
 
     def drop(self, reason: str) -> None:
-        """Free the memory, and compute all batches without a recording from now on, because of ``reason``."""
+        """Give up the recording because of ``reason``: free the memory and compute all batches as usual."""
         self.free()
         self.reason, self.recorded, self.bytes = reason, 0, 0
 
 
 def default_budget(device: torch.device) -> int:
-    """Return the bytes to record in: a quarter of a GPU's memory, at most half of what is free; 3 GB of a CPU's."""
+    """Return the default budget: a quarter of the GPU's memory, at most half of what is free; 3 GB on a CPU."""
     if device.type != "cuda":
         return CPU_BYTES
     free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""Operations whose second derivative in torch is wrong, missing or slow: replaced by others, or refused."""
+"""Replace or reject operations whose second derivative in torch is wrong, missing or slow."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..common.errors import BsamRuntimeError
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
-_ONCE = once_differentiable(print).__code__  # of every backward that is marked so
+_ONCE = once_differentiable(print).__code__  # shared by all functions with this decorator
 
 
 class Substitutes(TorchFunctionMode):
-    """Context manager that computes three operations from others whose derivatives torch gets right.
+    """Context manager that replaces three operations with equivalent ones that have correct, fast derivatives.
 
-    - Batch norm with running statistics is one multiplication and one addition per entry. Torch's own derivatives take
+    - Batch norm with running statistics becomes one multiplication and one addition per entry. Torch's derivatives take
       twice as many passes over memory.
     - Weight normalization: the second derivative of ``torch._weight_norm`` is wrong (it fails gradgradcheck).
     - ``hardsigmoid`` has no second derivative in torch.
@@ -35,9 +35,9 @@ class Substitutes(TorchFunctionMode):
         if func is F.batch_norm:
             bound = _BATCH_NORM.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = bound.arguments
-            if not given["training"] and given["input"].dtype == given["running_var"].dtype:
-                return _batch_norm(**given)
+            arguments = bound.arguments
+            if not arguments["training"] and arguments["input"].dtype == arguments["running_var"].dtype:
+                return _batch_norm(**arguments)
         elif func is torch._weight_norm:
             func = _weight_norm
         elif func is F.hardsigmoid:
@@ -64,10 +64,10 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def check_graph(loss: Tensor, twice: bool) -> None:
-    """Raise if the graph holds what torch would silently leave out of a derivative.
+    """Raise if torch would silently leave part of the graph out of a derivative.
 
-    These are reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable`` and tensors that a
-    function names by index in ``no_second_derivative``, which have no second derivative.
+    This concerns reentrant checkpoints and, if ``twice``, functions marked with ``@once_differentiable`` and the inputs
+    that a function lists in ``no_second_derivative``.
     """
     seen, nodes = set[Any](), [loss.grad_fn]
     while nodes:
@@ -78,22 +78,22 @@ def check_graph(loss: Tensor, twice: bool) -> None:
         function: Any = getattr(type(node), "_forward_cls", None)
         if function is CheckpointFunction:
             raise BsamRuntimeError(
-                "the network uses reentrant checkpoints, whose weights torch.autograd.grad does not reach: "
-                "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+                "the network uses reentrant checkpoints, which torch.autograd.grad does not support: call "
+                "torch.utils.checkpoint.checkpoint with use_reentrant=False"
             )
         if twice and function is not None and _once_differentiable(function.backward):
             raise BsamRuntimeError(
-                f"{function.__name__} is marked with @once_differentiable, so that it has no second derivative: "
-                "write its backward in operations that torch can differentiate, and remove the mark"
+                f"{function.__name__} is marked with @once_differentiable, so it has no second derivative: write its "
+                "backward with differentiable operations and remove the decorator"
             )
-        for index, what in getattr(function, "no_second_derivative", {}).items() if twice else ():
+        for index, message in getattr(function, "no_second_derivative", {}).items() if twice else ():
             if node.next_functions[index][0] is not None:
-                raise BsamRuntimeError(f"among the trainable parameters are {what}")
+                raise BsamRuntimeError(message)
         nodes += [following for following, _ in node.next_functions]
 
 
 def _once_differentiable(function: Any) -> bool:
-    """Return whether a function, or one that it wraps, has this mark."""
+    """Return whether a function, or one that it wraps, has this decorator."""
     while function is not None:
         if getattr(function, "__code__", None) is _ONCE:
             return True

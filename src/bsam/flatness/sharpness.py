@@ -1,4 +1,4 @@
-"""How far the loss rises and falls around the weights."""
+"""Measure how much the loss rises and falls around the weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .products import random_like, seeded
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The loss at ``w`` and how it changes along its gradient ``g``."""
+    """The loss at ``w`` and its change along the gradient ``g``."""
 
     loss: float
     max_sharpness: float  #: MaxS, the rise uphill
     min_sharpness: float  #: MinS, the fall downhill
     bilateral: float  #: BilS = MaxS + MinS
-    cosine: float  #: between g and the gradient at the point downhill
+    cosine: float  #: between g and the gradient at the downhill point
     average_sharpness: float | None = None  #: the mean rise at rho_max in a random direction
     average_error: float | None = None  #: the standard error of this mean
 
@@ -54,24 +54,24 @@ def sharpness(
 
         \mathrm{BilS} = \mathrm{MaxS} + \mathrm{MinS}, \qquad g = \nabla L(w)
 
-    The model is afterwards as it was, bit for bit: weights, gradients, buffers, and which of its modules train.
+    The model is restored bit for bit: weights, gradients, buffers and training flags.
 
     Args:
         model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`.
         rho_max: the radius uphill.
         rho_min: the radius downhill.
-        steps: of equal length, each along the gradient where it starts; 1 is the paper's.
-        random_directions: the number of random points at distance ``rho_max`` for the average sharpness; may be 0. A
+        steps: number of gradient steps of equal length that make up each radius; the paper uses 1.
+        random_directions: number of random points at distance ``rho_max`` for the average sharpness; 0 omits it. A
             complex weight counts as two real ones.
-        seed: of the random points.
+        seed: seed of the random points.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(model.weight, 1.0)
         >>> data = [(torch.ones(4, 1), torch.zeros(4, 1))]  # L(w) = w**2
-        >>> found = sharpness(model, nn.functional.mse_loss, data, rho_max=0.1, rho_min=0.1)
-        >>> round(found.max_sharpness, 5), round(found.min_sharpness, 5)
+        >>> s = sharpness(model, nn.functional.mse_loss, data, rho_max=0.1, rho_min=0.1)
+        >>> round(s.max_sharpness, 5), round(s.min_sharpness, 5)
         (0.21, 0.19)
 
     Reference:
@@ -91,14 +91,14 @@ def sharpness(
         lower, g_min = L.value_and_grad()
         rises = [_loss_at(L, v, rho_max) - loss for v in _random_vectors(L, random_directions, seed)]
     cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
-    cosine = min(max(cosine, -1.0), 1.0)  # rounding may lead beyond; NaN stays
+    cosine = min(max(cosine, -1.0), 1.0)  # rounding errors may exceed 1; NaN stays
     average = float(np.mean(rises)) if rises else None
     error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None
     return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine, average, error)
 
 
 def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
-    """Return the sum of ``steps`` steps of length ``rho / steps`` along the gradient (against it, if negative)."""
+    """Return the sum of ``steps`` steps of length ``rho / steps`` along the gradient; downhill if ``rho`` < 0."""
     e = g * (rho / steps) / (g.norm() + TINY)
     for _ in range(steps - 1):
         L.weights.move(e)

@@ -1,4 +1,4 @@
-"""Eigenvalues of a Hessian, from products only."""
+"""Eigenvalues of a Hessian, computed from products only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .lanczos import Krylov
 from .products import Array, Progress, after_products, no_progress, seeded
 
 WHICH = ("largest", "magnitude", "both ends")
-MAX_CYCLES = 60  # the search ends after this many times as many products as the basis may have vectors
+MAX_CYCLES = 60  # the search ends after this many products per vector of the basis
 MIN_STEPS = 8  # products in each round of the search before its result counts
-ROUNDING = 10.0  # machine epsilons, times |H|: residuals cannot be smaller
-NEGLIGIBLE = 1e-10  # times |H|: residuals of eigenvalues near 0, beside larger ones known to the tolerance
+ROUNDING = 10.0  # machine epsilons, relative to |H|: residuals cannot get smaller
+NEGLIGIBLE = 1e-10  # relative to |H|: residuals this small are accepted for eigenvalues near 0
 
 
 @dataclass(frozen=True)
 class Eigenvalues:
     """Some eigenvalues, in descending order.
 
-    ``residuals`` are ``|H y - value y|`` for unit vectors ``y``, each computed by a product. ``converged`` says whether
-    all of them are at most ``tol * |value|``, or 10 machine epsilons (at least 1e-10) times the largest ``|value|``.
+    ``residuals`` are ``|H y - value y|`` for unit vectors ``y``, computed with one product each. ``converged`` is True
+    if each is at most ``tol * |value|``, or 10 machine epsilons (at least 1e-10) times the largest ``|value|``.
     """
 
     values: Array
@@ -35,7 +35,7 @@ class Eigenvalues:
     converged: np.bool_
     products: int
     vectors: tuple[Vector, ...] | None = None
-    note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
+    note: str = ""  #: which batches were computed without a recording, and why (see HessianOperator.linearized)
 
     def __repr__(self) -> str:
         converged = "converged" if self.converged else "not converged"
@@ -53,22 +53,23 @@ def top_eigenvalues(
     vectors: bool = False,
     progress: Progress | None = None,
 ) -> Eigenvalues:
-    r"""Compute ``k`` eigenvalues at the ends of the spectrum by thick-restart Lanczos with full reorthogonalisation.
+    r"""Compute ``k`` eigenvalues at the ends of the spectrum with thick-restart Lanczos and full reorthogonalisation.
 
-    A pair counts as converged when :math:`|H y - \theta y| \le tol\, |\theta|`, or
-    :math:`\max(10\, \epsilon, 10^{-10})\, |H|` with the machine epsilon where that is more: eigenvalues that are small
-    beside the largest one are then known to fewer digits than ``tol`` asks for, in float32 above all. One start vector
-    sees one copy of a multiple eigenvalue, so when all seem to be found the search goes on from a random vector
-    orthogonal to them, until nothing new turns up (in time, or ``converged`` is False). Memory: about 1.5 k vectors
-    (k + 21 for small k), and k more at the end if ``vectors`` are wanted.
+    A pair has converged when :math:`|H y - \theta y|` is at most :math:`tol\, |\theta|` or
+    :math:`\max(10\, \epsilon, 10^{-10})\, |H|`, whichever is larger, with the machine epsilon :math:`\epsilon`. So
+    eigenvalues much smaller than the largest one have fewer correct digits than ``tol`` asks for, especially in
+    float32. One start vector finds only one copy of a multiple eigenvalue, so when all pairs have converged, the search
+    continues from a random vector orthogonal to them until it finds nothing new; if it runs out of products before
+    that, ``converged`` is False. Memory: about 1.5 k vectors (k + 21 for small k), and k more at the end if
+    ``vectors`` is True.
 
     Args:
         H: the operator.
-        k: the number of eigenvalues.
+        k: number of eigenvalues.
         which: ``"largest"``, ``"magnitude"``, or ``"both ends"`` (half of them the largest, half the smallest).
-        tol: of the residuals, relative to the eigenvalue.
-        seed: of the start vector.
-        vectors: whether to return the eigenvectors, too.
+        tol: tolerance for the residuals, relative to the eigenvalue.
+        seed: seed of the start vector.
+        vectors: whether to return the eigenvectors too.
         progress: called after each product with the number done and the number expected.
 
     Example:
@@ -87,19 +88,19 @@ def top_eigenvalues(
     check_which(which)
     krylov = Krylov(H, k + max(20, k // 2), seeded(seed))
     with H.linearized() as recording:
-        found = _search(krylov, k, which, tol, vectors, progress or no_progress)
-    return replace(found, note=recording.note)
+        eigenvalues = _search(krylov, k, which, tol, vectors, progress or no_progress)
+    return replace(eigenvalues, note=recording.note)
 
 
 def check_which(which: str) -> None:
-    """Raise if ``which`` does not name eigenvalues."""
+    """Raise if ``which`` is invalid."""
     if which not in WHICH:
         raise BsamValueError(f"which must be one of {', '.join(map(repr, WHICH))}; got {which!r}")
 
 
 def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, report: Progress) -> Eigenvalues:
     H = krylov.H
-    before, found, steps = H.products, None, 0  # found: the result of the previous round; steps: those of this round
+    before, previous, steps = H.products, None, 0  # the previous round's result, and the steps of this round
     krylov.begin()
     while True:
         krylov.expand()
@@ -116,11 +117,11 @@ def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, repor
         allowed = _allowed(theta[chosen], theta, tol, H)
         converged = bool((residuals[chosen] <= allowed / 2).all())
         if converged and steps >= MIN_STEPS and _separated(theta, residuals, k, which, tol, H):
-            if found is not None and bool(((theta[chosen] - found).abs() <= allowed).all()):
+            if previous is not None and bool(((theta[chosen] - previous).abs() <= allowed).all()):
                 break
-            found, steps = theta[chosen], 0
-            krylov.restart(found, S[:, chosen])
-            krylov.begin()  # orthogonal to what was found: missing copies have a component there
+            previous, steps = theta[chosen], 0
+            krylov.restart(previous, S[:, chosen])
+            krylov.begin()  # missing copies have a component orthogonal to the vectors so far
         elif krylov.steps == krylov.max_steps:
             kept = order[: k + (krylov.max_steps - k) // 2]
             krylov.restart(theta[kept], S[:, kept])
@@ -129,7 +130,7 @@ def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, repor
 
 
 def _ranked(theta: Tensor, which: str) -> Tensor:
-    """Return the indices of ascending values in the order in which they are wanted."""
+    """Return the indices of ascending values, most wanted first."""
     if which == "magnitude":
         return theta.abs().argsort(descending=True)
     descending = torch.arange(len(theta)).flip(0)
@@ -140,7 +141,7 @@ def _ranked(theta: Tensor, which: str) -> Tensor:
 
 
 def _separated(theta: Tensor, residuals: Tensor, k: int, which: str, tol: float, H: HessianOperator) -> bool:
-    """Return whether the best value that is not wanted has converged, or is too far from the wanted ones to matter."""
+    """Return whether the best unwanted value has converged or is clearly worse than the wanted ones."""
     sides = {
         "largest": [(theta, k)],
         "magnitude": [(theta.abs(), k)],
@@ -156,7 +157,7 @@ def _separated(theta: Tensor, residuals: Tensor, k: int, which: str, tol: float,
 
 
 def _verified(krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: bool, report: Progress) -> Eigenvalues:
-    """Compute values and residuals by a product with each vector of the basis: the recurrence only estimates them."""
+    """Compute values and residuals with one product per basis vector: the recurrence only estimates them."""
     H, Y = krylov.H, krylov.V[: krylov.steps]
     values, residuals = np.empty(len(Y)), np.empty(len(Y))
     expected = H.products - before + len(Y)
@@ -173,6 +174,6 @@ def _verified(krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: b
 
 
 def _allowed(values: Tensor, theta: Tensor, tol: float, H: HessianOperator) -> Tensor:
-    """Return the largest residuals with which ``values`` count as converged; ``theta`` are all Ritz values."""
+    """Return the largest residuals at which ``values`` count as converged; ``theta`` holds all Ritz values."""
     floor = max(ROUNDING * torch.finfo(H.dtype).eps, NEGLIGIBLE) * theta.abs().max()
     return torch.clamp(tol * values.abs(), min=float(floor))

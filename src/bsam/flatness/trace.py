@@ -1,4 +1,4 @@
-"""The trace of a Hessian, from products only."""
+"""The trace of a Hessian, estimated from products only."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LEAST_SAMPLES = {"hutch++": 6, "hutchinson": 2}
 
 @dataclass(frozen=True)
 class Trace:
-    """An estimate of the trace and its standard error, from the spread of the samples and from rounding.
+    """An estimate of the trace, with its standard error from the spread of the samples and from rounding.
 
-    With few products the standard error itself is uncertain: use ``interval``, which is wider than two of them.
+    With few products the standard error itself is uncertain; ``interval`` accounts for that.
     """
 
     value: float
     standard_error: float
-    interval: tuple[float, float]  #: contains the trace with a probability of 95 % (Student's t)
+    interval: tuple[float, float]  #: 95 % confidence interval (Student's t)
     products: int
-    note: str = ""  #: what was computed without a recording, and why (see HessianOperator.linearized)
+    note: str = ""  #: which batches were computed without a recording, and why (see HessianOperator.linearized)
 
     def __repr__(self) -> str:
         half = (self.interval[1] - self.interval[0]) / 2
@@ -43,15 +43,15 @@ def trace(
 
     Hutchinson averages :math:`z^T H z` over random signs ``z``. Hutch++ spends a third of the products on a sketch of
     the largest eigenvectors, a third on their share of the trace, which is then exact, and a third on Hutchinson for
-    the rest: few large eigenvalues, as Hessians have, then add no variance. It is the default, being better from about
-    20 products on: with 30 on trained MLPs its root mean square error was 2.4 to 3.6 % of the trace, and Hutchinson's
-    6.4 to 7.5 %. With 10, Hutchinson's is as good or slightly better, and its standard error more reliable: it comes
-    from all products, and Hutch++'s from the last third.
+    the rest, so a few large eigenvalues, which are typical of Hessians, add no variance. It is the default because it
+    is better from about 20 products on: with 30 products on trained MLPs its root mean square error was 2.4 to 3.6 % of
+    the trace, and Hutchinson's 6.4 to 7.5 %. With 10 products Hutchinson is as good or slightly better, and its
+    standard error is more reliable, because it comes from all products and not only from the last third.
 
     Args:
         H: the operator.
-        samples: the number of products.
-        seed: of the random vectors.
+        samples: number of products.
+        seed: seed of the random vectors.
         method: ``"hutch++"`` or ``"hutchinson"``.
         progress: called after each product with the number done and the number expected.
 
@@ -90,7 +90,7 @@ def trace(
             z -= Q @ (Q.T @ z)
             rest.append(float(torch.dot(z, times(z))))
     spread = float(np.std(rest, ddof=1)) / math.sqrt(len(rest))
-    # all the error there is where the sketch contains the whole range of H
+    # the only error if the sketch contains the whole range of H
     rounding = torch.finfo(H.dtype).eps * (np.abs(exact).sum() + np.abs(rest).mean())
     value, error = sum(exact) + float(np.mean(rest)), math.hypot(spread, rounding)
     half = t_quantile(0.975, len(rest) - 1) * error

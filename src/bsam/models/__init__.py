@@ -1,4 +1,4 @@
-"""The networks, and the registry :data:`MODELS`."""
+"""Networks, and the registry :data:`MODELS`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class ModelEntry:
     """Description of a network, for the command line, the runs and the reports.
 
     Args:
-        name: its name on the command line.
-        build: makes one from ``classes=`` and ``channels=``; those of joints from ``side=`` and ``k=`` too.
-        title: its name in tables.
+        name: name on the command line.
+        build: function that builds the network from ``classes=`` and ``channels=``, for pose also ``side=`` and ``k=``.
+        title: name in tables.
         parameters: number of parameters with 10 classes or joints and ``channels``.
-        images: side of the images that it was designed for.
-        reference: authors, place and year; empty for our own.
-        channels: of those images.
-        memory_format: of its weights.
-        backbone: of a network that finds joints, the name of the one below it, whose weights it takes; else None.
+        images: side of the images it was designed for, in pixels.
+        reference: authors, venue and year; empty for our own networks.
+        channels: number of channels of those images.
+        memory_format: memory format of the weights.
+        backbone: for a pose network, the name of its backbone, whose weights can be loaded; None for the others.
     """
 
     name: str
@@ -54,7 +54,7 @@ _PYRAMID = "Han et al., CVPR 2017"
 _MOBILE = "Howard et al., 2017"
 _SIMCC = "Li et al., ECCV 2022"
 _FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
-_SMALL_MOBILE = (8, (16, 32, 32, 64), (1, 2, 1, 2))  # channels of the stem, widths and strides of the blocks
+_SMALL_MOBILE = (8, (16, 32, 32, 64), (1, 2, 1, 2))  # stem width, block widths, block strides
 
 MODELS: dict[str, ModelEntry] = {
     entry.name: entry
@@ -80,10 +80,10 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def model_entry(name: str) -> ModelEntry:
-    """Return the description of one of :data:`MODELS`, or of timm's network NAME for ``timm:NAME``.
+    """Return the entry of a network in :data:`MODELS`, or an entry for timm's network NAME for ``timm:NAME``.
 
-    The number of parameters of a network of timm is not known before it is built: its entry says 0. Nor are its images:
-    :func:`~bsam.models.preprocessing.input_config` tells them.
+    Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
+    :func:`~bsam.models.preprocessing.input_config` returns the image size.
 
     Example:
         >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title
@@ -104,15 +104,15 @@ def model_entry(name: str) -> ModelEntry:
 def build(
     name: str, classes: int = 10, channels: int | None = None, seed: int | None = None, **settings: Any
 ) -> nn.Module:
-    """Return a network on torch's default device, in the memory format of its entry.
+    """Build a network on torch's default device, in the memory format of its entry.
 
     Args:
-        name: one of ``MODELS``, or ``timm:NAME`` for any network of timm, with random weights.
-        classes: number of classes, or of joints.
-        channels: of the images; None: those of its entry, 3 for all but ``digits_net``.
-        seed: of the initial weights, which are then drawn on the CPU, the same for every device, without changing the
-            global generators. None draws from these.
-        settings: others of the network's own, as the ``side`` of the images and ``k`` of SimCC.
+        name: one of ``MODELS``, or ``timm:NAME`` for any timm network, with random weights.
+        classes: number of classes or joints.
+        channels: number of image channels; None uses that of the entry (1 for ``digits_net``, 3 for the others).
+        seed: seed of the initial weights. They are drawn on the CPU, so they are the same for every device, and the
+            global generators do not change. None draws from the global generators.
+        settings: further arguments of the network, such as ``side`` and ``k`` of SimCC.
 
     Example:
         >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape

@@ -6,9 +6,9 @@ from torch import nn
 
 
 class DigitsNet(nn.Sequential):
-    """Two convolutions with batch norm and a linear layer, for images of 8 x 8 pixels: 10 thousand parameters.
+    """Two convolutions with batch norm and a linear layer, for images of 8 x 8 pixels; 10 thousand parameters.
 
-    Weights are initialized as by default in torch. A pass takes about a millisecond on one CPU thread.
+    The initialization is torch's default. A pass takes about a millisecond on one CPU thread.
 
     Example:
         >>> import torch

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from .layers import conv
 
-STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)  # of the blocks of MobileNetV1
+STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)  # of MobileNetV1's blocks
 WIDTHS = (64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024)
 
 
@@ -28,23 +28,23 @@ class SeparableConv(nn.Module):
         self.pointwise, self.bn2 = conv(width_in, width, size=1), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute a feature map from the one before."""
+        """Return the next feature map."""
         x = F.relu(self.bn1(self.depthwise(x)))
         return F.relu(self.bn2(self.pointwise(x)))
 
 
 class MobileNetV1(nn.Module):
-    """MobileNetV1 with the stem for small images: a 3x3 convolution of stride 1 instead of 2.
+    """MobileNetV1 with a stem for small images: a 3x3 convolution with stride 1 instead of 2.
 
-    Four blocks halve the image's side, from 32 to 2 before the mean over it. Initialized as
+    Four blocks halve the image size, from 32 to 2 before the global average. The initialization is that of
     :class:`~bsam.models.resnet.ResNet`.
 
     Args:
         stem: number of channels of the first convolution.
         widths: number of channels of each block.
-        strides: of the 3x3 convolution of each block.
+        strides: stride of the 3x3 convolution of each block.
         classes: number of classes.
-        channels: of the images.
+        channels: number of image channels.
 
     Example:
         >>> import torch
@@ -68,6 +68,6 @@ class MobileNetV1(nn.Module):
         self.linear = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits from images."""
+        """Return the logits of images."""
         x = F.relu(self.bn(self.conv(x)))
         return self.linear(self.blocks(x).mean((2, 3)))

@@ -1,4 +1,4 @@
-"""Parts of networks: the classifier, or what finds joints, and the depth of every parameter."""
+"""Parts of networks: the head, and the depth of every parameter."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..common.errors import BsamValueError
 from .simcc import SimCC
 from .timm_import import import_timm
 
-BACKBONE = "backbone."  # with which the names in the backbone of SimCC begin
+BACKBONE = "backbone."  # prefix of the parameters in the backbone of SimCC
 
 
 def head(network: nn.Module) -> nn.Module:
-    """Return the classifier of a network: what timm says it is, or the last linear layer of a network of ours.
+    """Return the classifier of a network: the one that timm reports, or the last linear layer of our own networks.
 
-    That of a network that finds joints is all but its backbone.
+    For a pose network, it is everything except the backbone.
 
     Example:
         >>> from bsam.models import build
@@ -25,17 +25,17 @@ def head(network: nn.Module) -> nn.Module:
 
 
 def head_name(network: nn.Module) -> str:
-    """Return the name of the classifier, with which the names of its parameters begin.
+    """Return the name of the classifier, which is the prefix of its parameters' names.
 
     Example:
         >>> from bsam.models import build
         >>> head_name(build("resnet8")), head_name(build("timm:test_efficientnet"))
         ('linear', 'classifier')
     """
-    classifier = getattr(network, "get_classifier", None)  # of timm's networks
-    if classifier is not None:
-        wanted = classifier()
-        names = [name for name, module in network.named_modules() if module is wanted]
+    get_classifier = getattr(network, "get_classifier", None)  # timm's networks and SimCC have it
+    if get_classifier is not None:
+        classifier = get_classifier()
+        names = [name for name, module in network.named_modules() if module is classifier]
     else:
         names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not names:
@@ -44,9 +44,9 @@ def head_name(network: nn.Module) -> str:
 
 
 def layer_ids(network: nn.Module) -> dict[str, int]:
-    """Return the depth of every parameter by its name: 0 for the stem, the largest for the classifier.
+    """Return the depth of every parameter by name: 0 for the stem, the largest for the classifier.
 
-    The groups are timm's, one for each block; what finds joints is the last one.
+    The groups are timm's, one per block; the head of a pose network is the last one.
 
     Example:
         >>> from bsam.models import build
@@ -58,8 +58,8 @@ def layer_ids(network: nn.Module) -> dict[str, int]:
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise BsamValueError(
-            f"layer decay needs a network of timm, whose layers are in order of depth, not {type(network).__name__}: "
-            "choose a model timm:NAME, resnet50 or simcc_resnet50"
+            f"layer decay needs a network of timm, got {type(network).__name__}: choose a model timm:NAME, resnet50 or "
+            "simcc_resnet50"
         )
     groups: dict[str, int] = import_timm().models.group_parameters(backbone, matcher(coarse=False), reverse=True)
     if not isinstance(network, SimCC):

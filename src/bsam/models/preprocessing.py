@@ -1,4 +1,4 @@
-"""What networks expect of their images."""
+"""The image preprocessing that networks expect."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .timm_networks import check_timm_name, timm_name
 
 @dataclass(frozen=True)
 class InputConfig:
-    """Size and scale of the images that pretrained weights were trained with.
+    """Preprocessing of the images that pretrained weights were trained with.
 
     Args:
         size: side of the image, in pixels.
-        mean: of the channels red, green and blue, where pixels are between 0 and 1; subtracted first.
-        std: of the channels; then divided by.
-        interpolation: how images are resized: ``bilinear``, ``bicubic`` ...
-        crop: in evaluation, the side of the part in the middle that is used, where the shorter side of the image is 1.
+        mean: mean of the red, green and blue channels, for pixels between 0 and 1; it is subtracted.
+        std: standard deviation of the channels, by which the difference is divided.
+        interpolation: how images are resized, such as ``bilinear`` or ``bicubic``.
+        crop: side of the centre crop used in evaluation, relative to the shorter side of the image.
     """
 
     size: int
@@ -28,14 +28,14 @@ class InputConfig:
     crop: float
 
 
-# He et al. subtract these means, of pixels from 0 to 255, and divide by nothing: conversion folds std into the stem.
+# He et al. subtract these means from pixels between 0 and 255 and do not divide: conversion folds std into the stem.
 RESNET50 = InputConfig(
     224, (123.68 / 255, 116.779 / 255, 103.939 / 255), (0.229, 0.224, 0.225), interpolation="bilinear", crop=0.875
 )
 
 
 def input_config(name: str) -> InputConfig | None:
-    """Return what a network expects of its images; None for the networks that take the data set's own.
+    """Return the preprocessing that a network expects; None if it uses that of the data set.
 
     Example:
         >>> input_config("timm:tf_efficientnet_lite1")
@@ -49,12 +49,12 @@ def input_config(name: str) -> InputConfig | None:
         entry = model_entry(name)
         return replace(RESNET50, size=entry.images) if "resnet50" in (entry.name, entry.backbone) else None
     timm_data = import_timm().data
-    found = timm_data.resolve_data_config(pretrained_cfg=_pretrained_cfg(check_timm_name(timm)))
-    size = min(found["input_size"][1:])
-    return InputConfig(size, tuple(found["mean"]), tuple(found["std"]), found["interpolation"], found["crop_pct"])
+    config = timm_data.resolve_data_config(pretrained_cfg=_pretrained_cfg(check_timm_name(timm)))
+    size = min(config["input_size"][1:])
+    return InputConfig(size, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], config["crop_pct"])
 
 
 def _pretrained_cfg(name: str) -> dict[str, object]:
-    """Return what timm knows of the weights of a network; empty if it has none."""
-    found = import_timm().get_pretrained_cfg(name, allow_unregistered=True)
-    return {} if found is None else found.to_dict()
+    """Return timm's description of a network's pretrained weights; empty if it has none."""
+    config = import_timm().get_pretrained_cfg(name, allow_unregistered=True)
+    return {} if config is None else config.to_dict()

@@ -11,10 +11,10 @@ from .layers import conv, stages
 
 
 class PyramidBlock(nn.Module):
-    """Residual block ``bn(conv(relu(bn(conv(bn(x)))))) + shortcut(x)``: a single ReLU, and nothing after the sum.
+    """Residual block ``bn(conv(relu(bn(conv(bn(x)))))) + shortcut(x)``, with a single ReLU and nothing after the sum.
 
-    The shortcut has no weights: it is ``x``, averaged over 2x2 where the stride is 2, with channels of zeros appended.
-    The next batch norm removes what is added to a whole channel of the sum: in training, the gradient of the last
+    The shortcut has no weights: it is ``x``, averaged over 2x2 pixels if the stride is 2, with channels of zeros
+    appended. The next block's batch norm cancels constants added to a channel, so in training the gradient of the last
     norm's bias is 0 up to rounding.
 
     Example:
@@ -30,27 +30,27 @@ class PyramidBlock(nn.Module):
         self.halves = stride == 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute a feature map from the one before."""
+        """Return the next feature map."""
         out = self.conv1(self.bn1(x))
         out = self.bn3(self.conv2(F.relu(self.bn2(out))))
         if self.halves:
-            x = F.avg_pool2d(x, 2, ceil_mode=True)  # an odd side rounds up, as the convolution's does
-        known = x.shape[1]  # not F.pad(x): inductor (torch 2.13, CPU, bf16) then gives NaN gradients
-        return torch.cat([out[:, :known] + x, out[:, known:]], dim=1)
+            x = F.avg_pool2d(x, 2, ceil_mode=True)  # odd sides round up, as in the convolution
+        width_in = x.shape[1]  # F.pad(x) gives NaN gradients with inductor (torch 2.13, CPU, bf16)
+        return torch.cat([out[:, :width_in] + x, out[:, width_in:]], dim=1)
 
 
 class PyramidNet(nn.Module):
-    r"""PyramidNet of basic blocks, which grows by the same number of channels at every block.
+    r"""PyramidNet with basic blocks: every block adds the same number of channels.
 
-    The k-th of N blocks is :math:`16 + \alpha k / N` channels wide, rounded as in the authors' code (their paper rounds
-    down). Weights are initialized as in that code: convolutions normal with variance 2 / fan-out, batch norm to 1 and
-    0, the linear layer as by default in torch but for its bias, which is 0.
+    The k-th of N blocks has :math:`16 + \alpha k / N` channels, rounded as in the authors' code (the paper rounds
+    down). The initialization is also that of their code: convolutions are normal with variance 2 / fan-out, batch norm
+    is 1 and 0, the linear layer is torch's default with a bias of 0.
 
     Args:
         depth: 6n + 2, where n is the number of blocks in each of the three stages: 8, 14, 20, ..., 110, ...
-        alpha: number of channels of the last block beyond the 16 of the stem.
+        alpha: number of channels that the last block has in addition to the stem's 16.
         classes: number of classes.
-        channels: of the images.
+        channels: number of image channels.
 
     Example:
         >>> PyramidNet(depth=8, alpha=20)(torch.zeros(2, 3, 32, 32)).shape
@@ -72,6 +72,6 @@ class PyramidNet(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits from images."""
+        """Return the logits of images."""
         x = self.stages(self.bn(self.conv(x)))
         return self.linear(F.relu(self.bn_last(x)).mean((2, 3)))

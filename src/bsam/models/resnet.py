@@ -13,7 +13,7 @@ from .layers import conv, stages
 class BasicBlock(nn.Module):
     """Residual block: ``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``.
 
-    The shortcut is ``x`` itself, or a 1x1 convolution with batch norm where the shape changes.
+    The shortcut is ``x``, or a 1x1 convolution with batch norm if the shape changes.
 
     Example:
         >>> import torch
@@ -30,25 +30,25 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(conv(width_in, width, size=1, stride=stride), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute a feature map from the one before."""
+        """Return the next feature map."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
-    """ResNet with the stem for small images: a 3x3 convolution of stride 1, and no pooling before the global one.
+    """ResNet with a stem for small images: a 3x3 convolution with stride 1, and no pooling before the global one.
 
-    Shortcuts where the shape changes are projections, also in ResNet-20 and other networks for CIFAR, where He et al.
-    pad with zeros.
+    Shortcuts are projections if the shape changes, also in ResNet-20 and other networks for CIFAR, where He et al. pad
+    with zeros.
 
-    Convolutions are initialized as by He et al. (2015) (normal, variance 2 / fan-out), batch norm to 1 and 0, the
-    linear layer as by default in torch.
+    Convolutions are initialized as in He et al. (2015) (normal with variance 2 / fan-out), batch norm with 1 and 0, and
+    the linear layer with torch's default.
 
     Args:
-        widths: number of channels of each stage; each but the first halves the image's side.
+        widths: number of channels of each stage; each stage except the first halves the image size.
         blocks: number of blocks in each stage.
         classes: number of classes.
-        channels: of the images.
+        channels: number of image channels.
 
     Example:
         >>> import torch
@@ -65,6 +65,6 @@ class ResNet(nn.Module):
         self.linear = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits from images."""
+        """Return the logits of images."""
         x = F.relu(self.bn(self.conv(x)))
         return self.linear(self.stages(x).mean((2, 3)))

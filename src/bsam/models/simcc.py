@@ -1,4 +1,4 @@
-"""Networks that find joints: SimCC, which classifies the coordinates of each."""
+"""SimCC: pose networks that classify the coordinates of joints."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .timm_networks import resnet50
 
 
 class SimCCHead(nn.Module):
-    """A map of each joint by a 1x1 convolution, and from it the logits of its x and of its y, by a linear layer each.
+    """A 1x1 convolution to one map per joint, and two linear layers from each map to the logits of x and y.
 
-    The joints share the linear layers. Under autocast they are computed in the precision of the weights, too: of logits
-    in bfloat16 several are the largest.
+    The joints share the linear layers. Autocast does not apply to the head: in bfloat16 several logits would tie for
+    the largest.
 
     Args:
-        channels: of the feature maps.
+        channels: number of channels of the feature maps.
         joints: number of joints.
         cells: number of cells of a feature map.
-        bins: of a coordinate.
+        bins: number of bins per coordinate.
 
     Example:
         >>> SimCCHead(channels=8, joints=14, cells=16, bins=64)(torch.zeros(2, 8, 4, 4)).shape
@@ -36,7 +36,7 @@ class SimCCHead(nn.Module):
         self.x, self.y = nn.Linear(cells, bins), nn.Linear(cells, bins)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute logits from feature maps."""
+        """Return the logits of feature maps."""
         device = features.device.type
         has_autocast = torch.amp.is_autocast_available(device)  # "meta" has none
         with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
@@ -46,18 +46,18 @@ class SimCCHead(nn.Module):
 
 
 class SimCC(nn.Module):
-    """SimCC: for each joint two classifications, of x and of y, over ``side * k`` bins each.
+    """SimCC: two classifications per joint, for x and y, over ``side * k`` bins.
 
-    The output has the shape (n, joints, 2, bins): logits of x, then of y. Bin ``b`` is the coordinate ``b / k`` in
-    pixels of the input.
+    The output has shape (n, joints, 2, bins), with the logits of x before those of y. Bin ``b`` stands for the
+    coordinate ``b / k``, in pixels of the input.
 
     Args:
-        backbone: computes feature maps of the shape (n, channels, side / stride, side / stride) from images.
-        channels: of the feature maps.
+        backbone: network from images to feature maps of shape (n, channels, side / stride, side / stride).
+        channels: number of channels of the feature maps.
         joints: number of joints.
-        side: of the images, which are square; the weights of the head depend on it.
-        k: bins for each pixel, the splitting factor of the paper.
-        stride: pixels for each cell of the feature map, along a side.
+        side: side of the square images; the weights of the head depend on it.
+        k: bins per pixel, the splitting factor of the paper.
+        stride: pixels per cell of the feature map, along a side.
 
     Example:
         >>> backbone = nn.Conv2d(3, 8, 4, stride=4)
@@ -66,8 +66,8 @@ class SimCC(nn.Module):
         ... ).shape
         torch.Size([2, 14, 2, 64])
 
-    Reference: Li et al.: SimCC: a Simple Coordinate Classification Perspective for Human Pose Estimation, ECCV 2022;
-    here without upsampling between backbone and head.
+    Reference: Li et al.: SimCC: a Simple Coordinate Classification Perspective for Human Pose Estimation, ECCV 2022.
+    This implementation has no upsampling between backbone and head.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class SimCC(nn.Module):
         self.head = SimCCHead(channels, joints, (side // stride) ** 2, int(bins))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits from images."""
+        """Return the logits of images."""
         return self.head(self.backbone(x))
 
     def get_classifier(self) -> nn.Module:
-        """Return all but the backbone, under the name by which networks of timm tell their classifier."""
+        """Return everything except the backbone; timm's networks return their classifier with this method."""
         return self.head
 
 
 def simcc_resnet50(classes: int = 16, channels: int = 3, side: int = 256, k: float = 2.0) -> SimCC:
-    """Return SimCC for ``classes`` joints on ResNet-50 without pooling and classifier.
+    """Return SimCC for ``classes`` joints, with ResNet-50 without pooling and classifier as its backbone.
 
-    The names in its backbone are those of :func:`~bsam.models.timm_networks.resnet50`.
+    The names in the backbone are those of :func:`~bsam.models.timm_networks.resnet50`.
     """
     backbone = resnet50(channels=channels)
     backbone.reset_classifier(0, "")  # type: ignore[operator]
@@ -102,13 +102,13 @@ def simcc_resnet50(classes: int = 16, channels: int = 3, side: int = 256, k: flo
 
 
 def simcc_resnet8(classes: int = 16, channels: int = 3, side: int = 64, k: float = 2.0) -> SimCC:
-    """Return SimCC for ``classes`` joints on ResNet-8, for small pictures as those of stick figures.
+    """Return SimCC for ``classes`` joints with ResNet-8 as its backbone, for small images such as stick figures.
 
     Example:
         >>> simcc_resnet8(classes=14)(torch.zeros(2, 3, 64, 64)).shape
         torch.Size([2, 14, 2, 128])
     """
-    whole = ResNet((16, 32, 64), 1, channels=channels)
-    layers: list[tuple[str, nn.Module]] = [("conv", whole.conv), ("bn", whole.bn), ("relu", nn.ReLU())]
-    backbone = nn.Sequential(OrderedDict([*layers, ("stages", whole.stages)]))  # names as in ResNet
+    resnet = ResNet((16, 32, 64), 1, channels=channels)
+    layers: list[tuple[str, nn.Module]] = [("conv", resnet.conv), ("bn", resnet.bn), ("relu", nn.ReLU())]
+    backbone = nn.Sequential(OrderedDict([*layers, ("stages", resnet.stages)]))  # names as in ResNet
     return SimCC(backbone, 64, classes, side, k, stride=4)

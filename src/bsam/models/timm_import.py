@@ -1,4 +1,4 @@
-"""The import of timm, which works beside a torch without CUDA too."""
+"""Import timm, also with a CPU build of torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from ..common.extras import require_package
 
-_library: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
+_library: list[torch.library.Library] = []  # an operator exists as long as the library that defines it
 
 
 def import_timm() -> Any:
-    """Return the package timm; an error names the extra to install if it is missing.
+    """Return the package timm; raise an error with the extra to install if it is missing.
 
     Example:
         >>> import_timm().is_model("resnet50")
@@ -22,17 +22,17 @@ def import_timm() -> Any:
     """
     require_package("timm", "timm")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what timm and torchvision import is no concern of the caller's
+        warnings.simplefilter("ignore")  # about imports inside timm and torchvision
         _import_torchvision()
         import timm
     return timm
 
 
 def _import_torchvision() -> None:
-    """Import torchvision, also where its extension cannot load.
+    """Import torchvision, even if its extension cannot be loaded.
 
-    Its wheels link libtorch_cuda, which a torch for CPUs does not have. The import then fails at the operator ``nms``,
-    which timm does not use: it is enough that the operator is declared.
+    Its wheels link libtorch_cuda, which a CPU build of torch does not have. The import then fails at the operator
+    ``nms``. Since timm does not use it, declaring the operator is enough.
     """
     try:
         import torchvision
@@ -40,7 +40,7 @@ def _import_torchvision() -> None:
         if "torchvision::nms" not in str(error):
             raise
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]  # half imported
+            del sys.modules[name]  # partially imported
         library = torch.library.Library("torchvision", "FRAGMENT")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

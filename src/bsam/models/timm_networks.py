@@ -1,4 +1,4 @@
-"""Networks of timm, and ResNet-50 as first published."""
+"""Networks from timm, and the original ResNet-50."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX = "timm:"
 
 
 def timm_name(name: str) -> str | None:
-    """Return the name that timm knows a network by; None for a network that is not called ``timm:NAME``.
+    """Return NAME for a network called ``timm:NAME``, and None for others.
 
     Example:
         >>> timm_name("timm:vit_tiny_patch16_224"), timm_name("resnet8")
@@ -21,7 +21,7 @@ def timm_name(name: str) -> str | None:
 
 
 def check_timm_name(name: str) -> str:
-    """Return a name if timm has a network of that name, with or without a tag of weights; else raise.
+    """Return ``name``, which may have a weights tag; raise if timm has no such network.
 
     Example:
         >>> check_timm_name("resnet18d.ra2_in1k")
@@ -29,17 +29,17 @@ def check_timm_name(name: str) -> str:
         >>> check_timm_name("resnet8")
         Traceback (most recent call last):
         ...
-        bsam.common.errors.BsamValueError: timm has no network 'resnet8': timm.list_models() returns the names
+        bsam.common.errors.BsamValueError: timm has no network 'resnet8': see timm.list_models()
     """
     timm = import_timm()
     architecture, _, tag = name.partition(".")
     if timm.is_model(architecture) and (not tag or name in timm.list_pretrained(f"{architecture}.*")):
         return name
-    raise BsamValueError(f"timm has no network {name!r}: timm.list_models() returns the names")
+    raise BsamValueError(f"timm has no network {name!r}: see timm.list_models()")
 
 
 def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bool) -> nn.Module:
-    """Return a network of timm with random weights; ``settings`` are those of its class.
+    """Return a timm network with random weights; ``settings`` are passed to its class.
 
     Example:
         >>> import torch
@@ -52,11 +52,11 @@ def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bo
 
 
 def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:
-    """Return ResNet-50 as in the first version: the first 1x1 convolution of a block halves the image's side.
+    """Return the original ResNet-50, whose blocks halve the image size in the first 1x1 convolution.
 
-    timm's ``resnet50`` halves it in the 3x3 convolution (ResNet v1.5) and has 1e-5 in place of 1e-3 as the epsilon of
-    batch norm. The names and shapes of the weights are the same. Batch norm begins at 1 and 0 everywhere; timm's last
-    one of a block begins at 0 and 0.
+    timm's ``resnet50`` halves it in the 3x3 convolution (ResNet v1.5), and its batch norms have an epsilon of 1e-5
+    instead of 1e-3. The names and shapes of the weights are the same. Here the weights of all batch norms start at 1;
+    in timm's network those of the last norm in each block start at 0.
 
     Reference: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016.
     """

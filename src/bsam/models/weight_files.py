@@ -1,4 +1,4 @@
-"""Files of weights: safetensors, and what ``torch.save`` writes."""
+"""Read files of weights, in safetensors format or written by ``torch.save``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from ..common.errors import BsamValueError
 from ..common.extras import require_package
 
-NESTED = ("state_dict", "model")  # where the tensors lie in a checkpoint of a training
-WRAPPER = "module."  # what DistributedDataParallel puts before every name
-MODEL = "bsam_model"  # the entry of a safetensors file's metadata that names the network
+NESTED = ("state_dict", "model")  # keys under which training checkpoints hold the weights
+WRAPPER = "module."  # DistributedDataParallel's prefix of every name
+MODEL = "bsam_model"  # metadata key for the network's name in a safetensors file
 
 
 def file_sha256(path: Path) -> str:
@@ -27,7 +27,7 @@ def file_sha256(path: Path) -> str:
 
 
 def model_of_file(path: Path) -> str | None:
-    """Return the network that a file of ``tools/convert_weights.py`` or of a run is for; None for others."""
+    """Return the network's name in a file of ``tools/convert_weights.py`` or of a run; None for other files."""
     if not _is_safetensors(path):
         return None
     require_package("safetensors", "timm")
@@ -35,20 +35,20 @@ def model_of_file(path: Path) -> str | None:
 
     try:
         with safe_open(path, "pt") as file:
-            found = file.metadata() or {}
+            metadata = file.metadata() or {}
     except SafetensorError as error:
         raise _unreadable(path, error) from error
-    if MODEL not in found and "run" in found:  # the network of a run
+    if MODEL not in metadata and "run" in metadata:  # a file of a run
         with contextlib.suppress(ValueError, AttributeError):
-            return json.loads(found["run"]).get("model")
-    return found.get(MODEL)
+            return json.loads(metadata["run"]).get("model")
+    return metadata.get(MODEL)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, on the CPU; wrappers around them and around their names are removed.
+    """Read the tensors of a file by name, on the CPU; checkpoint entries and DDP's prefixes are unwrapped.
 
     Args:
-        path: a safetensors file, or what ``torch.save`` wrote, of which only tensors are read and no code is run.
+        path: a safetensors file, or one written by ``torch.save``, which is read without running code from it.
     """
     is_safetensors = _is_safetensors(path)
     if is_safetensors:
@@ -60,7 +60,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files were seen to raise twelve kinds
+    except Exception as error:  # damaged files raise many different types
         raise _unreadable(path, error) from error
     return unwrapped(content, path)
 
@@ -79,7 +79,7 @@ def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
             content = content[name]
     if not isinstance(content, Mapping) or not content or not all(map(_is_named_tensor, content.items())):
         raise BsamValueError(
-            f"{path} holds no weights: it must hold a dict of tensors, itself or as its entry {' or '.join(NESTED)}"
+            f"{path} has no weights: it must be a dict of tensors, or have one under {' or '.join(NESTED)}"
         )
     wrapped = all(name.startswith(WRAPPER) for name in content)
     return {name.removeprefix(WRAPPER) if wrapped else name: tensor for name, tensor in content.items()}
@@ -90,9 +90,9 @@ def _is_named_tensor(item: tuple[object, object]) -> bool:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Whether a file begins as safetensors files do: 8 bytes with the length of a header in JSON."""
+    """Return whether a file starts like safetensors: 8 bytes for the header's length, then JSON."""
     if not path.is_file():
-        raise BsamValueError(f"there is no file of weights {path}")
+        raise BsamValueError(f"weights file {path} does not exist")
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 
@@ -100,6 +100,6 @@ def _is_safetensors(path: Path) -> bool:
 def _unreadable(path: Path, error: Exception) -> BsamValueError:
     reason = str(error).partition("\n")[0].rstrip(".")
     return BsamValueError(
-        f"{path} cannot be read as a file of weights, by safetensors or by torch.load(weights_only=True) ({reason}): "
-        "is it cut short, or does it hold more than tensors?"
+        f"{path} cannot be read as a file of weights, with safetensors or torch.load(weights_only=True) ({reason}): is "
+        "it incomplete, or does it hold more than tensors?"
     )

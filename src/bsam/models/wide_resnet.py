@@ -12,7 +12,7 @@ from .layers import conv, stages
 class PreActivationBlock(nn.Module):
     """Residual block with batch norm and ReLU before each of two 3x3 convolutions, and nothing after the sum.
 
-    Where the shape changes, the shortcut is a 1x1 convolution, without batch norm, of the activated input.
+    If the shape changes, the shortcut is a 1x1 convolution of the activated input, without batch norm.
 
     Example:
         >>> import torch
@@ -27,23 +27,23 @@ class PreActivationBlock(nn.Module):
         self.projection = None if stride == 1 and width_in == width else conv(width_in, width, size=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute a feature map from the one before."""
+        """Return the next feature map."""
         active = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return out + (x if self.projection is None else self.projection(active))
 
 
 class WideResNet(nn.Module):
-    """Wide ResNet: a stem of 16 channels and three stages of pre-activation blocks, without dropout.
+    """Wide ResNet: a stem with 16 channels and three stages of pre-activation blocks, without dropout.
 
-    Weights are initialized as in the authors' code: convolutions normal with variance 2 / fan-out, batch norm to 1 and
-    0, the linear layer as by default in torch but for its bias, which is 0.
+    The initialization is that of the authors' code: convolutions are normal with variance 2 / fan-out, batch norm is 1
+    and 0, the linear layer is torch's default with a bias of 0.
 
     Args:
-        depth: 6n + 4, where n is the number of blocks in a stage: 10, 16, 22, 28, ...
-        widen: factor of the widths of the stages, 16, 32 and 64 channels.
+        depth: 6n + 4, where n is the number of blocks in each stage: 10, 16, 22, 28, ...
+        widen: factor for the widths of the stages, which are 16, 32 and 64 channels.
         classes: number of classes.
-        channels: of the images.
+        channels: number of image channels.
 
     Example:
         >>> import torch
@@ -65,6 +65,6 @@ class WideResNet(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits from images."""
+        """Return the logits of images."""
         x = F.relu(self.bn(self.stages(self.conv(x))))
         return self.linear(x.mean((2, 3)))

@@ -1,4 +1,4 @@
-"""Quantization-aware training: fake quantization of a network, integer weights, and files of them."""
+"""Quantization-aware training: fake quantization, conversion to integer weights, and export."""
 
 from .convert import convert as convert
 from .fake_quantize import fake_quantize as fake_quantize

@@ -1,4 +1,4 @@
-"""From a fake-quantized network to one with integer weights."""
+"""Convert a fake-quantized network to one with integer weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .modules import quant_layers, replace
 def convert(model: nn.Module) -> nn.Module:
     """Return a copy of a quantized network with integer weights, in eval mode, for inference.
 
-    Its outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
-    :func:`bsam.quantization.arithmetic.integer_output`. Parts that are not quantized, such as batch norm, stay.
+    The outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
+    :func:`bsam.quantization.arithmetic.integer_output`. Parts that are not quantized, such as batch norm, are kept.
 
     Args:
-        model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated. It is not changed.
+        model: a network from :func:`~bsam.quantization.quantize`, trained or calibrated. It is not changed.
 
     Example:
         >>> from bsam.quantization import calibrate, quantize

@@ -1,4 +1,4 @@
-"""Fake quantization: values are rounded to integer codes and back, and stay floating-point numbers."""
+"""Fake quantization: round values to integer codes and back, as floating-point numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..common.checks import check_count
 
-EPS = torch.finfo(torch.float32).eps  # the smallest scale: that of values which are all zero
+EPS = torch.finfo(torch.float32).eps  # the smallest scale, used if all values are zero
 
 
 def code_range(bits: int, *, signed: bool) -> tuple[int, int]:
-    """Return the smallest and the largest code of ``bits`` bits, 2 to 8.
+    """Return the smallest and the largest code with ``bits`` bits (2 to 8).
 
     Signed codes include :math:`-2^{b-1}`, as in LSQ and in two's complement.
 
@@ -26,16 +26,18 @@ def code_range(bits: int, *, signed: bool) -> tuple[int, int]:
 
 
 def positive(scale: Tensor) -> Tensor:
-    """Return a learned scale as it is used: its absolute value.
+    """Return the absolute value of a learned scale, which is what quantization uses.
 
-    A step may lead below 0, where a clamp would have no gradient to lead back.
+    A step may make the scale negative; clamping it to 0 would leave no gradient to recover.
     """
     return scale.abs().clamp(min=EPS)
 
 
 def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: int, qmax: int) -> Tensor:
-    r"""Return the codes :math:`\mathrm{clamp}(\mathrm{round}(x / s) + z, q_{\min}, q_{\max})`, as floating-point
-    numbers; without gradient.
+    r"""Return the codes in floating point, without gradient.
+
+    .. math::
+        q = \mathrm{clamp}(\mathrm{round}(x / s) + z,\; q_{\min},\; q_{\max})
 
     Args:
         x, scale, zero_point, qmin, qmax: as in :func:`~bsam.quantization.fake_quantize`.
@@ -52,30 +54,31 @@ def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: in
 def fake_quantize(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: int, qmax: int, *, grad_scale: float = 1.0
 ) -> Tensor:
-    r"""Round values to the nearest ones that integer codes represent.
+    r"""Round values to the nearest values that integer codes represent.
 
     .. math::
         q = \mathrm{clamp}(\mathrm{round}(x / s) + z,\; q_{\min},\; q_{\max}), \qquad \hat x = s\,(q - z)
 
-    Halves are rounded to even, and then :math:`z` is added, as ONNX's QuantizeLinear does. The gradient takes the
+    Halves are rounded to even before :math:`z` is added, as in ONNX's QuantizeLinear. The gradient treats the
     derivative of ``round`` as 1 (straight-through estimator). Where the code before the clamp is in range,
 
     .. math::
         \frac{\partial \hat x}{\partial x} = 1, \qquad \frac{\partial \hat x}{\partial s} = \mathrm{round}(x/s) - x/s,
 
-    and else 0 and :math:`q - z`. The zero point has no gradient.
+    and elsewhere the two are 0 and :math:`q - z`. The zero point has no gradient.
 
-    Numbers of less than 32 bits are computed with as float32; the result has the type of ``x``. Nothing synchronises
-    with the host, so that the operation can be captured in a CUDA graph, and ``torch.compile`` traces it (its kernels
-    may divide with less than correct rounding, and so differ in values near halves).
+    Half-precision values are computed in float32; the result has the dtype of ``x``. The operation does not synchronise
+    with the host, so it can be captured in a CUDA graph, and ``torch.compile`` can trace it. Compiled kernels may
+    divide less accurately and then differ for values near halves.
 
     Args:
         x: the values.
-        scale: the step size :math:`s`, positive, of a shape that broadcasts with ``x``: one element, or one per channel
+        scale: the positive step size :math:`s`, in a shape that broadcasts with ``x``: one element, or one per channel
             as ``(C, 1, 1, 1)``.
-        zero_point: the integer :math:`z` as a tensor of the type of ``scale`` that broadcasts with ``x``; None is 0.
+        zero_point: the integer :math:`z` as a tensor with the dtype of ``scale`` that broadcasts with ``x``; None means
+            0.
         qmin, qmax: the smallest and the largest code, see :func:`~bsam.quantization.fake_quantize.code_range`.
-        grad_scale: factor of the gradient of the scale. Learned step sizes (LSQ) take
+        grad_scale: factor for the gradient of the scale. Learned step sizes (LSQ) use
             :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values that share the scale.
 
     Example:
@@ -86,9 +89,9 @@ def fake_quantize(
         Esser, McKinstry, Bablani, Appuswamy, Modha, "Learned Step Size Quantization", ICLR 2020.
 
     Differences from the paper:
-        It clips before it rounds, so that values up to half a step outside the range of the codes count as clipped
-        there; here they do not, as in torch's own fake quantization. Without this the largest weight of a channel,
-        which a scale from the range of the weights puts at the end of the codes, would get no gradient.
+        The paper clips before rounding, so values up to half a step outside the range of the codes count as clipped.
+        Here they do not, as in torch's fake quantization. Otherwise the largest weight of a channel would get no
+        gradient when the scale comes from the range of the weights.
     """
     return _FakeQuantize.apply(x, scale, zero_point, qmin, qmax, grad_scale)
 
@@ -96,9 +99,9 @@ def fake_quantize(
 # torch._fake_quantize_learnable_per_tensor_affine reads scale and zero point on the host and clamps the zero point to
 # the codes.
 class _FakeQuantize(torch.autograd.Function):
-    no_second_derivative: ClassVar = {  # bsam.flatness reads it: no second derivative by these inputs
-        1: "learned scales, by which the straight-through gradient has no symmetric derivative: hold them fixed, by "
-        "bsam.quantization.freeze_scales(model); of a network in training, on a copy"
+    no_second_derivative: ClassVar = {  # read by bsam.flatness: inputs without second derivative, and its error message
+        1: "learned scales have no second derivative: call bsam.quantization.freeze_scales(model), on a copy if the "
+        "network is still being trained"
     }
 
     @staticmethod
@@ -123,12 +126,12 @@ class _FakeQuantize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = torch.where(inside, grad, 0)
         if ctx.needs_input_grad[1]:
-            by_scale = torch.where(inside, q - z - v, q - z)
-            grad_scale = (grad * by_scale).sum_to_size(scale.shape).to(scale.dtype) * ctx.grad_scale
+            slope = torch.where(inside, q - z - v, q - z)
+            grad_scale = (grad * slope).sum_to_size(scale.shape).to(scale.dtype) * ctx.grad_scale
         return grad_x, grad_scale, None, None, None, None
 
 
 def _promoted(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float32, or in float64 if one of them is."""
+    """Return both tensors in float32, or in float64 if either of them is."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, scale.dtype), torch.float32)
     return x.to(dtype), scale.to(dtype)

@@ -1,4 +1,4 @@
-"""Folding batch norm into the convolution before it."""
+"""Fold batch norm into the preceding convolution."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class _Tracer(fx.Tracer):
 
 
 def fold_batch_norm(model: nn.Module) -> None:
-    """Fold each batch norm that follows a convolution into it, and put ``nn.Identity`` in its place.
+    """Fold each batch norm that follows a convolution into that convolution, and replace it with ``nn.Identity``.
 
-    The running statistics become part of weight and bias, so that the outputs in eval mode stay the same up to
-    rounding, and no batch is normalized by its own statistics any more. Pairs are found by tracing the forward pass
-    (``torch.fx``): nothing but the norm uses the convolution's output, and each of the two runs once. Other batch norms
-    stay.
+    Weight and bias absorb the running statistics, so the outputs in eval mode stay the same up to rounding, and batches
+    are no longer normalized with their own statistics. Pairs are identified by tracing the forward pass with
+    ``torch.fx``: each of the two modules must run once, and only the norm may use the convolution's output. Other batch
+    norms are kept.
 
     Args:
         model: the network; it is changed in place.
@@ -42,11 +42,11 @@ def fold_batch_norm(model: nn.Module) -> None:
     """
     try:
         graph = _Tracer().trace(model)
-    except Exception as error:  # whatever the model's code raises on symbolic values
+    except Exception as error:  # the model's code may raise anything on symbolic values
         reason = str(error).partition("\n")[0].rstrip(".")
         raise BsamValueError(
-            f"fold_batch_norm cannot follow the forward pass of {type(model).__name__} by torch.fx ({reason}): fold it "
-            "yourself by torch.nn.utils.fusion, or leave fold_batch_norm out"
+            f"fold_batch_norm: torch.fx cannot trace the forward pass of {type(model).__name__} ({reason}). Fold batch "
+            "norm with torch.nn.utils.fusion, or omit fold_batch_norm"
         ) from error
     calls = [(node, model.get_submodule(str(node.target))) for node in graph.nodes if node.op == "call_module"]
     times = Counter(module for _, module in calls)
@@ -57,18 +57,18 @@ def fold_batch_norm(model: nn.Module) -> None:
         if not isinstance(before, fx.Node) or len(before.users) != 1:
             continue
         conv = called.get(before)
-        # types of their own may do more, as timm's batch norm with an activation
+        # subclasses may do more, such as timm's batch norm with an activation
         if not isinstance(norm, _BatchNorm) or type(norm) not in NORMS or type(conv) is not nn.Conv2d:
             continue
         if times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:
             continue
         fused = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
-        if fused.bias is not None:  # it never is; that of a convolution without bias is frozen
+        if fused.bias is not None:  # for the type checker; a new bias comes frozen
             fused.bias.requires_grad_(conv.weight.requires_grad)
         new[conv] = fused
         new[norm] = nn.Identity().train(model.training)
     if not new:
         raise BsamValueError(
-            f"{type(model).__name__} has no batch norm right after a convolution: leave fold_batch_norm out"
+            f"{type(model).__name__} has no batch norm directly after a convolution: omit fold_batch_norm"
         )
     replace(model, new)

@@ -1,4 +1,4 @@
-"""Quantizers of the inputs of layers: where their scales and zero points come from, and when they move."""
+"""Quantizers for layer inputs: where scales and zero points come from, and when they change."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 
 class InputQuantizer(nn.Module):
-    """Affine fake quantization of the input of a layer, with one scale and zero point for the tensor; a base class.
+    """Base class for the affine fake quantization of a layer's input, with one scale and zero point per tensor.
 
-    The codes are unsigned, from 0 to :math:`2^b - 1`, and 0 is among the values that they represent, so that padding
-    with zeros is exact: the input of a layer after ReLU has the zero point 0.
+    The codes are unsigned, from 0 to :math:`2^b - 1`. They represent the value 0 exactly, and so zero padding; after
+    ReLU the zero point is 0.
 
-    Statistics of the inputs change in training mode only, and once in a sharpness-aware step. Before the first batch in
-    training mode there is no scale, and a pass in eval mode is an error.
+    Input statistics change only in training mode, and once per sharpness-aware step. Before the first batch in training
+    mode there is no scale, and a pass in eval mode raises an error.
 
     Args:
-        bits: of the codes, 2 to 8.
-        dtype, device: of the scale.
+        bits: number of bits of the codes, 2 to 8.
+        dtype, device: dtype and device of the scale.
     """
 
     def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.bits = bits
         self.qmin, self.qmax = code_range(bits, signed=False)
-        self._checked = False  # whether the tensors were seen to be initialized: reading them synchronizes
+        self._checked = False  # whether known to be initialized; reading the tensors synchronizes
 
     @property
     @abstractmethod
     def initialized(self) -> bool:
-        """Whether it has seen a batch in training mode."""
+        """Whether a batch was run in training mode."""
 
     @abstractmethod
     def reset(self) -> None:
         """Forget all batches."""
 
     def initialize(self, x: Tensor) -> None:
-        """Begin from the first batch."""
+        """Initialize scale and zero point from the first batch."""
 
     def update(self, x: Tensor) -> None:
-        """Update the statistics by a batch."""
+        """Update the statistics with a batch."""
 
     @abstractmethod
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
-        """Return the scale, positive, and the zero point, of one element each; where it is initialized."""
+        """Return the positive scale and the zero point, with one element each; requires initialization."""
 
     def current_scale(self) -> tuple[Tensor, Tensor]:
-        """Return the scale, positive, and the zero point, of one element each; raise where there is none yet."""
+        """Return the positive scale and the zero point, with one element each; raise if not initialized."""
         if not self._checked:
             self._check()
         return self.scale_and_zero_point()
@@ -78,13 +78,13 @@ class InputQuantizer(nn.Module):
         if not self.initialized:
             if x is None:
                 raise BsamRuntimeError(
-                    "the scale of a quantized layer's input is not initialized: run a batch in training mode first, or "
-                    "call bsam.quantization.calibrate"
+                    "the input scale of a quantized layer is not initialized: run a batch in training mode or call "
+                    "bsam.quantization.calibrate first"
                 )
             if not bool(x.isfinite().all()):
                 raise BsamRuntimeError(
-                    "the first input of a quantized layer is not finite, and its scale begins from it: look for NaN or "
-                    "inf in the batch, or in the weights before that layer"
+                    "the first input of a quantized layer is not finite, so its scale cannot be initialized: look for "
+                    "NaN or inf in the batch and in the weights of earlier layers"
                 )
             self.initialize(x)
         self._checked = True
@@ -92,8 +92,8 @@ class InputQuantizer(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         tensors = (*self.parameters(), *self.buffers())
-        readable = not any(t.is_meta or sharding(t) is not None for t in tensors)  # else the first pass looks
-        self._checked = readable and self.initialized  # in a compiled pass the check would break the graph
+        readable = not any(t.is_meta or sharding(t) is not None for t in tensors)  # otherwise checked in the first pass
+        self._checked = readable and self.initialized  # a check in a compiled pass would break the graph
 
     def extra_repr(self) -> str:
         """Return the settings that ``print`` shows."""
@@ -101,10 +101,10 @@ class InputQuantizer(nn.Module):
 
 
 class MinMaxInputQuantizer(InputQuantizer):
-    """Scale and zero point follow from moving averages of the smallest and the largest input of a batch.
+    """Takes scale and zero point from moving averages of the smallest and the largest input of a batch.
 
-    In several processes (``torch.distributed``) the batch is that of all of them, and all must run it: otherwise the
-    scales would differ between ranks.
+    With ``torch.distributed``, the range covers the batches of all ranks, so that the scales agree; all ranks must run
+    a batch.
 
     Args:
         bits, dtype, device: as in :class:`~bsam.quantization.input_quantizers.InputQuantizer`.
@@ -123,7 +123,7 @@ class MinMaxInputQuantizer(InputQuantizer):
 
     @property
     def initialized(self) -> bool:
-        """Whether it has seen a batch in training mode."""
+        """Whether a batch was run in training mode."""
         return bool(self.low <= self.high)
 
     def reset(self) -> None:
@@ -134,29 +134,28 @@ class MinMaxInputQuantizer(InputQuantizer):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Update the averages with a batch, or set them to its range if it is the first."""
+        """Update the averages with a batch; the first one sets them."""
         low, high = (t.to(self.low.dtype) for t in _range(x))
         first = self.low > self.high
         self.low.copy_(torch.where(first, low, self.low.lerp(low, self.momentum)))
         self.high.copy_(torch.where(first, high, self.high.lerp(high, self.momentum)))
 
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
-        """Return the scale, positive, and the zero point, of one element each; without gradient."""
+        """Return the positive scale and the zero point, with one element each and without gradient."""
         return affine(self.low, self.high, self.qmin, self.qmax)
 
 
 class LearnedInputQuantizer(InputQuantizer):
-    r"""The scale is a parameter (LSQ), with the gradient scale :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values in each
-    sample.
+    r"""Learns the scale as a parameter (LSQ).
 
-    The first batch sets the zero point, from the range of its values, and the scale to
-    :math:`2\, \mathrm{mean}|x| / \sqrt{q_{\max}}`, as in the paper, or to that of the range if that is smaller. The
-    zero point stays. In several processes (``torch.distributed``) the batch is that of all of them, and all must run
-    it. The absolute value of the scale is used.
+    The gradient scale is :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values per sample. The first batch sets the zero
+    point from the range of its values, and the scale to :math:`2\, \mathrm{mean}|x| / \sqrt{q_{\max}}`, as in the
+    paper, or to the scale of that range if it is smaller. The zero point then stays fixed. With ``torch.distributed``,
+    the first batch is that of all ranks, and all must run it. The absolute value of the scale is used.
     """
 
     zero_point: Tensor
-    buffers_set_once = True  # the zero point, by the first batch
+    buffers_set_once = True  # the first batch sets the zero point
 
     def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(bits, dtype=dtype, device=device)
@@ -165,18 +164,18 @@ class LearnedInputQuantizer(InputQuantizer):
 
     @property
     def initialized(self) -> bool:
-        """Whether it has seen a batch in training mode."""
+        """Whether a batch was run in training mode."""
         return bool(self.scale != 0)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Forget the first batch."""
+        """Forget the first batch, so that the next one initializes the scale."""
         self._checked = False
         self.scale.zero_()
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
-        """Begin from the first batch."""
+        """Initialize scale and zero point from the first batch."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = x.abs().mean()
         if several_ranks():
@@ -187,7 +186,7 @@ class LearnedInputQuantizer(InputQuantizer):
         self.zero_point.copy_(zero_point)
 
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
-        """Return the scale, positive, and the zero point, of one element each."""
+        """Return the positive scale and the zero point, with one element each."""
         return positive(self.scale), self.zero_point
 
     def _grad_scale(self, x: Tensor) -> float:
@@ -195,7 +194,7 @@ class LearnedInputQuantizer(InputQuantizer):
 
 
 def _range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of a batch, that of all ranks."""
+    """Return the smallest and the largest value in the batches of all ranks."""
     low, high = x.aminmax()
     if not several_ranks():
         return low, high
@@ -205,7 +204,7 @@ def _range(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point of codes for values between ``low`` and ``high``, and 0.
+    """Return the scale and zero point of codes that cover ``low``, ``high`` and 0.
 
     Example:
         >>> affine(torch.tensor(-1.0), torch.tensor(2.0), 0, 15)

@@ -1,4 +1,4 @@
-"""Files of networks with integer weights: safetensors, with codes of up to 4 bits packed two to a byte."""
+"""Save networks with integer weights in safetensors files, with codes of up to 4 bits packed two to a byte."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .arithmetic import Codes
 from .int_modules import IntLayer, int_layer
 from .modules import replace
 
-FIELDS = ("weight", "weight_scale", "input_scale", "input_zero_point")  # the tensors that every layer has
-FORMAT = "bsam_quantized"  # the entry of the file's metadata that says what it is, and in which version
+FIELDS = ("weight", "weight_scale", "input_scale", "input_zero_point")  # tensors of every layer
+FORMAT = "bsam_quantized"  # metadata key that identifies such a file; the value is the version
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Return codes between -8 and 7 as bytes with two codes each, the first in the low half; 0 fills the last byte.
+    """Pack codes between -8 and 7 two to a byte, the first in the low half; an odd number is padded with 0.
 
     Example:
         >>> pack(torch.tensor([1, -1, 7], dtype=torch.int8))
@@ -33,7 +33,7 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the codes that :func:`pack` packed.
+    """Return the codes packed by :func:`pack`.
 
     Example:
         >>> unpack(torch.tensor([241, 7], dtype=torch.uint8), (3,))
@@ -44,26 +44,28 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_place(path: Path) -> None:
-    """Raise if a file cannot be written there: its folder is missing, or it is one."""
+    """Raise if ``path`` is a folder, or its folder is missing."""
     if not path.parent.is_dir() or path.is_dir():
-        raise BsamValueError(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}: create it")
+        raise BsamValueError(
+            f"{path} is a folder" if path.is_dir() else f"folder {path.parent} does not exist: create it"
+        )
 
 
 def write_file(path: Path, content: bytes) -> int:
-    """Write a file. Return its size in bytes."""
+    """Write a file and return its size in bytes."""
     check_place(path)
     return path.write_bytes(content)
 
 
 def save_quantized(model: nn.Module, path: Path | str) -> int:
-    """Write a network with integer weights to a safetensors file. Return the file's size in bytes.
+    """Write a network with integer weights to a safetensors file and return the file's size in bytes.
 
-    Codes of up to 4 bits take half a byte each, others one. Scales, biases and everything else, such as batch norm,
-    stay as they are: a ResNet-18 with 4 bits, batch norm in float32, takes 0.128 of the float one.
+    Codes of up to 4 bits take half a byte each, others one byte. Scales, biases and everything else, such as batch
+    norm, stay as they are: a 4-bit ResNet-18 with batch norm in float32 takes 0.128 times the size of the float one.
 
     Args:
-        model: what :func:`~bsam.quantization.convert` returned.
-        path: of the file, which is overwritten.
+        model: a network from :func:`~bsam.quantization.convert`.
+        path: the file to write; an existing file is overwritten.
     """
     require_package("safetensors", "train")
     from safetensors.torch import save
@@ -75,55 +77,55 @@ def save_quantized(model: nn.Module, path: Path | str) -> int:
     for name, layer in layers.items():
         if layer.weight_bits <= 4:
             tensors[_join(name, "weight")] = pack(layer.weight)
-    described = {name: [layer.weight_bits, layer.activation_bits] for name, layer in layers.items()}
-    removed = [name for name, m in model.named_modules() if type(m) is nn.Identity]
-    metadata = {FORMAT: "1", "layers": json.dumps(described), "identities": json.dumps(removed)}
+    bits = {name: [layer.weight_bits, layer.activation_bits] for name, layer in layers.items()}
+    identities = [name for name, m in model.named_modules() if type(m) is nn.Identity]
+    metadata = {FORMAT: "1", "layers": json.dumps(bits), "identities": json.dumps(identities)}
     return write_file(Path(path), save(tensors, metadata))
 
 
 def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
-    """Return the network with integer weights of a file that :func:`save_quantized` wrote, in eval mode.
+    """Load a network with integer weights from a file of :func:`save_quantized`; it is in eval mode.
 
     Args:
-        path: of the file.
-        model: a float network of the same architecture; its weights do not matter, and it is not changed.
+        path: the file.
+        model: a float network with the same architecture; its weights are not used, and it is not changed.
     """
     require_package("safetensors", "train")
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise BsamValueError(f"there is no file {path}")
+        raise BsamValueError(f"file {path} does not exist")
     try:
         with safe_open(path, "pt") as file:
             names = file.keys()
             metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
-        raise BsamValueError(f"{path} cannot be read by safetensors ({error}): is it cut short?") from error
+        raise BsamValueError(f"safetensors cannot read {path} ({error}): is it incomplete?") from error
     if metadata.get(FORMAT) != "1":
-        raise BsamValueError(f"{path} holds no network of bsam.quantization.save_quantized")
+        raise BsamValueError(f"{path} was not written by bsam.quantization.save_quantized")
     model = copy.deepcopy(model).eval()
     modules, new = dict(model.named_modules(remove_duplicate=False)), dict[nn.Module, nn.Module]()
     try:
         for name, (weight_bits, activation_bits) in json.loads(metadata["layers"]).items():
-            layer, own = modules[name], {field: tensors[_join(name, field)] for field in FIELDS}
+            layer, fields = modules[name], {field: tensors[_join(name, field)] for field in FIELDS}
             if not isinstance(layer, (nn.Conv2d, nn.Linear)) or isinstance(layer, IntLayer):
-                raise RuntimeError(f"{name} is no convolution or linear layer in floating point")
+                raise RuntimeError(f"{name} is not a float convolution or linear layer")
             shape = layer.weight.shape
-            if own["weight"].shape != (((shape.numel() + 1) // 2,) if weight_bits <= 4 else shape):
-                raise RuntimeError(f"the weight of {name} has another shape")
+            if fields["weight"].shape != (((shape.numel() + 1) // 2,) if weight_bits <= 4 else shape):
+                raise RuntimeError(f"the weight of {name} has a different shape")
             if weight_bits <= 4:
-                own["weight"] = tensors[_join(name, "weight")] = unpack(own["weight"], shape)
+                fields["weight"] = tensors[_join(name, "weight")] = unpack(fields["weight"], shape)
             bias = tensors.get(_join(name, "bias"))
             new[layer] = int_layer(
-                layer, Codes(**own, bias=bias, weight_bits=weight_bits, activation_bits=activation_bits)
+                layer, Codes(**fields, bias=bias, weight_bits=weight_bits, activation_bits=activation_bits)
             )
         new |= {modules[name]: nn.Identity() for name in json.loads(metadata["identities"])}
         model = replace(model, new)
         model.load_state_dict(tensors)
-    except (KeyError, RuntimeError) as error:  # a layer, a tensor that is not there; shapes and names that differ
+    except (KeyError, RuntimeError) as error:  # missing layers or tensors; different shapes or names
         reason = textwrap.shorten(str(error), 200)
         raise BsamValueError(
-            f"{path} does not fit {type(model).__name__} ({reason}): pass the float network that it is made of"
+            f"{path} does not fit {type(model).__name__} ({reason}): pass the float network it was made from"
         ) from error
     return model
 

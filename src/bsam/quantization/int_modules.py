@@ -11,11 +11,11 @@ from .modules import init_like
 
 
 class IntLayer(nn.Module):
-    """A layer with integer weights: codes and scales are buffers.
+    """A layer with integer weights; codes and scales are buffers.
 
     Args:
-        layer: a layer of the same shape.
-        codes: its weights and scales.
+        layer: a layer with the same shape.
+        codes: the weights and scales.
     """
 
     weight: Tensor
@@ -33,7 +33,7 @@ class IntLayer(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer by integers. The result has the type of ``x``."""
+        """Compute the layer with integers. The result has the dtype of ``x``."""
         codes = Codes(
             self.weight, self.weight_scale, self.input_scale, self.input_zero_point, self.bias,
             self.weight_bits, self.activation_bits,
@@ -54,5 +54,5 @@ class IntLinear(IntLayer, nn.Linear):
 
 
 def int_layer(layer: nn.Module, codes: Codes) -> IntLayer:
-    """Return the layer with integer weights for a convolution or a linear layer."""
+    """Return an integer layer in place of a convolution or linear layer."""
     return IntConv2d(layer, codes) if isinstance(layer, nn.Conv2d) else IntLinear(layer, codes)

@@ -22,14 +22,14 @@ GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "
 
 
 class QuantLayer(nn.Module):
-    """A layer with fake-quantized weight and input, made from a float one, whose parameters it takes over.
+    """A layer with fake-quantized weight and input, made from a float layer, with which it shares its parameters.
 
-    In training mode the layer computes with the values that the codes represent, in floating point and under autocast
-    if that is on. In eval mode it computes by integers what the converted layer computes, bit for bit, with the
-    gradients of the same floating-point computation.
+    In training mode the layer computes in floating point with the values that the codes represent, under autocast if
+    that is on. In eval mode it computes with integers, like the converted layer, bit for bit, and has the gradients of
+    the floating-point computation.
 
-    ``weight`` and ``bias`` are the floating-point parameters under their usual names, so that the state dict of the
-    float layer loads, also with ``strict=True``: the scales then begin anew. The bias is not quantized.
+    ``weight`` and ``bias`` are floating-point parameters under their usual names, so the state dict of the float layer
+    loads, even with ``strict=True``; the scales are then initialized again. The bias is not quantized.
 
     Args:
         layer: the float layer.
@@ -55,15 +55,15 @@ class QuantLayer(nn.Module):
         self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer with quantized weight and input."""
+        """Compute the layer with quantized weights and inputs."""
         exact = None if self.training else integer_output(self, self.codes(), x)
         if exact is not None and not torch.is_grad_enabled():
             return exact
         out = product(self, self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
-        return out if exact is None else exact + (out - out.detach())  # the difference is 0, and has the gradient
+        return out if exact is None else exact + (out - out.detach())  # the difference is 0, but carries the gradient
 
     def codes(self) -> Codes:
-        """Return integers and scales of the layer as it is now, without gradient; the codes in floating point."""
+        """Return the layer's current codes, in floating point, and scales, without gradient."""
         weight, inputs = self.weight_quantizer, self.input_quantizer
         with torch.no_grad():
             weight_scale, (input_scale, zero_point) = weight.current_scale(self.weight), inputs.current_scale()
@@ -82,7 +82,7 @@ class QuantLayer(nn.Module):
         if not any(name.startswith((f"{prefix}weight_quantizer.", f"{prefix}input_quantizer.")) for name in state_dict):
             self.weight_quantizer.reset(self.weight.detach())
             self.input_quantizer.reset()
-            for child in ("weight_quantizer", "input_quantizer"):  # they load next, and would report missing names
+            for child in ("weight_quantizer", "input_quantizer"):  # they load next and would report missing keys
                 getattr(self, child).state_dict(destination=state_dict, prefix=f"{prefix}{child}.")
 
 
@@ -110,7 +110,7 @@ class QuantLinear(QuantLayer, nn.Linear):
 
 
 def init_like(new: Any, layer: nn.Module, bias: bool) -> None:
-    """Initialize a subclass of ``nn.Conv2d`` or ``nn.Linear`` with the shape of a layer, without values."""
+    """Initialize a subclass of ``nn.Conv2d`` or ``nn.Linear`` with the shape of a layer, on the meta device."""
     if isinstance(layer, nn.Conv2d):
         geometry: dict[str, Any] = {name: getattr(layer, name) for name in GEOMETRY}
         nn.Conv2d.__init__(new, **geometry, bias=bias, device="meta")
@@ -120,17 +120,17 @@ def init_like(new: Any, layer: nn.Module, bias: bool) -> None:
 
 
 def quant_layers(model: nn.Module) -> list[QuantLayer]:
-    """Return the quantized layers of a network, or raise if it has none."""
+    """Return the quantized layers of a network; raise if it has none."""
     layers = [module for module in model.modules() if isinstance(module, QuantLayer)]
     if not layers:
-        raise BsamValueError(f"{type(model).__name__} has no quantized layer: call bsam.quantization.quantize first")
+        raise BsamValueError(f"{type(model).__name__} has no quantized layers: call bsam.quantization.quantize first")
     return layers
 
 
 def replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Put new modules in the place of old ones, under all their names. Return the model, or what replaces it."""
+    """Replace modules under all their names. Return the model, or its replacement."""
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children leaves out a second name
+        for name, child in list(parent._modules.items()):  # named_children skips second names
             if child is not None and child in new:
                 setattr(parent, name, new[child])
     return new.get(model, model)

@@ -1,4 +1,4 @@
-"""ONNX files of quantized networks, which other programs read and run."""
+"""Export quantized networks to ONNX files, and run them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from .int_files import write_file
 from .int_modules import IntLayer
 from .modules import replace
 
-OPSET = 21  # the first one with INT4 and UINT4
+OPSET = 21  # the first with INT4 and UINT4
 TYPES = {"FLOAT": 1, "UINT8": 2, "UINT4": 21}  # in onnx.TensorProto
-WEIGHT_TYPE = "bsam.weight_type"  # a note at nodes while the file is made
+WEIGHT_TYPE = "bsam.weight_type"  # node metadata during the export
 
 
 def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
-    """Write a quantized network to an ONNX file (opset 21). Return the file's size in bytes.
+    """Write a quantized network to an ONNX file (opset 21) and return the file's size in bytes.
 
     Weights of up to 4 bits are stored as INT4, two codes to a byte, others as INT8; DequantizeLinear multiplies them by
-    the scales of the output channels. Inputs of layers pass through QuantizeLinear and DequantizeLinear, of type UINT4
-    for 4 bits and UINT8 for 8; for other numbers of bits, of which there is no type, of type UINT8 after a Clip to the
-    range of the codes. Scales, biases and everything else, such as batch norm, are float32. A ResNet-18 of 4 bits takes
-    0.13 of the float one.
+    the scales of the output channels. Layer inputs pass through QuantizeLinear and DequantizeLinear, with type UINT4
+    for 4 bits and UINT8 for 8. Other numbers of bits have no ONNX type and use UINT8 after a Clip to the range of the
+    codes. Scales, biases and everything else, such as batch norm, are float32. A 4-bit ResNet-18 takes 0.13 times the
+    size of the float one.
 
-    The batch may have any size; all other sizes are those of ``x``. Needs the extra ``onnx``.
+    The file accepts any batch size; the other sizes are those of ``x``. Needs the extra ``onnx``.
 
     Args:
-        model: what :func:`~bsam.quantization.quantize` returned, trained or calibrated, or what
-            :func:`~bsam.quantization.convert` returned; in float32. It is not changed.
-        path: of the file, which is overwritten; if the export fails it is as it was.
-        x: a batch of inputs. Its values do not matter.
+        model: a network in float32 from :func:`~bsam.quantization.quantize`, trained or calibrated, or from
+            :func:`~bsam.quantization.convert`. It is not changed.
+        path: the file to write; an existing file is overwritten, or kept if the export fails.
+        x: a batch of inputs; only its shape and dtype are used.
     """
     for package in ("onnx", "onnxscript"):
         require_package(package, "onnx")
@@ -53,17 +53,17 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
 
 
 class OnnxNetwork(nn.Module):
-    """The network of an ONNX file, run by onnxruntime on the CPU; a module without parameters.
+    """The network in an ONNX file, run with onnxruntime on the CPU; a module without parameters.
 
-    It takes and returns tensors on any device, without gradient. onnxruntime has its default settings, with all
-    optimizations, and as many threads as torch. In files of :func:`export_onnx` these optimizations keep the values:
-    layers are computed in floating point from the values of the codes, biases are not rounded. The outputs differ from
-    those of the integer network by rounding, and where rounding decides between two codes, by a step of that code.
+    It takes and returns tensors on any device, without gradient. onnxruntime runs with its default settings (all
+    optimizations) and as many threads as torch. For files from :func:`export_onnx` the optimizations keep the values:
+    layers are computed in floating point from the values of the codes, and biases are not rounded. The outputs differ
+    from those of the integer network by floating-point rounding, and by a whole step where that changes a code.
 
     Needs the extra ``onnx``.
 
     Args:
-        path: of the file, with one input and one output.
+        path: the file; its network must have one input and one output.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -72,15 +72,15 @@ class OnnxNetwork(nn.Module):
         import onnxruntime
 
         if not Path(path).is_file():
-            raise BsamValueError(f"there is no file {path}")
+            raise BsamValueError(f"file {path} does not exist")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4  # errors are raised
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             (self._input,), (_,) = self._session.get_inputs(), self._session.get_outputs()
-        except Exception as error:  # its exceptions have no base class of their own
-            raise BsamValueError(f"{path} is no network that onnxruntime can read ({_reason(error)})") from error
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise BsamValueError(f"onnxruntime cannot read {path} ({_reason(error)})") from error
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for a batch."""
@@ -89,19 +89,19 @@ class OnnxNetwork(nn.Module):
 
 
 def run_onnx(path: Path | str, x: Tensor, *, batch_size: int = 256) -> Tensor:
-    """Return the outputs of an ONNX file, as :class:`OnnxNetwork` computes them, in batches.
+    """Return the outputs of the network in an ONNX file, computed in batches with :class:`OnnxNetwork`.
 
     Args:
-        path: of the file, such as one of :func:`export_onnx`.
+        path: the file, such as one from :func:`export_onnx`.
         x: the inputs.
-        batch_size: how many to compute at a time.
+        batch_size: number of inputs per batch.
     """
     network = OnnxNetwork(path)
     return torch.cat([network(batch) for batch in x.split(check_count("batch_size", batch_size))])
 
 
 class _OnnxLayer(nn.Module):
-    """A layer with integer weights as nodes of ONNX. It can be traced, and does not compute."""
+    """A layer with integer weights as ONNX nodes; it can be traced, but not run."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -129,12 +129,12 @@ class _OnnxLayer(nn.Module):
         weight_type = "INT4" if self.weight_is_4_bit else "INT8"
         weight = _node("DequantizeLinear", self.weight, self.weight_scale, weight_type=weight_type, axis=0)
         out = self.product(x, weight, None)
-        # Not by the convolution: onnxruntime rounds biases that it finds there to integers.
+        # added here, because onnxruntime rounds the bias of a convolution to integers
         return out if self.bias is None else out + self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
 
 
 def _node(op: str, x: Tensor, *scale: Tensor, dtype: str = "FLOAT", weight_type: str = "INT8", **axis: int) -> Tensor:
-    """Return the output of a node of ONNX, of the shape of ``x``."""
+    """Return the output of an ONNX node, with the shape of ``x``."""
     from torch.onnx.ops import symbolic
 
     note = {WEIGHT_TYPE: weight_type}
@@ -142,14 +142,14 @@ def _node(op: str, x: Tensor, *scale: Tensor, dtype: str = "FLOAT", weight_type:
 
 
 def _traced(model: nn.Module, x: Tensor) -> bytes:
-    """Return the content of the file."""
+    """Return the content of the ONNX file."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    example = torch.zeros(2, *x.shape[1:], dtype=x.dtype)  # the size 1 would be taken for a constant
+    example = torch.zeros(2, *x.shape[1:], dtype=x.dtype)  # a batch size of 1 would become a constant
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the exporter's, about its own code
+            warnings.simplefilter("ignore")  # the exporter's, about its implementation
             program: Any = torch.onnx.export(
                 model,
                 (example,),
@@ -162,19 +162,19 @@ def _traced(model: nn.Module, x: Tensor) -> bytes:
                 verbose=False,
             )
             _narrow(program.model.graph)
-            program.optimize()  # not before: it merges equal tensors, such as zero points of UINT4 and UINT8
+            program.optimize()  # afterwards, as it merges equal tensors, such as UINT4 and UINT8 zero points
             _keep_activations(program.model.graph)
-    except Exception as error:  # whatever the model's code raises on symbolic values
+    except Exception as error:  # the model's code may raise anything on symbolic values
         raise BsamValueError(
-            f"torch.onnx.export cannot follow the forward pass of {type(model).__name__} "
+            f"torch.onnx.export cannot trace the forward pass of {type(model).__name__} "
             f"({_reason(error.__cause__ or error)})"
         ) from error
-    ClearMetadataAndDocStringPass()(program.model)  # source code and paths
+    ClearMetadataAndDocStringPass()(program.model)  # removes source code and paths
     return onnx_ir.to_proto(program.model).SerializeToString()
 
 
 def _narrow(graph: Any) -> None:
-    """Turn weights and zero points of 4 bits, which are bytes in torch, into INT4 and UINT4."""
+    """Convert 4-bit weights and zero points, which are bytes in torch, to INT4 and UINT4."""
     import onnx_ir
 
     int4, uint4 = onnx_ir.DataType.INT4, onnx_ir.DataType.UINT4
@@ -190,11 +190,11 @@ def _narrow(graph: Any) -> None:
 
 
 def _keep_activations(graph: Any) -> None:
-    """Put a Min before each QuantizeLinear of type UINT4, which changes no code, but stops onnxruntime's optimizations.
+    """Insert a Min before each UINT4 QuantizeLinear; it changes no code, but prevents wrong optimizations.
 
-    onnxruntime 1.31 would omit a Relu before it for every zero point, which is right for 0 only, and move quantization
-    to where it has no operation for 4 bits: across a MaxPool, or into a convolution with weights of 8 bits. It would
-    then not load the file, nor one with a Clip before the node.
+    Without it, onnxruntime 1.31 drops a Relu before the node for every zero point, which is right only for 0. It also
+    moves quantization across a MaxPool or into a convolution with 8-bit weights, where it has no 4-bit operation, and
+    then fails to load the file. A Clip instead of the Min fails to load too.
     """
     import numpy as np
     import onnx_ir

@@ -1,4 +1,4 @@
-"""From a float network to a fake-quantized one."""
+"""Prepare a float network for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ def quantize(
     first_last_bits: int | None = 8,
     fold_batch_norm: bool = False,
 ) -> nn.Module:
-    """Return a copy of a network for quantization-aware training: its convolutions and linear layers quantize their
-    weights and inputs, in floating point.
+    """Return a copy of a network whose convolutions and linear layers fake-quantize their weights and inputs.
 
-    Weights are quantized symmetrically with a scale for each output channel, inputs affinely with one scale and zero
-    point. Everything else stays in floating point. The latent weights are the parameters that are trained, under the
-    names of the float network.
+    Weights are quantized symmetrically with one scale per output channel, inputs affinely with one scale and zero
+    point. Everything else stays in floating point. The trained parameters are the latent floating-point weights, under
+    the names of the float network.
 
     Args:
         model: the float network, which is not changed.
-        weight_bits: of the weights, 2 to 8.
-        activation_bits: of the inputs of the layers, 2 to 8.
-        scheme: ``"lsq"``: scales are parameters, which begin from the weights and from the first batch in training mode
-            (learned step size); ``"minmax"``: scales follow from the range of the weights and from moving averages of
-            the ranges of the inputs.
-        first_last_bits: of weights and inputs of the first and the last of the layers, in the order of
-            ``model.modules()``. These lose most by few bits and have a small share of the weights; LSQ and most papers
-            on 4 bits and fewer keep them at 8. None: like the others.
-        fold_batch_norm: whether to fold batch norm with its running statistics into the layer before it, as inference
-            engines do. Fine-tuning is then without batch norm.
+        weight_bits: number of bits of the weights, 2 to 8.
+        activation_bits: number of bits of the layer inputs, 2 to 8.
+        scheme: with ``"lsq"`` (learned step size), scales are parameters, initialized from the weights and from the
+            first batch in training mode. With ``"minmax"``, they come from the range of the weights and from moving
+            averages of the range of the inputs.
+        first_last_bits: number of bits of weights and inputs in the first and the last layer, in the order of
+            ``model.modules()``. These layers lose the most accuracy and hold few of the weights; LSQ and most papers on
+            4 bits and fewer keep them at 8. None treats them like the others.
+        fold_batch_norm: whether to fold batch norm with its running statistics into the preceding convolution, as
+            inference engines do. Fine-tuning then runs without batch norm.
 
     Example:
         >>> model = nn.Sequential(
@@ -81,31 +80,30 @@ def quantize(
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Raise unless the model has layers to quantize, and none that cannot be."""
+    """Raise unless the model has layers to quantize and none that cannot be quantized."""
     modules = {name or "the model": module for name, module in model.named_modules()}
     for name, module in modules.items():
         kind = type(module)
         if issubclass(kind, (QuantLayer, IntLayer)):
-            raise BsamValueError(f"{name} is quantized already ({kind.__name__}): pass the float model")
+            raise BsamValueError(f"{name} is already quantized ({kind.__name__}): pass the float model")
         weighted = (_ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
         if issubclass(kind, weighted) and kind not in (nn.Conv2d, nn.Linear):
             raise BsamValueError(
-                f"{name} cannot be quantized ({kind.__name__}): only torch.nn.Conv2d and torch.nn.Linear can, not "
-                "subclasses"
+                f"{name} cannot be quantized ({kind.__name__}): only torch.nn.Conv2d and torch.nn.Linear are supported"
             )
     if not any(isinstance(module, (nn.Conv2d, nn.Linear)) for module in modules.values()):
-        raise BsamValueError(f"{type(model).__name__} has no convolution or linear layer to quantize")
+        raise BsamValueError(f"{type(model).__name__} has no convolutions or linear layers to quantize")
 
 
 def calibrate(model: nn.Module, *inputs: Any) -> None:
-    """Initialize the scales of the inputs from a batch, as the first batch of a training would. Nothing else changes:
-    the batch is run with only the quantized layers in training mode.
+    """Initialize the input scales from a batch, as the first training batch would.
 
-    With ``scheme="minmax"`` further batches move the averages; with ``"lsq"`` they have no effect.
+    Nothing else changes: only the quantized layers run in training mode. With ``scheme="minmax"`` further batches
+    update the averages; with ``"lsq"`` they have no effect.
 
     Args:
-        model: what :func:`quantize` returned.
-        inputs: of one forward pass.
+        model: a network from :func:`quantize`.
+        inputs: the arguments of one forward pass.
 
     Example:
         >>> model = quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))).eval()
@@ -126,16 +124,16 @@ def calibrate(model: nn.Module, *inputs: Any) -> None:
 
 
 def parameter_groups(model: nn.Module, *, perturb_scales: bool = False, **settings: Any) -> list[dict[str, Any]]:
-    """Return the parameters of a quantized network in groups for the base optimizer: weights, then learned scales.
+    """Return parameter groups of a quantized network for the base optimizer: weights, then learned scales.
 
-    A sharpness-aware step perturbs the latent weights. It leaves the scales where they are in every pass, unless asked
-    to perturb them too; their gradients count in the norm of the whole gradient either way, of which they are a small
-    part. With ``scheme="minmax"`` there are no learned scales, and no second group.
+    A sharpness-aware step perturbs the latent weights but not the scales, unless ``perturb_scales`` is set. Either way
+    the gradients of the scales count in the gradient norm, of which they are a small part. With ``scheme="minmax"``
+    there are no learned scales and no second group.
 
     Args:
-        model: what :func:`quantize` returned.
-        perturb_scales: whether scales are perturbed.
-        settings: of the second group, such as ``lr`` and ``weight_decay``.
+        model: a network from :func:`quantize`.
+        perturb_scales: whether to perturb the scales.
+        settings: settings of the second group, such as ``lr`` and ``weight_decay``.
 
     Example:
         >>> import bsam
@@ -150,29 +148,29 @@ def parameter_groups(model: nn.Module, *, perturb_scales: bool = False, **settin
     scales = _learned_scales(model)
     groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if p not in scales]}]
     if scales:
-        own = [p for p in model.parameters() if p in scales]
-        groups.append({"params": own, PERTURB: perturb_scales, **settings})
+        ordered = [p for p in model.parameters() if p in scales]
+        groups.append({"params": ordered, PERTURB: perturb_scales, **settings})
     return groups
 
 
 def freeze_scales(model: nn.Module) -> None:
-    r"""Hold the learned scales of a quantized network fixed, as measurements of its curvature require.
+    r"""Make the learned scales of a quantized network constant, as its Hessian requires.
 
-    The loss is piecewise constant in the latent weights :math:`w`, and its Hessian is 0 wherever it exists. What
-    :class:`bsam.flatness.HessianOperator` takes as the Hessian is the derivative of the straight-through gradient,
+    The loss is piecewise constant in the latent weights :math:`w`, and its Hessian is 0 wherever it exists. Therefore
+    :class:`bsam.flatness.HessianOperator` uses the derivative of the straight-through gradient,
 
     .. math::
         H = M\, \nabla^2 L(\hat w)\, M,
 
-    with the quantized weights :math:`\hat w`, and a diagonal matrix :math:`M` that is 0 for latent weights whose codes
-    are clipped and else 1. In :math:`L` the quantized inputs of layers move as the inputs do, or not at all where they
-    are clipped. That is the curvature that training sees, and it is symmetric. By learned scales the gradient is an
-    estimate that is no derivative of anything, and its own derivative is not symmetric: with trainable scales a Hessian
-    is refused. Sharpness and landscapes need no derivative of the gradient. They are of the quantized loss itself, at
-    latent weights that were moved; trainable scales are moved too.
+    with the quantized weights :math:`\hat w` and a diagonal matrix :math:`M` that is 0 for latent weights whose codes
+    are clipped and 1 for the others. In :math:`L`, quantized layer inputs change with the inputs, except where they are
+    clipped. This is the curvature that training sees, and it is symmetric. The gradient with respect to learned scales
+    is not the derivative of any function, and its derivative is not symmetric, so ``HessianOperator`` raises an error
+    if scales are trainable. Sharpness and landscapes need no second derivative: they evaluate the quantized loss at
+    displaced latent weights, and displace trainable scales too.
 
     Args:
-        model: what :func:`quantize` returned. With ``scheme="minmax"`` there is nothing to freeze.
+        model: a network from :func:`quantize`. With ``scheme="minmax"`` there is nothing to freeze.
 
     Example:
         >>> from bsam.flatness import HessianOperator
@@ -191,5 +189,5 @@ def freeze_scales(model: nn.Module) -> None:
 
 
 def _learned_scales(model: nn.Module) -> set[nn.Parameter]:
-    quantizers = [one for layer in quant_layers(model) for one in (layer.weight_quantizer, layer.input_quantizer)]
-    return {one.scale for one in quantizers if isinstance(one, (LearnedWeightQuantizer, LearnedInputQuantizer))}
+    quantizers = [q for layer in quant_layers(model) for q in (layer.weight_quantizer, layer.input_quantizer)]
+    return {q.scale for q in quantizers if isinstance(q, (LearnedWeightQuantizer, LearnedInputQuantizer))}

@@ -1,4 +1,4 @@
-"""Quantizers of weights: where their scales come from."""
+"""Quantizers for weights: where their scales come from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 
 class WeightQuantizer(nn.Module):
-    """Symmetric fake quantization of a weight, with one scale for each output channel (dimension 0); a base class.
+    """Base class for the symmetric fake quantization of a weight, with one scale per output channel (dimension 0).
 
     The codes are signed, from :math:`-2^{b-1}` to :math:`2^{b-1} - 1`; the zero point is 0.
 
     Args:
         weight: the latent floating-point weight.
-        bits: of the codes, 2 to 8.
+        bits: number of bits of the codes, 2 to 8.
     """
 
     def __init__(self, weight: Tensor, bits: int) -> None:
@@ -27,10 +27,10 @@ class WeightQuantizer(nn.Module):
 
     @abstractmethod
     def current_scale(self, weight: Tensor) -> Tensor:
-        """Return the scales, positive, of the shape ``(C, 1, ...)``."""
+        """Return the positive scales, with shape ``(C, 1, ...)``."""
 
     def reset(self, weight: Tensor) -> None:
-        """Begin anew from a weight."""
+        """Initialize the scales from a weight."""
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight that the codes represent."""
@@ -47,19 +47,19 @@ class WeightQuantizer(nn.Module):
 
 
 class MinMaxWeightQuantizer(WeightQuantizer):
-    r"""The scale of a channel follows in each pass from its largest weight: :math:`s = \max |w| / q_{\max}`."""
+    r"""Takes the scale of each channel from its largest weight, in each pass: :math:`s = \max |w| / q_{\max}`."""
 
     def current_scale(self, weight: Tensor) -> Tensor:
-        """Return the scales, positive, of the shape ``(C, 1, ...)``; they have no gradient."""
+        """Return the positive scales, with shape ``(C, 1, ...)`` and without gradient."""
         return _largest(weight.detach(), self.qmax).clamp(min=EPS)
 
 
 class LearnedWeightQuantizer(WeightQuantizer):
-    r"""The scale of a channel is a parameter (LSQ), with the gradient scale :math:`1 / \sqrt{n\, q_{\max}}` for the
-    ``n`` weights of the channel.
+    r"""Learns the scale of each channel as a parameter (LSQ).
 
-    It begins at :math:`2\, \mathrm{mean}|w| / \sqrt{q_{\max}}`, as in the paper, or at :math:`\max |w| / q_{\max}` if
-    that is smaller: with 8 bits the paper's value would leave most codes unused. Its absolute value is used.
+    The gradient scale is :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` weights per channel. The initial scale is
+    :math:`2\, \mathrm{mean}|w| / \sqrt{q_{\max}}`, as in the paper, or :math:`\max |w| / q_{\max}` if that is smaller:
+    with 8 bits the paper's value would leave most codes unused. The absolute value of the scale is used.
     """
 
     def __init__(self, weight: Tensor, bits: int) -> None:
@@ -69,13 +69,13 @@ class LearnedWeightQuantizer(WeightQuantizer):
 
     @torch.no_grad()
     def reset(self, weight: Tensor) -> None:
-        """Begin anew from a weight."""
+        """Initialize the scales from a weight."""
         mean = weight.abs().mean(tuple(range(1, weight.dim())))
         largest = _largest(weight, self.qmax).flatten()
         self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, largest).clamp(min=EPS))
 
     def current_scale(self, weight: Tensor) -> Tensor:
-        """Return the scales, positive, of the shape ``(C, 1, ...)``."""
+        """Return the positive scales, with shape ``(C, 1, ...)``."""
         return positive(self.scale).view(-1, *(1,) * (weight.dim() - 1))
 
     def _grad_scale(self, weight: Tensor) -> float:
