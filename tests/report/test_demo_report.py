@@ -3,12 +3,14 @@ from dataclasses import replace
 import pytest
 
 from bsam.recipes import RECIPES
+from bsam.recipes.columns import SeedStatistics
+from bsam.recipes.demo_findings import demo_findings
 from bsam.recipes.digits_demo import TUNED_SGD, demo_recipe
 from bsam.recipes.experiments import TableCell
+from bsam.recipes.summaries import CellSummary
 from bsam.recipes.variants import variants
-from bsam.report.demo_report import demo_findings, draw_demo
+from bsam.report.demo_report import draw_demo
 from bsam.report.panels import line_style
-from bsam.report.summaries import CellSummary, SeedStatistics
 from bsam.training.config import Run
 
 RUN = Run("sgd", weight_decay=5e-4, label_noise=0.4)

@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 
 from bsam.recipes import RECIPES
+from bsam.recipes.columns import SeedStatistics
+from bsam.recipes.summaries import table_info
 from bsam.report.results import cell_info
-from bsam.report.summaries import SeedStatistics, table_info
 
 GROUPS = ["Head", "Shoulder", "Elbow", "Wrist", "Hip", "Knee", "Ankle", "Mean"]
 BASELINE = "mean pose, no network"

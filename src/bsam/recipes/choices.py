@@ -23,9 +23,9 @@ def tuned(recipe: Recipe) -> Recipe:
     SAM at the sum of both radii is left out: it is SAM at twice the radius, which SAM's candidates contain.
     """
     if not recipe.tunable:
-        raise BsamValueError(f"the recipe {recipe.name} sets or chooses its radii itself: leave --tune out")
+        raise BsamValueError(f"the recipe {recipe.name} is not tunable, as it sets its radii itself: leave --tune out")
 
-    def grid(scale: Scale | str) -> list[Run]:
+    def grid(scale: Scale) -> list[Run]:
         return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]
 
     labels = tuple(f"x {factor:g}" for factor in TUNING_FACTORS)

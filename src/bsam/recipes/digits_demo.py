@@ -25,14 +25,14 @@ from ..common.errors import BsamValueError
 from ..training.config import BASE, Run, arguments_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.names import find_name
+from .columns import MEMORISED, TOP_EIGENVALUE
+from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings
 from .experiments import Recipe, TableCell
 from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
 from .scales import SCALES, Scale, scale_of
 from .tuning import Tuning
 from .variants import arguments, variant_of, variants
 
-WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # of the row whose weight decay is chosen
-TUNED_SGD = "SGD, tuned weight decay"
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 _SHARED = SCALES["demo"].settings
@@ -102,9 +102,9 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         figures=("demo",),
         scales=("demo",),
         tuning=Tuning(candidates),
-        details=("memorised", "top_eigenvalue"),
+        details=(MEMORISED, TOP_EIGENVALUE),
         notes=lambda run: NOTES,
-        findings="demo",
+        findings=lambda summaries, states: demo_findings(summaries, states[0].run),
         seeds=5,
         method_title=lambda run: by_method(run).row,
     )

@@ -12,7 +12,8 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.pose import Pose
 from ..tasks.pose_metrics import SCORES, PoseScore
 from ..training.config import BASE, POSE, Run
-from .experiments import TableCell
+from .experiments import Recipe, TableCell
+from .paper import POSE as PUBLISHED
 from .scales import Scale, scale_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
@@ -80,3 +81,16 @@ def score_of_data(data: str) -> PoseScore:
     """Return how a data set of persons is scored."""
     joints = dataset_entry(data).classes
     return next(score for skeleton, score in SCORES.items() if len(skeleton.joints) == joints)
+
+
+POSE_RECIPE = Recipe(
+    "pose",
+    "Human pose estimation by SimCC",
+    pose,
+    by_method,
+    published_table=PUBLISHED,
+    figures=("skeletons", "training_curves"),
+    notes=pose_notes,
+    measures=MEASURES,
+    tunable=True,
+)

@@ -6,7 +6,10 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import QUANTIZED, Run
 from ..training.run_dir import run_dir_name
-from .experiments import COMPARED, TableCell
+from .cifar import COMPARED
+from .columns import TOP_EIGENVALUE
+from .experiments import Recipe, TableCell
+from .paper import QUANTIZATION
 from .scales import Scale, scale_of
 from .variants import variant_of, variants
 
@@ -51,3 +54,15 @@ def quantization_notes(run: Run) -> list[str]:
         "λmax: the largest eigenvalue of the Hessian of the training loss; of a quantized network the straight-through "
         "one, at its quantized weights.",
     ]
+
+
+QUANTIZATION_RECIPE = Recipe(
+    "quantization",
+    "Quantization-aware training with 4 bits",
+    quantization,
+    by_precision,
+    published_table=QUANTIZATION,
+    details=(TOP_EIGENVALUE,),
+    notes=quantization_notes,
+    tunable=True,
+)

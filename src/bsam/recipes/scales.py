@@ -35,8 +35,8 @@ class Scale:
 
     name: str
     about: str
-    networks: tuple[str, ...]
-    data: tuple[str, ...]
+    networks: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     probe: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)

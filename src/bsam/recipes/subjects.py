@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +17,7 @@ from ..flatness.dataset_loss import Batches, LossFunction
 from ..quantization import freeze_scales
 from ..tasks import TASKS
 from ..training.run_dir import NETWORK, RunDir, run_dir_name
+from .user_modules import import_name
 from .variants import variant_of
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
@@ -137,21 +135,10 @@ def load_run(folder: Path, images: int, device: torch.device, **places: Path) ->
 
 
 def find_loader(name: str) -> Callable[[Path], Any]:
-    """Return the function that ``module:function`` names; the module may lie in the current folder."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name or module_name.startswith("."):
-        raise BsamValueError(f"the loader must be named as module:function, got {name!r}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BsamValueError(
-            f"the loader's module {module_name!r} cannot be imported, neither installed nor from {os.getcwd()}: {error}"
-        ) from error
-    function = getattr(module, function_name, None)
+    """Return the function that ``module:function`` names; the module may be a file in the current folder."""
+    function = import_name("loader", name)
     if not callable(function):
-        raise BsamValueError(f"the loader's module {module_name!r} has no function {function_name!r}")
+        raise BsamValueError(f"the loader {name} must be a function, got {type(function).__name__}")
     return function
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..models.weight_loading import PRETRAINED
 from ..training.config import FINE_TUNING, Run
-from .experiments import COMPARED
-from .paper import TRANSFER_DATA
+from .cifar import COMPARED
+from .experiments import Recipe
+from .paper import TRANSFER, TRANSFER_DATA
 from .scales import Scale, scale_of
 from .variants import arguments, variants
 
@@ -43,3 +44,8 @@ def transfer(scale: Scale | str) -> list[Run]:
         for name in data
         for variant in (variants()[name] for name in COMPARED)
     ]
+
+
+TRANSFER_RECIPE = Recipe(
+    "transfer", "Pretrained networks, fine-tuned", transfer, published_table=TRANSFER, tunable=True
+)

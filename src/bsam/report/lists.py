@@ -64,7 +64,7 @@ def data_info() -> list[tuple[str, ...]]:
 
 def recipes_info() -> list[tuple[str, ...]]:
     """Return a row per recipe, with its runs of one seed on the largest scale."""
-    return [(r.name, r.title, str(len(r.runs(r.scales[-1])))) for r in RECIPES.values()]
+    return [(r.name, r.title, str(len(r.runs(r.scale_names[-1])))) for r in RECIPES.values()]
 
 
 LISTS: dict[str, Listing] = {

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from ..common.progress import duration
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
+from ..recipes.summaries import chosen_text
 from ..recipes.tuning import differing
 from ..recipes.variants import passes_of
 from ..tasks.task import HOLDOUT
-from .tables import TableSection, chosen_text
+from .tables import TableSection
 
 
 def tuning_sections(recipe: Recipe, found: Sequence[Choice]) -> list[TableSection]:
