@@ -126,10 +126,12 @@ def test_a_wrong_name_is_one_sentence(name, word):
     ],
 )
 def test_mistakes_are_found_before_training(mistake, word, tmp_path):
-    with pytest.raises(bsam.BsamError, match=word):
+    def begin():
         recipe = Recipe(**{"name": "toy", "title": "A toy", "grid": grid, "scales": (SMALL,), **mistake})
-        recipe.runs()
-        check_folder(tmp_path, recipe)
+        return recipe.runs(), check_folder(tmp_path, recipe)
+
+    with pytest.raises(bsam.BsamError, match=word):
+        begin()
 
 
 @pytest.mark.parametrize("data", ["fashion_mnist", "folder:pets"])

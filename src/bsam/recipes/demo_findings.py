@@ -16,17 +16,17 @@ WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates of that row
 
 
 def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
-    """Return what the numbers show and what they do not, as sentences.
+    """Return sentences on what the numbers show.
 
-    A difference counts where it is larger than the spread, the larger of the two standard deviations over the seeds.
+    A difference counts if it exceeds the spread: the larger of the two standard deviations over the seeds.
 
     Args:
-        summaries: of the demo's table.
-        run: one of its runs, with the shared settings.
+        summaries: the cells of the demo's table.
+        run: one of its runs, for the shared settings.
     """
-    rows = {each.cell.row: each for each in summaries if each.ours is not None}
+    rows = {summary.cell.row: summary for summary in summaries if summary.ours is not None}
     sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
-    lost = [f"{each.cell.row} diverged with every seed." for each in summaries if each.diverged and each.ours is None]
+    lost = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
     if sgd is None:
         lines = ["Without SGD there is nothing to compare with."]
     elif _accuracy(sgd).std is None:
@@ -40,12 +40,12 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
     return [
         *lines,
-        *lost,
+        *(f"{row} diverged with every seed." for row in lost),
         f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
         f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
-        f"Nothing is chosen on the test set: what the column chosen shows is the best of {len(WEIGHT_DECAYS)} tries by "
-        f"the accuracy after the last epoch on {VALIDATION} validation images, whose labels are clean, with one seed "
-        "that no other run has.",
+        f"Nothing is chosen on the test set: the column chosen shows the best of {len(WEIGHT_DECAYS)} candidates by "
+        f"the accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+        "other run has.",
         "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
     ]
 
@@ -65,7 +65,7 @@ def _share(row: CellSummary) -> str:
 
 
 def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
-    """Return by how much the accuracy is above another one, and the larger of their standard deviations."""
+    """Return the difference of two accuracies, and the larger of their standard deviations."""
     ours, theirs = _accuracy(row), _accuracy(other)
     return ours.mean - theirs.mean, max(ours.std or 0.0, theirs.std or 0.0)
 
@@ -89,7 +89,7 @@ def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
 
 
 def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
-    """Return how the best method compares with the next one, where there are two."""
+    """Compare the best method with the second best."""
     if len(rows) < 2:
         return []
     best, second = sorted(rows, key=lambda row: -_accuracy(row).mean)[:2]
@@ -99,22 +99,22 @@ def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
 
 
 def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
-    """Return the total radii that were chosen, where SAM and BSAM are both there."""
+    """Return the chosen total radii, if both SAM and BSAM were run."""
     sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
-    sam = [each for each in sam if each[0].startswith("SAM")]
+    sam = [(title, radius) for title, radius in sam if title.startswith("SAM")]
     both = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
     bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
     if not sam or not bsam:
         return []
     radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))
     return [
-        f"Chosen total radii: {radii}. To first order in the radii both methods correct the gradient in proportion to "
+        f"Chosen total radii: {radii}. To first order in the radii, both methods correct the gradient in proportion to "
         'this total, so compare them at equal totals: see "What BSAM does" in the documentation.'
     ]
 
 
 def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
-    """Return whether the row with the best accuracy is also the flattest one by the largest eigenvalue."""
+    """Say whether the most accurate row also has the smallest largest eigenvalue."""
     known = [
         (_accuracy(row).mean, top.mean, row.cell.row)
         for row in rows
@@ -122,7 +122,7 @@ def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
     ]
     if len(known) < 2:
         return []
-    best, flattest = max(known), min(known, key=lambda each: each[1])
+    best, flattest = max(known), min(known, key=lambda row: row[1])
     if best[2] == flattest[2]:
         return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
     return [

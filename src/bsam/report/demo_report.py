@@ -20,7 +20,7 @@ WIDTH = 13.0  # of the picture, in inches
 
 
 def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw accuracy and memorised labels over the epochs, the largest eigenvalue, and the loss around each network."""
+    """Draw accuracy and memorised labels over the epochs, the largest eigenvalues, and the loss around each network."""
     accuracy = score_metric(states[0].run)
     curves = curves_info(recipe, states, (accuracy, MEMORISED_METRIC))
     eigenvalues = {summary.cell.row: summary.details[TOP_EIGENVALUE.name] for summary in table_info(recipe, states)}
@@ -51,13 +51,13 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
 
 def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None]) -> None:
     values = list(eigenvalues.values())
-    for number, found in enumerate(values):
-        if found is not None:
+    for number, value in enumerate(values):
+        if value is not None:
             colour = line_style(number)["color"]
-            ax.errorbar(number, found.mean, found.std, color=colour, marker="o", markersize=7, capsize=4)
+            ax.errorbar(number, value.mean, value.std, color=colour, marker="o", markersize=7, capsize=4)
     ax.set_xticks(range(len(values)), list(eigenvalues), rotation=35, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    ends = [0.0, *(found.mean + side * (found.std or 0.0) for found in values if found is not None for side in (-1, 1))]
+    ends = [0.0, *(value.mean + side * (value.std or 0.0) for value in values if value is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     ax.set_ylim(min(ends) - margin, max(ends) + margin)
     ax.set_ylabel("largest eigenvalue of the Hessian")

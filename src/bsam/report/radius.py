@@ -16,15 +16,15 @@ from .figures import error_bars, network_and_data, score_metric
 from .panels import figure, legend, line_style, save, seeds_text, tidy
 
 METRICS: Mapping[str, Value] = {
-    "": score_of,  # its label is that of the task's measure
+    "": score_of,  # labelled with the measure of the task
     "flipped labels memorised, %": MEMORISED.value,
     "largest eigenvalue of the Hessian": TOP_EIGENVALUE.value,
 }
-Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 of the base optimizer alone
+Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 for the base optimizer alone
 
 
 def radius_lines_info(states: Sequence[RunState]) -> dict[str, Line]:
-    """Return a line per method, of finished runs, by title in the order of the tables."""
+    """Return a line per method, from finished runs, by title in the order of the tables."""
     order = [variant.title for variant in variants().values()]
     groups: dict[str, dict[float, list[RunState]]] = {}
     for state in states:
@@ -39,8 +39,9 @@ def radius_lines_info(states: Sequence[RunState]) -> dict[str, Line]:
 
 
 def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw accuracy, memorised labels and the largest eigenvalue against the total radius, a line per method; the base
-    optimizer alone is a horizontal line.
+    """Draw accuracy, memorised labels and the largest eigenvalue against the total radius, with a line per method.
+
+    The base optimizer alone is a horizontal line.
     """
     lines, run = radius_lines_info(states), states[0].run
     drawn = figure(13.0, 4.4)
@@ -62,7 +63,7 @@ def _draw_line(ax: Any, points: Mapping[float, SeedStatistics], title: str, numb
     if list(points) == [0.0]:
         ax.axhline(points[0.0].mean, label=title, linewidth=1.2, **style)
         return
-    x = [total * 1.03**number for total in points]  # whiskers side by side
+    x = [total * 1.03**number for total in points]  # separates the whiskers
     error_bars(ax, x, list(points.values()), label=title, **style)
 
 
