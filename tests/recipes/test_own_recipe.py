@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import bsam
 from bsam import cli
-from bsam.recipes import RECIPES, Published, PublishedTable, Recipe, Scale, recipe_of, variants
+from bsam.recipes import RECIPES, Published, PublishedTable, Recipe, Scale, variants
 from bsam.recipes.variants import MATCHED, arguments
-from bsam.report.results import check_folder
 from bsam.running import job
 from bsam.training.config import Run
 from fake_fit import FakeFit
@@ -94,44 +92,6 @@ def test_the_recipes_of_the_guide(module, monkeypatch, tmp_path):
     out = tmp_path / "runs" / "rho-on-digits-small"
     assert "| 0.2 | 90.00 (1) | 1.500 |" in (out / "table.md").read_text()
     assert {path.name for path in out.glob("*.png")} == {"accuracy_lines.png", "losses.png"}
-
-
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("no-such-recipe", "classification"),
-        (":x", "module:name"),
-        ("guide_recipes:", "module:name"),
-        ("no_such_module:x", "no_such_module"),
-        ("needs_more:x", "no_such_package"),
-        ("guide_recipes:no_such_name", "no_such_name"),
-        ("guide_recipes:grid", "Recipe"),
-    ],
-)
-@pytest.mark.usefixtures("module")
-def test_a_wrong_name_is_one_sentence(name, word):
-    with pytest.raises(bsam.BsamError, match=word) as error:
-        recipe_of(name)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "word"),
-    [
-        ({"grid": radii}, "cell"),  # both would be the row SAM, as if they were two seeds
-        ({"published_table": PublishedTable(("dat",), {})}, "dat"),
-        ({"figures": ("accuracy_lines",)}, "axis"),
-        ({"figures": ("lines",)}, "training_curves"),
-        ({"scales": ("huge",)}, "huge"),
-    ],
-)
-def test_mistakes_are_found_before_training(mistake, word, tmp_path):
-    def begin():
-        recipe = Recipe(**{"name": "toy", "title": "A toy", "grid": grid, "scales": (SMALL,), **mistake})
-        return recipe.runs(), check_folder(tmp_path, recipe)
-
-    with pytest.raises(bsam.BsamError, match=word):
-        begin()
 
 
 @pytest.mark.parametrize("data", ["fashion_mnist", "folder:pets"])

@@ -13,8 +13,6 @@ from bsam.recipes import RECIPES
 from bsam.recipes.pose import SETTINGS, pose
 from bsam.recipes.selection import select
 from bsam.recipes.variants import passes_of, variant_of
-from bsam.tasks.pose import Pose
-from bsam.training import fit
 
 COLUMNS = ("head", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PRINTED = {  # PCKh@0.5 in %, of these groups and on the mean
@@ -64,13 +62,6 @@ def test_smoke_needs_no_files():
     assert {(run.model, run.data, run.weights) for run in runs} == {("simcc_resnet8", "stick_figures", None)}
     passes = sum(passes_of(run) for run in runs) * runs[0].epochs * runs[0].limit_train
     assert passes <= 15 * 1000  # images, of which a core takes about 200 in a second
-
-
-def test_a_run_of_smoke_learns(monkeypatch):
-    monkeypatch.setattr("bsam.data.NUM_FIGURES", 400)
-    run = pose("smoke")[0]
-    mean_pose = Pose(run, torch.device("cpu")).baseline()["pck"]
-    assert fit(run, device="cpu").score > mean_pose + 0.27  # 0.69, and 0.30 for the mean pose
 
 
 def test_a_small_experiment(tmp_path, capsys, monkeypatch):

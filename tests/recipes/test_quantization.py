@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bsam.recipes import RECIPES
-from bsam.recipes.quantization import by_precision, quantization
+from bsam.recipes.quantization import quantization
 from bsam.recipes.selection import select, with_initial_runs
 from bsam.recipes.variants import variant_of
 from bsam.running.runner import Callbacks, RunsFailed, run_all
@@ -88,12 +88,6 @@ def test_chosen_runs_bring_what_they_begin_with():
     ]
     assert with_initial_runs(whole, runs) == whole
     assert with_initial_runs(runs, runs) == runs
-
-
-def test_the_float_network_has_a_row_of_its_own():
-    cells = [by_precision(run) for run in quantization("paper")[:3]]
-    assert [cell.row for cell in cells] == ["Full precision", "SGD", "SAM"]
-    assert {(cell.section, cell.column) for cell in cells} == {("CIFAR-10, W4A4", "ResNet-18")}
 
 
 def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-import bsam
 from bsam import cli
 from bsam.recipes import RECIPES
 from bsam.recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
@@ -200,9 +199,3 @@ def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):
     out = tmp_path / "runs" / "quantization-smoke-tuned"
     assert "rho 0.2*" in (out / "table.md").read_text()  # the largest candidate
     assert json.loads((out / "results.json").read_text())["tuned"]
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in TUNABLE])
-def test_recipes_that_set_their_radii_are_not_tuned(name):
-    with pytest.raises(bsam.BsamError, match=name):
-        tuned(RECIPES[name])

@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from bsam.recipes import RECIPES
 from bsam.recipes.columns import SeedStatistics
 from bsam.recipes.demo_findings import demo_findings
-from bsam.recipes.digits_demo import TUNED_SGD, demo_recipe
+from bsam.recipes.digits_demo import TUNED_SGD
 from bsam.recipes.experiments import TableCell
 from bsam.recipes.summaries import CellSummary
 from bsam.recipes.variants import variants
@@ -150,11 +149,3 @@ def test_without_a_finished_run_of_the_first_seed_there_are_no_surfaces(out, tmp
     recipe, states = out("demo")
     draw_demo(recipe, [replace(state, finished=state.run.seed == 1) for state in states], tmp_path / "demo.png")
     assert len(drawn[0].axes) == 3
-
-
-@pytest.mark.usefixtures("coarse")
-def test_all_methods_fit_into_one_picture(finished_run, tmp_path, drawn):
-    recipe = demo_recipe(variants())
-    draw_demo(recipe, [finished_run(run, tmp_path) for run in recipe.runs(seeds=2)], tmp_path / "demo.png")
-    assert len(drawn[0].axes[0].get_legend_handles_labels()[1]) == len(variants()) + 1
-    assert RECIPES["demo"].figures == ("demo",)

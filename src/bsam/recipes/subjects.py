@@ -149,7 +149,7 @@ def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> L
     if not isinstance(loaded, tuple) or len(loaded) != 3 or not isinstance(loaded[0], nn.Module):
         raise BsamTypeError(
             "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or DataLoader; "
-            f"got {type(loaded).__name__} for {path}"
+            f"for {path} it returned {type(loaded).__name__}"
         )
     model, loss_fn, data = loaded
     return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
