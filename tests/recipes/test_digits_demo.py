@@ -71,11 +71,6 @@ def test_every_setting_but_the_chosen_ones_is_shared():
     assert [by_method(run).row for run in recipe.runs()] == ROWS
 
 
-def test_methods_are_those_asked_for_each_once():
-    assert [by_method(run).row for run in demo_recipe(["msam", "sgd", "msam"]).runs()] == ["MSAM", "SGD", TUNED_SGD]
-    assert [by_method(run).row for run in demo_recipe(["saf"]).runs()] == ["SAF"]
-
-
 def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
     recipe = demo_recipe()
     runs = [replace(run, epochs=4) for run in recipe.runs(seeds=2, first_seed=3)]

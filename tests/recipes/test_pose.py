@@ -1,6 +1,7 @@
 """Human pose estimation: the runs, the published numbers, and a small experiment from the command line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from bsam.recipes import RECIPES
 from bsam.recipes.pose import SETTINGS, pose
 from bsam.recipes.selection import select
 from bsam.recipes.variants import passes_of, variant_of
+from bsam.tasks.pose import Pose
+from bsam.training import fit
 
 COLUMNS = ("head", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PRINTED = {  # PCKh@0.5 in %, of these groups and on the mean
@@ -62,6 +65,13 @@ def test_smoke_needs_no_files():
     assert {(run.model, run.data, run.weights) for run in runs} == {("simcc_resnet8", "stick_figures", None)}
     passes = sum(passes_of(run) for run in runs) * runs[0].epochs * runs[0].limit_train
     assert passes <= 15 * 1000  # images, of which a core takes about 200 in a second
+
+
+def test_a_run_of_smoke_learns(monkeypatch):
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", 260)
+    run = replace(pose("smoke")[0], limit_train=160, limit_test=40, epochs=4)
+    mean_pose = Pose(run, torch.device("cpu")).baseline()["pck"]
+    assert fit(run, device="cpu").score > mean_pose + 0.1
 
 
 def test_a_small_experiment(tmp_path, capsys, monkeypatch):

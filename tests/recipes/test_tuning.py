@@ -148,19 +148,6 @@ def test_a_try_that_diverged_is_a_result(small, monkeypatch, tmp_path):
     assert section.rows[1][1:6] == ("diverged",) * 4 + ("rho_max 0.025, rho_min 0.025*",)  # at the edge of the grid
 
 
-def test_without_flipped_labels_there_is_one_choice(monkeypatch, tmp_path):
-    recipe = RECIPES["classification"]
-    grid = [run for run in recipe.grid("smoke") if run.model == "resnet8" and variant_of(run).name in ("sgd", "sam")]
-    recipe = tuned(replace(recipe, grid=lambda scale: grid))
-    monkeypatch.setattr(job, "fit", scored(NOISY))
-    runs = recipe.runs("smoke")
-    run_all(tuning_runs(recipe, runs), tmp_path)
-    found = choices(recipe, runs, tmp_path)
-    (section,) = tuning_sections(recipe, found)
-    assert section.rows[0][:6] == ("SAM", "30.00", "50.00", "55.00", "40.00", "rho 0.1")
-    assert not any("true labels" in line for line in tuning_notes(recipe, found))
-
-
 def test_a_row_of_measures_says_what_was_chosen(monkeypatch, tmp_path):
     """The columns of the pose table are groups of joints: there is no column for the choice."""
     from bsam.recipes.summaries import table_info

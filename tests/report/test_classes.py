@@ -2,7 +2,6 @@
 
 import io
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,15 +119,8 @@ def test_tensorboard_has_the_settings_and_the_pictures_of_the_run(trained):
         assert image.step == 1
         with Image.open(io.BytesIO(image.encoded_image_string)) as shown, Image.open(trained / f"{name}.png") as file:
             assert np.array_equal(np.asarray(shown), np.asarray(file.convert("RGB")))
-    found = {
-        tag.removeprefix("_hparams_/"): HParamsPluginData.FromString(metadata.plugin_data.content)
-        for tag, metadata in events.summary_metadata.items()
-        if metadata.plugin_data.plugin_name == "hparams"
-    }
-    values = found["session_start_info"].session_start_info.hparams
-    shown = SimpleNamespace(**{name: value.number_value or value.string_value for name, value in values.items()})
-    assert (shown.method, shown.rho, shown.batch, shown.data) == ("sam", 0.1, 64.0, "digits")
-    (metric,) = found["experiment"].experiment.metric_infos
-    assert metric.name.tag == "test_accuracy"
-    assert metric.name.tag in events.Tags()["scalars"]
-    assert "session_end_info" in found
+    start = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    values = HParamsPluginData.FromString(start).session_start_info.hparams
+    shown = {name: value.number_value or value.string_value for name, value in values.items()}
+    assert {"method": "sam", "rho": 0.1, "batch": 64.0, "data": "digits"}.items() <= shown.items()
+    assert "test_accuracy" in events.Tags()["scalars"]

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import bsam
@@ -96,18 +95,6 @@ def test_the_grid_shows_every_image_with_its_skeleton(found, monkeypatch, tmp_pa
     (ax,) = saved[1][0].axes
     assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 97.5), (199.5, 99.5))
     assert ax.get_images()[0].get_array().shape[:2] == (100, 98)
-
-
-def test_the_legend_of_a_grid_has_room(found, monkeypatch, tmp_path):
-    saved = []
-    monkeypatch.setattr(predictions, "save", lambda drawn, path: saved.append(drawn))
-    predictions.draw_joints_grid([found()], tmp_path / "grid.png")
-    (drawn,) = saved
-    FigureCanvasAgg(drawn).draw()
-    (legend,) = drawn.legends
-    box = legend.get_window_extent()
-    assert drawn.bbox.x0 <= box.x0 < box.x1 <= drawn.bbox.x1
-    assert [text.get_text() for text in legend.get_texts()] == ["person's right", "person's left"]
 
 
 def colours(path):

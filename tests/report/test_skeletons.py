@@ -158,12 +158,3 @@ def test_eight_persons_at_most_and_other_data_in_a_part_of_its_own(state, figure
     shown = np.array([ax.get_visible() for ax in second.axes]).reshape(2, 8)
     assert shown[:, :2].all()
     assert not shown[:, 2:].any()
-
-
-def test_without_predictions_there_is_no_figure(state, figures, tmp_path):
-    first = state("a")
-    (first.path / "predictions.npz").unlink()
-    skeletons.draw_skeletons(
-        RECIPE, [first, state("b", finished=False), state("c", seed=1)], tmp_path / "skeletons.png"
-    )
-    assert figures == []

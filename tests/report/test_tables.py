@@ -89,15 +89,6 @@ def test_rows_columns_and_sections_in_which_nothing_has_ended_are_left_out(finis
     assert len(sections_info(recipe, nothing)) == 3
 
 
-def test_without_published_numbers_there_is_no_column_for_them(finished_run):
-    recipe = RECIPES["gradient-conflict"]
-    cells = table_info(recipe, [finished_run(run) for run in recipe.runs("paper")])
-    section = sections_info(recipe, cells)[1]
-    assert section.header == ("rho_min", "CIFAR-100")
-    assert section.rows == (("0.1, fixed", "90.00 (1)"), ("0.1 to 0.05", "90.00 (1)"), ("0.1 to 0", "90.00 (1)"))
-    assert not any(line.startswith("paper") for line in caption(recipe, cells, RUN))
-
-
 def test_markdown_and_terminal_say_the_same(finished_run, shown):
     recipe = RECIPES["label-noise"]
     sections = sections_info(recipe, table_info(recipe, [finished_run(run) for run in recipe.runs("paper", seeds=2)]))
