@@ -44,13 +44,6 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
         assert radii == pytest.approx(expected)
 
 
-def test_the_papers_radii_are_among_them():
-    runs = [run for run in RECIPE.runs("paper") if run.data == "cifar10"]
-    assert {"rho": 0.05} in [run.arguments for run in runs]
-    assert {"rho_max": 0.05, "rho_min": 0.05} in [run.arguments for run in runs]
-    assert {run.epochs for run in runs} == {200}
-
-
 def states(scores):
     """Finished runs of the study with these scores, by method, total radius and seed."""
     for run in RECIPE.runs("paper", seeds=3):

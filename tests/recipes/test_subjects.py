@@ -34,16 +34,6 @@ def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
 MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
 
 
-def test_model_and_batches_go_to_the_device_and_other_things_pass():
-    model, _, data = load(
-        lambda path: (nn.Linear(2, 1), F.mse_loss, [(torch.ones(1, 2), "label")]), Path("some.pt"), torch.device("meta")
-    )
-    assert model.weight.device.type == "meta"
-    for _ in range(2):
-        ((x, y),) = data
-        assert (x.device.type, y) == ("meta", "label")
-
-
 class Own:
     """Something that knows itself how to move."""
 

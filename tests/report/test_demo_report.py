@@ -107,16 +107,11 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     assert [points.lines[0].get_color() for points in eigenvalues.containers] == own
     names = [label.get_text() for label in eigenvalues.get_xticklabels()]
     assert names == [line.get_label() for line in accuracy.lines]
-    assert eigenvalues.get_ylim()[0] < 0
-    assert eigenvalues.get_ylim()[1] > 1.05 * max(heights)
     titles = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
     assert [ax.get_title().split("\nloss")[0] for ax in surfaces] == titles
     assert [ax.title.get_color() for ax in surfaces] == own
     assert len({tuple(ax.collections[0].levels) for ax in surfaces}) == 1
     assert bar.get_ylabel() == "loss"
-    heading = drawn[0].subfigs[1]._suptitle.get_window_extent()
-    assert heading.y0 >= max(ax.title.get_window_extent().y1 for ax in surfaces)
-    assert min(ax.xaxis.label.get_window_extent().y0 for ax in surfaces) >= 0
 
 
 @pytest.mark.usefixtures("coarse")

@@ -18,13 +18,6 @@ def made(n, folder="pictures"):
     return Prediction(Path(folder, f"{n}.png"), Resize(6), ("cat", "dog", "owl"), (0.75, 0.2, 0.0504))
 
 
-def test_lines():
-    assert predictions.prediction_lines([made(1), made(1000)]) == [
-        "pictures/1.png     cat 75.0%, dog 20.0%, owl 5.0%",
-        "pictures/1000.png  cat 75.0%, dog 20.0%, owl 5.0%",
-    ]
-
-
 @pytest.mark.parametrize(("n", "columns", "rows"), [(1, 1, 1), (5, 4, 2)])
 def test_the_grid_shows_every_image_with_its_classes(n, columns, rows, monkeypatch, tmp_path):
     saved = []
@@ -57,20 +50,6 @@ def found(tmp_path):
         return FoundJoints(path, np.array(joints, dtype=float), box, SKELETON)
 
     return make
-
-
-def test_lines_of_joints(found):
-    first, second = found(), found("b.png", joints=((-1, 2), (3, np.nan), (1234.56, 0)))
-    assert predictions.joint_lines([first, second]) == [
-        str(first.path),
-        "  head top       50.0     20.0",
-        "  right hand     10.3    100.0",
-        "  left hand      90.0    120.0",
-        str(second.path),
-        "  head top       -1.0      2.0",
-        "  right hand      3.0      nan",
-        "  left hand    1234.6      0.0",
-    ]
 
 
 def test_the_grid_shows_every_image_with_its_skeleton(found, monkeypatch, tmp_path):

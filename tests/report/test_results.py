@@ -36,16 +36,6 @@ def test_what_a_recipe_writes(name, out, tmp_path):
     assert "Run on cpu, torch 2, bsam 1, 2026-11-10 to 2026-11-11." in (tmp_path / "table.md").read_text()
 
 
-def test_details_are_in_the_results(out, tmp_path):
-    recipe, states = out("demo")
-    write_results(tmp_path, replace(recipe, figures=()), "demo", states)
-    cells = json.loads((tmp_path / "results.json").read_text())["table"]
-    assert [cell["row"] for cell in cells] == ["SGD", "SAM", "BSAM (Algorithm 1)", "SGD, tuned weight decay"]
-    assert cells[1]["memorised"] == {"mean": pytest.approx(1.05), "std": pytest.approx(0.05 * 2**0.5), "n": 2}
-    assert cells[1]["top_eigenvalue"]["mean"] == pytest.approx(10.1005)
-    assert [cell["chosen"] for cell in cells] == [None, None, None, {"weight_decay": 0.03}]
-
-
 def test_nothing_finished_is_a_table_of_dashes_and_no_figure(tmp_path):
     recipe = RECIPES["training-curves"]
     states = [state_of(run, tmp_path) for run in recipe.runs("smoke")]

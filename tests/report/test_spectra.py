@@ -48,11 +48,6 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
     texts = [ax.texts[0].get_text() for ax in (a, b, c)]
     assert texts[0].startswith("max 4, mean 2.05, variance 1.9")
     assert [ax.get_title() for ax in (a, b, c)] == ["a", "b (not converged)", "c (not converged)"]
-    drawn[0].canvas.draw()
-    for ax in (a, b, c):  # between the bars and the title, in the width of the panel
-        text, title = ax.texts[0].get_window_extent(), ax.title.get_window_extent()
-        assert ax.get_window_extent().y1 <= text.y0 < text.y1 <= title.y0
-        assert text.width <= 3.6 * drawn[0].dpi
     assert c.get_position().y1 < a.get_position().y0  # a row of its own
     assert len({ax.patches[0].get_facecolor() for ax in (a, b, c)}) == 3
     assert [ax.get_ylabel().split("\n")[0] for ax in (a, b, c)] == ["one", "", "two"]

@@ -51,7 +51,6 @@ __all__ = (
     "variants",
 )
 
-#: the recipes of the library, by name
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (

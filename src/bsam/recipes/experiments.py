@@ -71,14 +71,14 @@ class Recipe:
         cell: the position of a run in the table.
         rows: the header of the first column, which says what the rows are.
         published_table: published numbers, shown beside ours.
-        figures: names in :data:`bsam.report.results.FIGURES`, or functions ``draw(recipe, states, path)``.
+        figures: names in ``bsam.report.results.FIGURES``, or functions ``draw(recipe, states, path)``.
         axis: the horizontal axis of the figure ``accuracy_lines``.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
         tuning: how settings of the runs are chosen first; None runs them as they are.
         details: further columns of the table.
         notes: called with one of the runs; returns the lines below the table.
         findings: called with the cells of the table and the states of the runs; returns sentences on what they show.
-        measures: metrics of a run, each in its own column in place of :attr:`TableCell.column`; empty shows the measure
+        measures: metrics of a run, each in its own column in place of ``TableCell.column``; empty shows the measure
             of the task alone. Such a table has no other columns.
         tunable: whether ``--tune`` can choose its radii.
         smoke: the name of the scale that runs under the name ``smoke``.
@@ -175,7 +175,7 @@ class Recipe:
         return scale_of(self.smoke if scale == "smoke" else scale)
 
     def published(self, run: Run, measure: Measure | None = None) -> Published | None:
-        """Return the published number for a run; for one of :attr:`measures` if there are any."""
+        """Return the published number for a run; for one of the recipe's measures if it has any."""
         if self.published_table is None:
             return None
         variant = variant_of(run).name
