@@ -83,7 +83,7 @@ def find_models(
 def _files(paths: Sequence[Path], loader_name: str | None) -> MeasuredModels:
     if loader_name is None:
         raise BsamValueError(
-            f"{paths[0]} is a file: pass the function that loads it as --loader MODULE:FUNCTION, or give a run "
+            f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
             "directory of bsam train"
         )
     function = find_loader(loader_name)

@@ -33,7 +33,7 @@ class MethodVariant:
     Args:
         name: its name on the command line.
         title: its name in a table.
-        method: of :data:`bsam.methods.METHODS`, or ``"base"``.
+        method: a name in ``bsam.METHODS``, or ``"base"``.
         arguments: those that differ from the method's first variant.
         radii: arguments that are multiples of the data set's radius.
         note: a line below tables with this variant.
