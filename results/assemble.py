@@ -1,8 +1,8 @@
-"""Write tables, figures and results.json of a folder from the metrics in it: python results/assemble.py FOLDER
+"""Write the tables, figures and results.json of a folder from its metrics: python results/assemble.py FOLDER
 
-`runs.json` in the folder describes the runs: the settings that all of them share, and for each file `NAME.jsonl` its
-method, arguments, seed, commit, machine, and the largest eigenvalue where it was measured. Each recipe that it lists is
-written to a folder, "." for this one. A run of a recipe without metrics is shown as missing.
+`runs.json` in the folder lists the settings that all runs share, and for each file `NAME.jsonl` its method, arguments,
+seed, commit, machine, and the largest eigenvalue if it was measured. It also lists recipes, each with the folder for
+its results ("." is this one). A run of a recipe without metrics is shown as missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Ite
         lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         run = Run(about["method"], about.get("arguments", {}), seed=about["seed"], **listed["settings"])
         if len(lines) != run.epochs:
-            raise SystemExit(f"{name}.jsonl has {len(lines)} epochs, and the runs have {run.epochs}")
+            raise SystemExit(f"{name}.jsonl must have {run.epochs} epochs, as runs.json says; got {len(lines)}")
         path = scratch / run_dir_name(run)
         path.mkdir()
         (path / "environment.json").write_text(json.dumps(listed["machines"].get(about.get("machine"), [])))
@@ -40,13 +40,13 @@ def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Ite
         yield RunState(run, path, tuple(map(json.loads, lines)), finished=True)
 
 
-def states_of(recipe: Recipe, found: list[RunState], scale: str, seeds: int) -> list[RunState]:
-    """Return the states of a recipe's runs on the data of these, in its order; of those without metrics, unfinished.
+def states_of(recipe: Recipe, finished: list[RunState], scale: str, seeds: int) -> list[RunState]:
+    """Return the states of a recipe's runs on the data of the finished runs; a run without metrics is not finished.
 
     SAM at the sum of both radii is trained as SAM with a fixed radius, which is the same to the last bit.
     """
-    first = found[0].run
-    by_settings = {_key(state.run): state for state in found}
+    first = finished[0].run
+    by_settings = {_key(state.run): state for state in finished}
     states = []
     for run in recipe.runs(scale, seeds):
         if (run.model, run.data, run.label_noise) == (first.model, first.data, first.label_noise):
@@ -56,7 +56,7 @@ def states_of(recipe: Recipe, found: list[RunState], scale: str, seeds: int) -> 
 
 
 def _key(run: Run) -> str:
-    """Return the settings of a run with all arguments of its method; a floor that equals the radius is none."""
+    """Return the settings of a run with all arguments of its method, without a floor that equals the radius."""
     arguments = dict(run.arguments)
     if run.method != BASE:
         parameters = inspect.signature(METHODS[run.method]).parameters
@@ -70,16 +70,16 @@ def _key(run: Run) -> str:
 
 
 def main() -> None:
-    """Write what `runs.json` of a folder lists."""
+    """Write the results that `runs.json` of a folder lists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     listed = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
     for name, about in listed["recipes"].items():
         with tempfile.TemporaryDirectory() as scratch:
-            found = list(finished_runs(folder, listed, Path(scratch)))
+            finished = list(finished_runs(folder, listed, Path(scratch)))
             recipe, out = recipe_of(name), (folder / about["out"]).resolve()
-            states = states_of(recipe, found, about["scale"], about["seeds"])
+            states = states_of(recipe, finished, about["scale"], about["seeds"])
             out.mkdir(exist_ok=True)
             for path in write_results(out, replace(recipe, figures=()), about["scale"], states):
                 print(path)

@@ -2,14 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-import bsam
 from bsam.recipes.choices import tuning_runs, with_tuned_settings
 from bsam.recipes.digits_demo import DEFAULT, TUNED_SGD, by_method, candidates, demo_recipe
 from bsam.recipes.variants import arguments, variant_of, variants
 from bsam.running import job
 from bsam.running.runner import run_all
 from bsam.training.config import Run
-from bsam.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 
 SHARED = {
@@ -73,15 +71,6 @@ def test_every_setting_but_the_chosen_ones_is_shared():
     assert [by_method(run).row for run in recipe.runs()] == ROWS
 
 
-def test_methods_are_those_asked_for_each_once():
-    assert [by_method(run).row for run in demo_recipe(["msam", "sgd", "msam"]).runs()] == ["MSAM", "SGD", TUNED_SGD]
-    assert [by_method(run).row for run in demo_recipe(["saf"]).runs()] == ["SAF"]
-    with pytest.raises(bsam.BsamError, match=r"one of sgd, sam, .*saf, mesa, bsam, bsam-2.*got 'adam'"):
-        demo_recipe(["sgd", "adam"])
-    with pytest.raises(bsam.BsamError, match="at least one method"):
-        demo_recipe([])
-
-
 def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
     recipe = demo_recipe()
     runs = [replace(run, epochs=4) for run in recipe.runs(seeds=2, first_seed=3)]
@@ -122,14 +111,3 @@ def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, monk
     assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # nor in the middle of it
     run_all(trials, tmp_path)
     assert with_tuned_settings(recipe, [run], tmp_path) == [replace(run, arguments={"rho": 0.2})]
-
-
-def test_a_candidate_that_diverged_is_not_chosen(tmp_path, monkeypatch):
-    recipe = demo_recipe(["sam"])
-    run = recipe.runs()[0]
-    trials = tuning_runs(recipe, [run])
-    fit = FakeFit(lambda run: 0.1)
-    fit.trouble[run_dir_name(trials[0])] = "diverged"
-    monkeypatch.setattr(job, "fit", fit)
-    run_all(trials, tmp_path)
-    assert with_tuned_settings(recipe, [run], tmp_path)[0].arguments == {"rho": 0.2}

@@ -1,56 +1,55 @@
 import pytest
 
-from bsam.recipes.paper import TABLES, published
+from bsam.recipes import paper
+from bsam.recipes.paper import Published, PublishedTable
+
+COUNTS = {
+    "CLASSIFICATION": 54,
+    "RHO_MIN_STUDY": 10,
+    "LABEL_NOISE": 24,
+    "TRANSFER": (2 + 4) * 5 * 3,  # the paper's networks, and those whose weights can be converted
+    "POSE": 3 * 8,
+    "QUANTIZATION": 2 * 4,
+}
 
 
 @pytest.mark.parametrize(
     ("table", "place", "mean", "std"),
     [
-        ("classification", {"model": "resnet18", "data": "cifar100", "method": "asam"}, 81.68, 0.12),
-        ("classification", {"model": "wide_resnet28_10", "data": "cifar100", "method": "bsam"}, 85.51, 0.14),
-        ("classification", {"model": "pyramidnet110", "data": "cifar10", "method": "sgd"}, 97.1, 0.08),
-        ("classification", {"model": "pyramidnet110", "data": "cifar100", "method": "looksam"}, 83.76, 0.45),
-        ("rho_min_study", {"data": "cifar10", "rho_min": 0.25}, 96.18, 0.09),
-        ("rho_min_study", {"data": "cifar100", "rho_min": 0.05}, 81.65, 0.04),
-        ("label_noise", {"data": "cifar10", "method": "bsam", "label_noise": 0.8}, 78.27, None),
-        ("label_noise", {"data": "cifar100", "method": "sgd", "label_noise": 0.6}, 31.46, None),
+        (paper.CLASSIFICATION, ("resnet18", "cifar100", "asam"), 81.68, 0.12),
+        (paper.CLASSIFICATION, ("wide_resnet28_10", "cifar100", "bsam"), 85.51, 0.14),
+        (paper.CLASSIFICATION, ("pyramidnet110", "cifar10", "sgd"), 97.1, 0.08),
+        (paper.CLASSIFICATION, ("pyramidnet110", "cifar100", "looksam"), 83.76, 0.45),
+        (paper.RHO_MIN_STUDY, ("cifar10", 0.25), 96.18, 0.09),
+        (paper.RHO_MIN_STUDY, ("cifar100", 0.05), 81.65, 0.04),
+        (paper.LABEL_NOISE, ("cifar10", "bsam", 0.8), 78.27, None),
+        (paper.LABEL_NOISE, ("cifar100", "sgd", 0.6), 31.46, None),
     ],
 )
 def test_numbers_as_printed(table, place, mean, std):
-    found = published(table, **place)
-    assert (found.mean, found.std) == (mean, std)
+    assert table.numbers[place] == Published(mean, std, table.numbers[place].note)
 
 
-def test_every_cell_of_the_six_tables():
-    assert {name: len(cells) for name, cells in TABLES.items()} == {
-        "classification": 54,
-        "rho_min_study": 10,
-        "label_noise": 24,
-        "transfer": (2 + 4) * 5 * 3,  # the paper's networks, and those whose weights can be converted
-        "pose": 3 * 8,
-        "quantization": 2 * 4,
-    }
+def test_the_tables_are_complete():
+    assert {name: len(getattr(paper, name).numbers) for name in COUNTS} == COUNTS
 
 
-def test_the_study_and_the_classification_table_agree_where_they_are_one_run():
+def test_the_study_and_the_classification_table_agree_where_they_share_a_run():
     for data, rho_min in (("cifar10", 0.05), ("cifar100", 0.1)):
-        assert published("rho_min_study", data=data, rho_min=rho_min) == published(
-            "classification", model="resnet18", data=data, method="bsam"
-        )
+        assert paper.RHO_MIN_STUDY.numbers[data, rho_min] == paper.CLASSIFICATION.numbers["resnet18", data, "bsam"]
 
 
-def test_what_the_authors_did_not_run_is_said():
-    notes = {(model, method): cell.note for (model, _, method), cell in TABLES["classification"].items()}
+def test_numbers_from_elsewhere_have_a_note():
+    notes = {(model, method): cell.note for (model, _, method), cell in paper.CLASSIFICATION.numbers.items()}
     longer = {place for place, note in notes.items() if "300 epochs" in note}
     assert longer == {("pyramidnet110", method) for method in ("asam", "fisher_sam", "friendly_sam")}
-    assert {method for (_, method), note in notes.items() if note} == {
-        "asam",
-        "fisher_sam",
-        "friendly_sam",
-        "esam",
-        "saf",
-    }
+    taken = {"asam", "fisher_sam", "friendly_sam", "esam", "saf"}
+    assert {method for (_, method), note in notes.items() if note} == taken
 
 
-def test_what_the_paper_does_not_have():
-    assert published("classification", model="resnet18", data="cifar10", method="msam") is None
+def test_a_number_is_found_by_its_keys():
+    table = PublishedTable(("data", "method"), {("digits", "sam"): Published(97.0)})
+    assert table.number({"data": "digits", "method": "sam", "seed": 3}) == Published(97.0)
+    assert table.number({"data": "digits", "method": "sgd"}) is None
+    with pytest.raises(ValueError, match="method"):
+        table.number({"data": "digits"})

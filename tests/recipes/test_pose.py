@@ -1,6 +1,7 @@
 """Human pose estimation: the runs, the published numbers, and a small experiment from the command line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,10 +68,10 @@ def test_smoke_needs_no_files():
 
 
 def test_a_run_of_smoke_learns(monkeypatch):
-    monkeypatch.setattr("bsam.data.NUM_FIGURES", 400)
-    run = pose("smoke")[0]
+    monkeypatch.setattr("bsam.data.NUM_FIGURES", 260)
+    run = replace(pose("smoke")[0], limit_train=160, limit_test=40, epochs=4)
     mean_pose = Pose(run, torch.device("cpu")).baseline()["pck"]
-    assert fit(run, device="cpu").score > mean_pose + 0.27  # 0.69, and 0.30 for the mean pose
+    assert fit(run, device="cpu").score > mean_pose + 0.1
 
 
 def test_a_small_experiment(tmp_path, capsys, monkeypatch):

@@ -8,10 +8,10 @@ import torch
 import bsam
 from bsam import cli
 from bsam.recipes import RECIPES, scales
-from bsam.recipes.radius import TOTALS, total_radius
+from bsam.recipes.radius import TOTALS, radius_findings, total_radius
 from bsam.recipes.scales import scale_of
 from bsam.recipes.variants import variant_of
-from bsam.report.radius import radius_findings, radius_lines_info
+from bsam.report.radius import radius_lines_info
 from bsam.training import loop
 from bsam.training.run_dir import RunState
 
@@ -37,17 +37,11 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
             radii.append(sum(optimizer.radii(name) for name in names))
         assert total_radius(run) == pytest.approx(radii[0])
         found[variant_of(run).name, total_radius(run)] = radii
-    assert list(found) == [(name, total) for total in TOTALS[data] for name in NAMES]
+    totals = (0.1, 0.2, 0.4, 0.6) if data == "digits" else (0.05, 0.1, 0.2, 0.4)
+    assert list(found) == [(name, total) for total in totals for name in NAMES]
     for (name, total), radii in found.items():
         expected = [total] * 3 if name == "sam" else [total, 0.75 * total, 0.5 * total]
         assert radii == pytest.approx(expected)
-
-
-def test_the_papers_radii_are_among_them():
-    runs = [run for run in RECIPE.runs("paper") if run.data == "cifar10"]
-    assert {"rho": 0.05} in [run.arguments for run in runs]
-    assert {"rho_max": 0.05, "rho_min": 0.05} in [run.arguments for run in runs]
-    assert {run.epochs for run in runs} == {200}
 
 
 def states(scores):
@@ -98,13 +92,25 @@ def test_smoke(tmp_path, monkeypatch, capsys):
     small = {**demo.settings, "epochs": 1, "warmup": 0, "limit_train": 64, "limit_test": 50, "batch": 32}
     less = scales.Scale("demo", "", demo.networks, demo.data, settings=small, threads=1)
     monkeypatch.setattr(scales, "SCALES", {**scales.SCALES, "demo": less})
-    command = ["run", "radius", "--scale", "smoke", "--out", str(tmp_path), "--device", "cpu", "--seeds", "2"]
+    command = [
+        "run",
+        "radius",
+        "--scale",
+        "smoke",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--only",
+        "sam-follow",
+        "bsam-2",
+    ]
     assert cli.main(command) == 0
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [run["state"] for run in results["runs"]] == ["done"] * 10
+    assert sorted(run["state"] for run in results["runs"]) == ["done"] * 2 + ["missing"] * 3
     assert (tmp_path / "radius.png").stat().st_size > 10_000
     table = (tmp_path / "table.md").read_text()
     assert "smoke" not in table  # the whole study on digits
-    assert table.count("## DigitsNet, Digits, 40% flipped labels, total radius") == 2
+    assert table.count("## DigitsNet, Digits, 40% flipped labels, total radius") == 1
     assert "| method | Digits | memorised, % | λmax |" in table
     assert "BSAM (2 passes), total radius 0.2: minus SAM (follow) " in " ".join(capsys.readouterr().out.split())

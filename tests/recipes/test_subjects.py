@@ -31,40 +31,7 @@ def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
     assert find_loader("my_package_1.inner:load")("x") == ("inner", "x")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        *((name, f"module:function, got '{name}'") for name in ("no_colon", ":f", "m:", ".m:f")),
-        ("nowhere:load", "'nowhere' cannot be imported, neither .* nor from .*: No module named 'nowhere'"),
-        ("imports:load", "No module named 'not_there_at_all'"),
-        ("mine:load", "'mine' has no function 'load'"),
-        ("mine:value", "no function 'value'"),
-    ],
-)
-def test_what_is_wrong_with_a_loader_is_named(name, words, folder):
-    (folder / "mine.py").write_text("value = 3\n")
-    (folder / "imports.py").write_text("import not_there_at_all\n")
-    with pytest.raises(bsam.BsamError, match=words):
-        find_loader(name)
-
-
 MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
-
-
-@pytest.mark.parametrize("returned", [None, (MODEL, F.mse_loss), (MODEL.state_dict(), F.mse_loss, BATCHES)])
-def test_what_is_wrong_with_what_a_loader_returns_is_named(returned):
-    with pytest.raises(bsam.BsamError, match=f"some.pt it returned {type(returned).__name__}"):
-        load(lambda path: returned, Path("some.pt"), torch.device("cpu"))
-
-
-def test_model_and_batches_go_to_the_device_and_other_things_pass():
-    model, _, data = load(
-        lambda path: (nn.Linear(2, 1), F.mse_loss, [(torch.ones(1, 2), "label")]), Path("some.pt"), torch.device("meta")
-    )
-    assert model.weight.device.type == "meta"
-    for _ in range(2):
-        ((x, y),) = data
-        assert (x.device.type, y) == ("meta", "label")
 
 
 class Own:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-import bsam
 from bsam import cli
 from bsam.recipes import RECIPES
 from bsam.recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
@@ -149,22 +148,9 @@ def test_a_try_that_diverged_is_a_result(small, monkeypatch, tmp_path):
     assert section.rows[1][1:6] == ("diverged",) * 4 + ("rho_max 0.025, rho_min 0.025*",)  # at the edge of the grid
 
 
-def test_without_flipped_labels_there_is_one_choice(monkeypatch, tmp_path):
-    recipe = RECIPES["classification"]
-    grid = [run for run in recipe.grid("smoke") if run.model == "resnet8" and variant_of(run).name in ("sgd", "sam")]
-    recipe = tuned(replace(recipe, grid=lambda scale: grid))
-    monkeypatch.setattr(job, "fit", scored(NOISY))
-    runs = recipe.runs("smoke")
-    run_all(tuning_runs(recipe, runs), tmp_path)
-    found = choices(recipe, runs, tmp_path)
-    (section,) = tuning_sections(recipe, found)
-    assert section.rows[0][:6] == ("SAM", "30.00", "50.00", "55.00", "40.00", "rho 0.1")
-    assert not any("true labels" in line for line in tuning_notes(recipe, found))
-
-
 def test_a_row_of_measures_says_what_was_chosen(monkeypatch, tmp_path):
     """The columns of the pose table are groups of joints: there is no column for the choice."""
-    from bsam.report.summaries import table_info
+    from bsam.recipes.summaries import table_info
 
     recipe = tuned(RECIPES["pose"])
     runs = recipe.runs("smoke")
@@ -200,9 +186,3 @@ def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):
     out = tmp_path / "runs" / "quantization-smoke-tuned"
     assert "rho 0.2*" in (out / "table.md").read_text()  # the largest candidate
     assert json.loads((out / "results.json").read_text())["tuned"]
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in TUNABLE])
-def test_recipes_that_set_their_radii_are_not_tuned(name):
-    with pytest.raises(bsam.BsamError, match=f"the recipe {name} sets or chooses its radii itself: leave --tune out"):
-        tuned(RECIPES[name])

@@ -2,7 +2,6 @@
 
 import io
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +39,12 @@ def test_the_table_begins_with_the_class_that_is_recognised_worst():
     assert rows == ["| cat | 10 | 60.0 | dog $x (3) |", "| dog $x | 4 | 100.0 | - |", "| owl | 0 | - | - |"]
 
 
+def test_names_with_a_bar_or_bytes_that_are_not_utf8():
+    names = np.array([b"caf\xe9".decode("utf-8", "surrogateescape"), "a|b", "owl"])
+    *_, cafe, bar, _ = classes_table(RUN, {**KEPT, "class_names": names}).splitlines()
+    assert (cafe, bar) == (r"| caf? | 10 | 60.0 | a\|b (3) |", r"| a\|b | 4 | 100.0 | - |")
+
+
 def test_the_matrix_has_true_classes_in_rows():
     (ax, _) = draw_confusion(RUN, KEPT).axes
     counts = {text.get_position(): text.get_text() for text in ax.texts}
@@ -59,18 +64,6 @@ def test_long_names_leave_room_for_the_matrix():
     assert 0 <= box.x0 < box.x1 <= drawn.bbox.x1
     assert 0 <= box.y0 < box.y1 <= drawn.bbox.y1
     assert ax.get_window_extent().width > 0.25 * drawn.bbox.width
-
-
-def test_a_bar_in_a_name_does_not_split_its_cell():
-    *_, cat, dog, _ = classes_table(RUN, {**KEPT, "class_names": np.array(["cat", "a|b", "owl"])}).splitlines()
-    assert (cat, dog) == (r"| cat | 10 | 60.0 | a\|b (3) |", r"| a\|b | 4 | 100.0 | - |")
-
-
-def test_class_folders_whose_names_are_no_text():
-    """Names with bytes that are no UTF-8."""
-    name = b"caf\xe9".decode("utf-8", "surrogateescape")
-    report = class_report(RUN, {**KEPT, "class_names": np.array([name, "a|b", "owl"])})
-    assert "| caf? | 10 | 60.0 | a\\|b (3) |" in report["classes.md"].decode()
 
 
 def test_a_matrix_of_many_classes_has_no_numbers():
@@ -100,21 +93,8 @@ def test_files_without_mistakes_without_matplotlib_and_of_other_tasks(monkeypatc
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
-    flags = (
-        "--epochs",
-        "1",
-        "--batch",
-        "64",
-        "--limit-train",
-        "128",
-        "--limit-test",
-        "100",
-        "--device",
-        "cpu",
-        "--set",
-        "rho=0.1",
-    )
-    assert cli.main(["train", "--method", "sam", *flags, "--out", str(folder)]) == 0
+    flags = "--epochs 1 --batch 64 --limit-train 128 --limit-test 100 --device cpu --set rho=0.1"
+    assert cli.main(["train", "--method", "sam", *flags.split(), "--out", str(folder)]) == 0
     return folder
 
 
@@ -139,15 +119,8 @@ def test_tensorboard_has_the_settings_and_the_pictures_of_the_run(trained):
         assert image.step == 1
         with Image.open(io.BytesIO(image.encoded_image_string)) as shown, Image.open(trained / f"{name}.png") as file:
             assert np.array_equal(np.asarray(shown), np.asarray(file.convert("RGB")))
-    found = {
-        tag.removeprefix("_hparams_/"): HParamsPluginData.FromString(metadata.plugin_data.content)
-        for tag, metadata in events.summary_metadata.items()
-        if metadata.plugin_data.plugin_name == "hparams"
-    }
-    values = found["session_start_info"].session_start_info.hparams
-    shown = SimpleNamespace(**{name: value.number_value or value.string_value for name, value in values.items()})
-    assert (shown.method, shown.rho, shown.batch, shown.data) == ("sam", 0.1, 64.0, "digits")
-    (metric,) = found["experiment"].experiment.metric_infos
-    assert metric.name.tag == "test_accuracy"
-    assert metric.name.tag in events.Tags()["scalars"]
-    assert "session_end_info" in found
+    start = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    values = HParamsPluginData.FromString(start).session_start_info.hparams
+    shown = {name: value.number_value or value.string_value for name, value in values.items()}
+    assert {"method": "sam", "rho": 0.1, "batch": 64.0, "data": "digits"}.items() <= shown.items()
+    assert "test_accuracy" in events.Tags()["scalars"]

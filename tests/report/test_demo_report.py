@@ -2,13 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from bsam.recipes import RECIPES
-from bsam.recipes.digits_demo import TUNED_SGD, demo_recipe
+from bsam.recipes.columns import SeedStatistics
+from bsam.recipes.demo_findings import demo_findings
+from bsam.recipes.digits_demo import TUNED_SGD
 from bsam.recipes.experiments import TableCell
+from bsam.recipes.summaries import CellSummary
 from bsam.recipes.variants import variants
-from bsam.report.demo_report import demo_findings, draw_demo
+from bsam.report.demo_report import draw_demo
 from bsam.report.panels import line_style
-from bsam.report.summaries import CellSummary, SeedStatistics
 from bsam.training.config import Run
 
 RUN = Run("sgd", weight_decay=5e-4, label_noise=0.4)
@@ -20,96 +21,71 @@ def row(title, mean, std, share=50.0, chosen=None, n=5, top=None):
     return CellSummary(TableCell("", title, ""), SeedStatistics(mean, std, n), 0, 0, None, details, chosen)
 
 
-def sentences(*rows):
-    return demo_findings(rows, RUN)
-
-
 SGD = row("SGD", 70.0, 2.0, 96.0)
 
 
-def test_a_method_is_above_sgd_only_by_more_than_the_larger_deviation():
-    (sentence, *_) = sentences(SGD, row("SAM", 90.0, 1.0, 5.0))
-    assert sentence == (
-        "SAM is 20.0 points above SGD, more than the spread (2.0): 90.0 ± 1.0 against 70.0 ± 2.0 %. It memorises 5 % "
-        "of the flipped labels, SGD 96 %."
-    )
-    for mean, std, where in (
-        (72.0, 1.0, "within the spread (2.0 points) of SGD"),
-        (74.0, 4.5, "within the spread (4.5 points) of SGD"),
-        (68.5, 1.0, "within the spread (2.0 points) of SGD"),
-        (67.0, 1.0, "3.0 points below SGD"),
-    ):
-        (sentence, *_) = sentences(SGD, row("SAM", mean, std, 90.0))
-        assert sentence.startswith(f"The effect is not there for SAM, which is {where}: {mean} ± {std} against 70.0")
-    first, second, *_ = sentences(SGD, row("SAM", 90.0, 1.0), row("BSAM", 71.0, 1.0))
-    assert first.startswith("SAM is 20.0 points above")
-    assert second.startswith("The effect is not there for BSAM")
-
-
-def test_a_higher_accuracy_without_less_memorising_and_diverged_seeds_are_said():
-    (sentence, *_) = sentences(SGD, row("SAM", 75.0, 1.0, 96.0))
-    assert sentence.startswith("SAM is 5.0 points above SGD, but does not memorise less: 75.0 ± 1.0 against")
-    (sentence, *_) = sentences(SGD, replace(row("SAM", 90.0, 1.0, 5.0, n=3), diverged=2))
-    assert sentence.startswith("SAM is 20.0 points above SGD, more than the spread (2.0)")
-    assert sentence.endswith("SGD 96 %. With 2 more seeds it diverged.")
-    one, other = (
-        replace(row("BSAM", 90.0, None, 5.0, n=1), diverged=4),
-        replace(row("PGN", 0.0, 0.0), ours=None, diverged=5),
-    )
-    tuned = row(TUNED_SGD, 80.0, 0.5, 4.0, {"weight_decay": 0.1})
-    found = sentences(SGD, one, other, row("SAM", 85.0, 1.0, 5.0), tuned)
-    assert found[0].startswith("Nothing is concluded for BSAM, of which one seed is finished: 90.0 against 70.0")
-    assert "below SAM, the best of the others (85.0" in found[2]
-    assert found[3] == "PGN diverged with every seed."
-
-
-def test_the_two_best_methods_are_compared():
-    found = sentences(SGD, row("SAM", 90.0, 1.0), row("BSAM", 90.5, 1.5), row("PGN", 80.0, 1.0))
-    assert found[3] == "BSAM is 0.5 points above SAM, within the spread (1.5)."
-    found = sentences(SGD, row("SAM", 90.0, 1.0), row("BSAM", 87.0, 1.5))
-    assert found[2] == "SAM is 3.0 points above BSAM, more than the spread (1.5)."
-    assert not any("above BSAM" in sentence for sentence in sentences(SGD, row("BSAM", 87.0, 1.5)))
-
-
-def test_whether_the_most_accurate_is_the_flattest_is_said():
-    tuned = row(TUNED_SGD, 92.0, 0.5, 4.0, {"weight_decay": 0.1}, top=57.2)
-    found = sentences(row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1), tuned)
-    assert found[2] == (
-        "A small λmax is not the same as a good accuracy: the most accurate, SGD, tuned weight decay, has 57.2, and "
-        "SAM the smallest, 3.1."
-    )
-    found = sentences(row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1))
-    assert found[1] == "SAM has the best accuracy and the smallest λmax (3.1)."
-    assert not any("λmax" in sentence for sentence in sentences(SGD, row("SAM", 90.0, 1.0)))
-
-
-@pytest.mark.parametrize(
-    ("mean", "where"),
-    [
-        (89.1, "within a standard deviation (1.0 points) of SAM"),
-        (90.9, "within a standard deviation (1.0 points) of SAM"),
-        (93.0, "by more than the spread (1.0), 3.0 points, above SAM"),
-        (80.0, "by more than the spread (1.0), 10.0 points, below SAM"),
-    ],
+TUNED = {"weight_decay": 0.1}
+REACHES = (
+    "SGD with weight decay 0.1, tuned, in place of 0.0005 reaches {} ± 0.5 % and memorises 4 % of the flipped labels"
 )
-def test_tuned_weight_decay_is_compared_with_the_best_method(mean, where):
-    tuned = row(TUNED_SGD, mean, 0.5, 4.0, {"weight_decay": 0.1})
-    found = sentences(SGD, row("BSAM", 85.0, 9.0), row("SAM", 90.0, 1.0), tuned)
-    assert found[3] == (
-        f"SGD with weight decay 0.1, tuned, in place of 0.0005 reaches {mean} ± 0.5 % and memorises 4 % of the flipped "
-        f"labels: {where}, the best of the others (90.0 ± 1.0 %)."
-    )
-    alone = sentences(SGD, tuned)[0]
-    assert alone.endswith(f"reaches {mean} ± 0.5 % and memorises 4 % of the flipped labels.")
+FLAT = [row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1)]
+SENTENCES = [
+    (
+        [SGD, row("SAM", 90.0, 1.0, 5.0)],
+        "SAM is 20.0 points above SGD, more than the spread (2.0): 90.0 ± 1.0 against 70.0 ± 2.0 %. It memorises 5 % "
+        "of the flipped labels, SGD 96 %.",
+    ),
+    *(
+        (
+            [SGD, row("SAM", mean, std)],
+            f"The effect is not there for SAM, which is {where}: {mean} ± {std} against 70.0",
+        )
+        for mean, std, where in (
+            (72.0, 1.0, "within the spread (2.0 points) of SGD"),
+            (74.0, 4.5, "within the spread (4.5 points) of SGD"),
+            (68.5, 1.0, "within the spread (2.0 points) of SGD"),
+            (67.0, 1.0, "3.0 points below SGD"),
+        )
+    ),
+    ([SGD, row("SAM", 75.0, 1.0, 96.0)], "SAM is 5.0 points above SGD, but does not memorise less: 75.0 ± 1.0 against"),
+    ([SGD, replace(row("SAM", 90.0, 1.0, n=3), diverged=2)], "SGD 96 %. With 2 more seeds it diverged."),
+    ([SGD, row("BSAM", 90.0, None, n=1)], "Nothing is concluded for BSAM, of which one seed is finished: 90.0 against"),
+    ([SGD, replace(row("PGN", 0.0, 0.0), ours=None, diverged=5)], "PGN diverged with every seed."),
+    ([SGD, row("SAM", 90.0, 1.0), row("BSAM", 90.5, 1.5)], "BSAM is 0.5 points above SAM, within the spread (1.5)."),
+    ([SGD, row("SAM", 90.0, 1.0), row("BSAM", 87.0, 1.5)], "SAM is 3.0 points above BSAM, more than the spread (1.5)."),
+    (FLAT, "SAM has the best accuracy and the smallest λmax (3.1)."),
+    (
+        [*FLAT, row(TUNED_SGD, 92.0, 0.5, 4.0, TUNED, top=57.2)],
+        "A small λmax is not the same as a good accuracy: the most accurate, SGD, tuned weight decay, has 57.2, and "
+        "SAM the smallest, 3.1.",
+    ),
+    ([SGD, row(TUNED_SGD, 89.1, 0.5, 4.0, TUNED)], f"{REACHES.format(89.1)}."),
+    *(
+        (
+            [SGD, row("BSAM", 85.0, 9.0), row("SAM", 90.0, 1.0), row(TUNED_SGD, mean, 0.5, 4.0, TUNED)],
+            f"{REACHES.format(mean)}: {where} SAM, the best of the others (90.0 ± 1.0 %).",
+        )
+        for mean, where in (
+            (89.1, "within a standard deviation (1.0 points) of"),
+            (93.0, "by more than the spread (1.0), 3.0 points, above"),
+            (80.0, "by more than the spread (1.0), 10.0 points, below"),
+        )
+    ),
+    ([row("SAM", 90.0, 1.0)], "Without SGD there is nothing to compare with."),
+    ([replace(SGD, ours=None), row("SAM", 90.0, 1.0)], "Without SGD there is nothing to compare with."),
+    ([row("SGD", 70.0, None, n=1), row("SAM", 90.0, None, n=1)], "One seed has no spread: nothing is concluded"),
+]
 
 
-def test_without_sgd_or_a_spread_nothing_is_compared():
-    assert sentences(row("SAM", 90.0, 1.0))[0] == "Without SGD there is nothing to compare with."
-    found = sentences(row("SGD", 70.0, None, n=1), row("SAM", 90.0, None, n=1), row(TUNED_SGD, 90.0, None, n=1))
-    assert found[0] == "One seed has no spread: nothing is concluded from the differences."
-    assert not any("SAM" in sentence for sentence in found)
-    unfinished = replace(SGD, ours=None)
-    assert sentences(unfinished, row("SAM", 90.0, 1.0))[0] == "Without SGD there is nothing to compare with."
+@pytest.mark.parametrize(("rows", "sentence"), SENTENCES)
+def test_findings(rows, sentence):
+    assert any(sentence in line for line in demo_findings(rows, RUN))
+
+
+def test_what_cannot_be_compared_is_not():
+    one_seed = [row("SGD", 70.0, None, n=1), row("SAM", 90.0, None, n=1), row(TUNED_SGD, 90.0, None, n=1)]
+    assert not any("SAM" in line for line in demo_findings(one_seed, RUN))
+    assert not any("above BSAM" in line or "λmax" in line for line in demo_findings([SGD, row("BSAM", 87.0, 1.5)], RUN))
 
 
 def colours(ax):
@@ -131,16 +107,11 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     assert [points.lines[0].get_color() for points in eigenvalues.containers] == own
     names = [label.get_text() for label in eigenvalues.get_xticklabels()]
     assert names == [line.get_label() for line in accuracy.lines]
-    assert eigenvalues.get_ylim()[0] < 0
-    assert eigenvalues.get_ylim()[1] > 1.05 * max(heights)
     titles = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
     assert [ax.get_title().split("\nloss")[0] for ax in surfaces] == titles
     assert [ax.title.get_color() for ax in surfaces] == own
     assert len({tuple(ax.collections[0].levels) for ax in surfaces}) == 1
     assert bar.get_ylabel() == "loss"
-    heading = drawn[0].subfigs[1]._suptitle.get_window_extent()
-    assert heading.y0 >= max(ax.title.get_window_extent().y1 for ax in surfaces)
-    assert min(ax.xaxis.label.get_window_extent().y0 for ax in surfaces) >= 0
 
 
 @pytest.mark.usefixtures("coarse")
@@ -148,11 +119,3 @@ def test_without_a_finished_run_of_the_first_seed_there_are_no_surfaces(out, tmp
     recipe, states = out("demo")
     draw_demo(recipe, [replace(state, finished=state.run.seed == 1) for state in states], tmp_path / "demo.png")
     assert len(drawn[0].axes) == 3
-
-
-@pytest.mark.usefixtures("coarse")
-def test_all_methods_fit_into_one_picture(finished_run, tmp_path, drawn):
-    recipe = demo_recipe(variants())
-    draw_demo(recipe, [finished_run(run, tmp_path) for run in recipe.runs(seeds=2)], tmp_path / "demo.png")
-    assert len(drawn[0].axes[0].get_legend_handles_labels()[1]) == len(variants()) + 1
-    assert RECIPES["demo"].figures == ("demo",)

@@ -4,22 +4,23 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from bsam.recipes import RECIPES
+from bsam.recipes import RECIPES, Axis
+from bsam.recipes.columns import SeedStatistics
 from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.variants import variants
-from bsam.report.demo_report import MEMORISED
+from bsam.report.demo_report import MEMORISED_METRIC
 from bsam.report.figures import (
     TEST_LOSS,
     TRAIN_LOSS,
     AccuracyLine,
     accuracy_lines_info,
     curves_info,
+    draw_accuracy_lines,
     plot_accuracy_lines,
     plot_curves,
     score_metric,
 )
 from bsam.report.panels import line_style
-from bsam.report.summaries import SeedStatistics
 from bsam.training.config import Run
 
 
@@ -31,7 +32,7 @@ def legend_of(figure):
 def test_the_legend_names_the_lines_of_every_panel_once(finished_run, tmp_path, drawn):
     recipe = RECIPES["label-noise"]
     states = [finished_run(run) for run in recipe.runs("paper") if (run.method, run.data) != ("bsam", "cifar10")]
-    plot_accuracy_lines(accuracy_lines_info(recipe, states), "noise", tmp_path / "lines.png")
+    draw_accuracy_lines(recipe, states, tmp_path / "lines.png")
     ours = ["SGD", "SAM", "SAM (sum)", "SAM (follow)", "BSAM (Algorithm 1)", "BSAM (2 passes)", "BSAM (as released)"]
     assert legend_of(drawn[0]) == [*ours, "SGD, paper", "SAM, paper", "BSAM, paper"]
     assert [len(ax.get_legend_handles_labels()[1]) for ax in drawn[0].axes] == [6, 10]
@@ -39,8 +40,9 @@ def test_the_legend_names_the_lines_of_every_panel_once(finished_run, tmp_path, 
 
 def test_no_line_hides_another_that_is_equal(tmp_path, drawn):
     point, methods = SeedStatistics(90.0, None, 1), list(variants())[:7]
-    lines = [AccuracyLine("data", name, name, (0.1, 0.2, 0.8), (point,) * 3, (None,) * 3) for name in methods]
-    plot_accuracy_lines(lines, "x", tmp_path / "lines.png", log=True)
+    lines = [AccuracyLine("data", name, name, name, (0.1, 0.2, 0.8), (point,) * 3, (None,) * 3) for name in methods]
+    axis = Axis("x", lambda run: 0.0, log=True)
+    plot_accuracy_lines(lines, axis, "y", tmp_path / "lines.png")
     drawn[0].set_dpi(150)  # as in the file
     (ax,), canvas = drawn[0].axes, FigureCanvasAgg(drawn[0])
     canvas.draw()
@@ -59,7 +61,7 @@ def test_lines_against_rho_min_and_noise(finished_run):
     study = RECIPES["rho-min-study"]
     lines = accuracy_lines_info(study, [finished_run(run) for run in study.runs("paper", seeds=2)])
     names = ("bsam", "bsam-2", "bsam-released")
-    assert [(line.panel, line.method) for line in lines][:3] == [("CIFAR-10, ResNet-18", name) for name in names]
+    assert [(line.panel, line.variant) for line in lines][:3] == [("CIFAR-10, ResNet-18", name) for name in names]
     assert lines[0].x == (0.01, 0.025, 0.05, 0.1, 0.25)
     assert [number.mean for number in lines[0].paper] == [96.75, 96.78, 96.82, 96.66, 96.18]
     noise = RECIPES["label-noise"]
@@ -85,7 +87,7 @@ def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
 
 @pytest.mark.parametrize(("seeds", "methods"), [(2, ["sgd", "sam"]), (1, ["sam"]), (2, variants())])
 def test_curves_are_drawn_with_bands_or_whiskers_inside_the_picture(seeds, methods, finished_run, tmp_path, drawn):
-    recipe, metrics = demo_recipe(methods), (score_metric(Run("sgd")), MEMORISED)
+    recipe, metrics = demo_recipe(methods), (score_metric(Run("sgd")), MEMORISED_METRIC)
     curves = curves_info(recipe, [finished_run(run) for run in recipe.runs(seeds=seeds)], metrics)
     plot_curves(curves, metrics, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -1,10 +1,8 @@
 import math
 
 import pytest
-import torch
 
-import bsam
-from bsam.flatness.probe import Probe, Reading
+from bsam.flatness.probe import Reading
 from bsam.report.probes import draw_gradient_conflict, plot_probe, probe_info, probe_series_info
 
 
@@ -28,18 +26,6 @@ def test_a_probe_is_columns_and_curves(tmp_path, drawn):
     holes = probe_info([reading(0, 1.0, math.nan), reading(10, math.nan, 0.4), reading(20, 0.1, 0.7)])
     plot_probe(holes, tmp_path / "holes.png")
     assert drawn[2].axes[1].get_ylim() == lower.get_ylim()
-
-
-def test_a_probe_of_a_training_is_drawn(tmp_path, problem):
-    optimizer = bsam.BSAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
-    probe = Probe(every=2).attach(optimizer)
-    for _ in range(6):
-        optimizer.step(problem.loss)
-    columns = probe_info(probe.readings)
-    assert columns["step"] == [0, 2, 4]
-    assert columns["extra_passes"] == [0, 0, 0]
-    plot_probe(columns, tmp_path / "probe.png")
-    assert (tmp_path / "probe.png").stat().st_size > 10_000
 
 
 def test_series_are_means_over_the_seeds(out):

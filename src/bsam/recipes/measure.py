@@ -1,4 +1,4 @@
-"""Measure the flatness of a network, with every instrument."""
+"""Measure the flatness of a network with every instrument."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ MAX_POINTS = 1001  # a million losses
 
 @dataclass(frozen=True)
 class FlatnessSettings:
-    """The settings of every instrument, checked before hours of work are spent on the first network.
+    """The settings of all instruments, checked before the first measurement.
 
     Args:
         k: the number of eigenvalues.
-        which: of them, as in :func:`bsam.flatness.top_eigenvalues`.
+        which: which eigenvalues, as in :func:`bsam.flatness.top_eigenvalues`.
         tol: the relative tolerance of their residuals.
-        trace_samples: Hessian products for the trace.
-        density_steps: Lanczos steps for the density, from each random vector.
-        density_probes: random vectors for the density.
-        span: how far the landscape reaches to either side, 1 being the length of the weights.
-        points: along each axis of the landscape; odd.
-        rho: the radius of sharpness, uphill and downhill.
+        trace_samples: the number of Hessian products for the trace.
+        density_steps: the number of Lanczos steps from each random vector, for the density.
+        density_probes: the number of random vectors for the density.
+        span: the extent of the landscape to either side, in units of the length of the weights.
+        points: the number of points along each axis of the landscape; odd.
+        rho: the radius of the sharpness, uphill and downhill.
         mode: ``"eval"`` or ``"train"``: which statistics batch norm uses.
         micro_batch: the largest number of samples at a time; None takes batches as they are.
         max_bytes: memory for recorded Hessian products, as in :meth:`bsam.flatness.HessianOperator.linearized`.
-        seed: of all random vectors. Models of one architecture get the same landscape directions, up to the lengths of
-            their filters.
+        seed: the seed of all random vectors. Models of one architecture get the same landscape directions, up to the
+            lengths of their filters.
     """
 
     k: int = 50
@@ -99,14 +99,14 @@ def measure(
     instruments: FlatnessSettings,
     progress: ProgressOfStage | None = None,
 ) -> Measured:
-    """Measure one network with every instrument, and leave it as it was.
+    """Measure a network with every instrument, leaving it unchanged.
 
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
         data: the batches ``(x, y)``; iterated over many times, so not a generator.
-        instruments: their settings.
-        progress: called with the name of a stage, the work done in it, and the work expected in all.
+        instruments: the settings.
+        progress: called with the name of a stage, the work done, and the total work expected.
     """
     seconds: dict[str, float] = {}
     common: Any = {"micro_batch": instruments.micro_batch, "mode": instruments.mode}
@@ -121,16 +121,16 @@ def measure(
                 progress(stage, done, total)
 
         start = time.perf_counter()
-        found = instrument(show)
+        result = instrument(show)
         seconds[stage] = time.perf_counter() - start
         show(expected, expected)
-        return found
+        return result
 
     near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, instruments.rho, instruments.rho, **common))
     if not math.isfinite(near.loss):
         raise BsamRuntimeError(f"the loss is {near.loss}: there is nothing to measure")
     H = HessianOperator(model, loss_fn, data, **common)
-    with H.linearized(instruments.max_bytes):  # one recording for all three
+    with H.linearized(instruments.max_bytes):  # the three instruments share one recording
         top = timed(
             "eigenvalues",
             lambda show: top_eigenvalues(
@@ -147,7 +147,7 @@ def measure(
 
 
 def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings) -> float:
-    """Return the mean loss, from one pass over the data: as :func:`measure` finds it."""
+    """Return the mean loss as :func:`measure` computes it, from one pass over the data."""
     L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
     with L.measuring():
         return L.value()[0]

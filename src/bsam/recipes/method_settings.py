@@ -1,4 +1,4 @@
-"""Settings of the methods in the recipes, by the method's name; a method without an entry gets the defaults."""
+"""Settings of the methods in recipes, by method; a method without an entry gets the defaults."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SAM_RADII: Mapping[str, tuple[str, ...]] = {
 DATA_ARGUMENTS: Mapping[str, Mapping[str, Arguments]] = {
     "asam": {"cifar100": {"rho": 1.0}},
     "friendly_sam": {"cifar100": {"rho": 0.2, "decay": 0.6}},
-    "ksam": {"digits": {"k": 32}},  # half of a batch there, too
-    "mesa": {"digits": {"start_epoch": 1}},  # for a few epochs, not for 200
+    "ksam": {"digits": {"k": 32}},  # half of a batch, as on CIFAR
+    "mesa": {"digits": {"start_epoch": 1}},  # the default is for 200 epochs
     "msam": {"digits": {"rho": 0.3}},  # the default is for networks a thousand times as large
-    "saf": {"digits": {"start_epoch": 1, "epochs_back": 1}},  # for a few epochs, not for 200
+    "saf": {"digits": {"start_epoch": 1, "epochs_back": 1}},  # the default is for 200 epochs
 }
 
-# The arguments that the demo tries: three for every method that has a radius called rho, or an entry.
+# The candidates of the demo: three for each method that has a radius called rho or an entry.
 DEFAULT_CANDIDATES: tuple[Arguments, ...] = ({"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4})
 CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
     "asam": ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0}),
@@ -35,7 +35,7 @@ CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
     "saf": tuple({"lam": lam, "start_epoch": 2, "epochs_back": 2} for lam in (0.3, 1.0, 3.0)),
 }
 
-# The variants that tables list, name: (title, arguments); without an entry, tables list only the method itself.
+# The variants of a method that tables list, name: (title, arguments); without an entry only the method itself.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, Arguments]]] = {
     "bsam": {
         "bsam": ("BSAM (Algorithm 1)", {}),

@@ -1,4 +1,4 @@
-"""The numbers that the paper printed: test accuracy (of poses PCKh@0.5) in %, as they stand in its tables."""
+"""The numbers that the paper printed: test accuracy (for poses PCKh@0.5) in %, as in its tables."""
 
 from __future__ import annotations
 
@@ -6,28 +6,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# of the runs that the authors made themselves; None: they do not say
-EPOCHS = {"transfer": 30, "pose": None, "quantization": None}
-DEFAULT_EPOCHS = 200  # of those in the other tables
-DECIMALS = {"pose": 3}  # that are printed
-DEFAULT_DECIMALS = 2  # in the other tables
+from ..common.errors import BsamValueError
+
 MeanStd: TypeAlias = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number of the paper. ``std`` is None where the paper gives none; ``note`` says where the number is not the
-    authors' own run, of :data:`EPOCHS` epochs, of that network.
+    """A published number.
+
+    Args:
+        mean: in the unit of the table, usually %.
+        std: the standard deviation; None if it was not published.
+        note: a footnote, for example if the number was taken from elsewhere or belongs to another network.
     """
 
     mean: float
-    std: float | None
+    std: float | None = None
     note: str = ""
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """Published numbers, which tables and figures show beside ours.
+
+    Args:
+        keys: names of the settings that identify a number: fields of :class:`bsam.training.Run`, arguments of a
+            method, and ``"measure"`` for recipes with several. ``"method"`` is the name that ``--only`` takes; the
+            variants of BSAM share ``"bsam"``.
+        numbers: the numbers, by the values of these settings.
+        about: where they come from, for the line below the table.
+        decimals: the number of decimals to print.
+
+    Example:
+        >>> table = PublishedTable(
+        ...     ("data", "method"), {("digits", "sam"): Published(97.5, 0.2)}
+        ... )
+        >>> table.number({"data": "digits", "method": "sam"}).mean
+        97.5
+    """
+
+    keys: tuple[str, ...]
+    numbers: Mapping[tuple[Any, ...], Published]
+    about: str = "as published."
+    decimals: int = 2
+
+    def number(self, settings: Mapping[str, Any]) -> Published | None:
+        """Return the number with these settings; None if there is none."""
+        if unknown := [name for name in self.keys if name not in settings]:
+            raise BsamValueError(f"keys of published numbers must be settings of a run; {unknown[0]!r} is not one")
+        return self.numbers.get(tuple(settings[name] for name in self.keys))
 
 
 DATA = ("cifar10", "cifar100")  # the order of all pairs below
 
-CLASSIFICATION: Mapping[str, Mapping[str, tuple[MeanStd, MeanStd]]] = {
+_CLASSIFICATION: Mapping[str, Mapping[str, tuple[MeanStd, MeanStd]]] = {
     "resnet18": {
         "sgd": ((96.18, 0.09), (79.89, 0.38)),
         "sam": ((96.74, 0.05), (81.08, 0.27)),
@@ -62,15 +95,16 @@ CLASSIFICATION: Mapping[str, Mapping[str, tuple[MeanStd, MeanStd]]] = {
         "bsam": ((97.96, 0.10), (86.20, 0.06)),
     },
 }
-RHO_MIN_STUDY: Mapping[float, tuple[MeanStd, MeanStd]] = {  # ResNet-18
+_RHO_MIN: Mapping[float, tuple[MeanStd, MeanStd]] = {  # ResNet-18
     0.01: ((96.75, 0.09), (81.56, 0.05)),
     0.025: ((96.78, 0.02), (81.29, 0.11)),
     0.05: ((96.82, 0.12), (81.65, 0.04)),
     0.1: ((96.66, 0.13), (81.48, 0.18)),
     0.25: ((96.18, 0.09), (81.58, 0.25)),
 }
+RHO_MINS = tuple(_RHO_MIN)
 NOISE_RATES = (0.2, 0.4, 0.6, 0.8)
-LABEL_NOISE: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # ResNet-18, at these rates; without deviations
+_LABEL_NOISE: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # ResNet-18, at these rates; without deviations
     "cifar10": {
         "sgd": (85.94, 70.25, 48.50, 28.91),
         "sam": (90.44, 79.71, 67.22, 76.94),
@@ -83,7 +117,7 @@ LABEL_NOISE: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # ResNet-18, at 
     },
 }
 TRANSFER_DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")
-TRANSFER: Mapping[str, Mapping[str, tuple[MeanStd, ...]]] = {  # fine-tuned, on these data sets
+_TRANSFER: Mapping[str, Mapping[str, tuple[MeanStd, ...]]] = {  # fine-tuned, on these data sets
     "timm:efficientnet_b0": {
         "sgd": ((97.32, 0.07), (87.05, 0.11), (77.11, 0.36), (74.47, 0.55), (87.89, 0.43)),
         "sam": ((97.48, 0.07), (87.27, 0.21), (78.04, 0.37), (75.75, 0.41), (88.30, 0.16)),
@@ -95,94 +129,96 @@ TRANSFER: Mapping[str, Mapping[str, tuple[MeanStd, ...]]] = {  # fine-tuned, on 
         "bsam": ((97.81, 0.06), (87.51, 0.05), (88.22, 0.20), (84.36, 0.16), (93.06, 0.15)),
     },
 }
-STANDS_FOR = {  # networks whose weights can be converted, and the paper's in whose place they are trained
+STANDS_FOR = {  # networks whose weights can be converted: the paper's networks that they replace
     "resnet50": "timm:resnet50",
     **dict.fromkeys((f"timm:tf_efficientnet_lite{i}" for i in range(3)), "timm:efficientnet_b0"),
 }
 OTHER_NETWORK = "published for EfficientNet-B0: the Lite networks have no squeeze-and-excitation, and ReLU6 for swish"
 
-POSE_MEASURES = ("pck_head", "pck_shoulder", "pck_elbow", "pck_wrist", "pck_hip", "pck_knee", "pck_ankle", "pck")
-POSE: Mapping[str, tuple[float, ...]] = {  # SimCC on MPII, by these measures; without deviations
+_POSE_MEASURES = ("pck_head", "pck_shoulder", "pck_elbow", "pck_wrist", "pck_hip", "pck_knee", "pck_ankle", "pck")
+_POSE: Mapping[str, tuple[float, ...]] = {  # SimCC on MPII, by these measures; without deviations
     "adam": (96.828, 95.771, 89.654, 84.272, 88.679, 85.151, 81.436, 89.318),
     "sam": (96.965, 95.703, 89.637, 84.222, 88.402, 85.513, 81.862, 89.388),
     "bsam": (96.794, 95.584, 89.995, 85.317, 89.008, 85.392, 81.082, 89.552),
 }
-QUANTIZATION: Mapping[str, Mapping[str, MeanStd]] = {  # CIFAR-10; "" is full precision, and the others have 4 bits
+_QUANTIZATION: Mapping[str, Mapping[str, MeanStd]] = {  # CIFAR-10; "" is full precision, the others have 4 bits
     "resnet18": {"": (88.72, None), "sgd": (88.86, 0.18), "sam": (89.75, 0.21), "bsam": (89.84, 0.11)},
     "mobilenet_v1": {"": (85.81, None), "sgd": (84.04, 0.13), "sam": (84.72, 0.11), "bsam": (84.76, 0.1)},
 }
 
-FROM_FRIENDLY = "taken by the paper from Li et al., CVPR 2024"
-NOTES: Mapping[str, str] = {
-    **dict.fromkeys(("asam", "fisher_sam", "friendly_sam"), FROM_FRIENDLY),
+_FROM_FRIENDLY = "taken by the paper from Li et al., CVPR 2024"
+_NOTES: Mapping[str, str] = {
+    **dict.fromkeys(("asam", "fisher_sam", "friendly_sam"), _FROM_FRIENDLY),
     "esam": "taken by the paper from Du et al., ICLR 2022",
     "saf": "source unclear: the paper's text has K-SAM, from Zhao et al., 2022, where its table has SAF",
 }
-LONGER = "pyramidnet110", ("asam", "fisher_sam", "friendly_sam"), ", after 300 epochs"
+_LONGER = "pyramidnet110", ("asam", "fisher_sam", "friendly_sam"), ", after 300 epochs"
 
 
-def _tables() -> dict[str, dict[tuple[Any, ...], Published]]:
-    classification = {
-        (model, data, method): Published(
-            *cell, NOTES.get(method, "") + (LONGER[2] if model == LONGER[0] and method in LONGER[1] else "")
-        )
-        for model, rows in CLASSIFICATION.items()
+def _note(model: str, method: str) -> str:
+    longer_model, longer_methods, after = _LONGER
+    return _NOTES.get(method, "") + (after if model == longer_model and method in longer_methods else "")
+
+
+_ONE_BSAM = "The paper reports one BSAM"
+_REPEATED = f"{_ONE_BSAM}; its number is repeated for our three variants."
+_EPOCHS_UNKNOWN = "as published; the paper does not say after how many epochs."
+
+CLASSIFICATION = PublishedTable(
+    ("model", "data", "method"),
+    {
+        (model, data, method): Published(*cell, _note(model, method))
+        for model, rows in _CLASSIFICATION.items()
         for method, cells in rows.items()
         for data, cell in zip(DATA, cells, strict=True)
-    }
-    study = {
+    },
+    f"as published, after 200 epochs. {_REPEATED}",
+)
+RHO_MIN_STUDY = PublishedTable(
+    ("data", "rho_min"),
+    {
         (data, rho_min): Published(*cell)
-        for rho_min, cells in RHO_MIN_STUDY.items()
+        for rho_min, cells in _RHO_MIN.items()
         for data, cell in zip(DATA, cells, strict=True)
-    }
-    noise = {
-        (data, method, rate): Published(mean, None)
-        for data, rows in LABEL_NOISE.items()
+    },
+    CLASSIFICATION.about,
+)
+LABEL_NOISE = PublishedTable(
+    ("data", "method", "label_noise"),
+    {
+        (data, method, rate): Published(mean)
+        for data, rows in _LABEL_NOISE.items()
         for method, means in rows.items()
         for rate, mean in zip(NOISE_RATES, means, strict=True)
-    }
-    transfer = {
+    },
+    CLASSIFICATION.about,
+)
+TRANSFER = PublishedTable(
+    ("model", "data", "method"),
+    {
         (model, data, method): Published(*cell, OTHER_NETWORK if "lite" in model else "")
-        for model in (*TRANSFER, *STANDS_FOR)
-        for method, cells in TRANSFER[STANDS_FOR.get(model, model)].items()
+        for model in (*_TRANSFER, *STANDS_FOR)
+        for method, cells in _TRANSFER[STANDS_FOR.get(model, model)].items()
         for data, cell in zip(TRANSFER_DATA, cells, strict=True)
-    }
-    pose = {
-        ("mpii", method, measure): Published(mean, None)
-        for method, means in POSE.items()
-        for measure, mean in zip(POSE_MEASURES, means, strict=True)
-    }
-    quantization = {
+    },
+    f"as published, after 30 epochs. {_REPEATED}",
+)
+POSE = PublishedTable(
+    ("data", "method", "measure"),
+    {
+        ("mpii", method, measure): Published(mean)
+        for method, means in _POSE.items()
+        for measure, mean in zip(_POSE_MEASURES, means, strict=True)
+    },
+    f"{_EPOCHS_UNKNOWN} {_ONE_BSAM}.",
+    decimals=3,
+)
+QUANTIZATION = PublishedTable(
+    ("model", "data", "method", "weight_bits"),
+    {
         (model, "cifar10", method or "sgd", 4 if method else None): Published(*cell)
-        for model, rows in QUANTIZATION.items()
+        for model, rows in _QUANTIZATION.items()
         for method, cell in rows.items()
-    }
-    return {
-        "classification": classification,
-        "rho_min_study": study,
-        "label_noise": noise,
-        "transfer": transfer,
-        "pose": pose,
-        "quantization": quantization,
-    }
-
-
-TABLES = _tables()
-TABLE_KEYS: Mapping[str, tuple[str, ...]] = {
-    "classification": ("model", "data", "method"),
-    "rho_min_study": ("data", "rho_min"),
-    "label_noise": ("data", "method", "label_noise"),
-    "transfer": ("model", "data", "method"),
-    "pose": ("data", "method", "measure"),
-    "quantization": ("model", "data", "method", "weight_bits"),
-}
-
-
-def published(table: str, **keys: Any) -> Published | None:
-    """Return the number in the paper's table; None where it has none.
-
-    Args:
-        table: ``classification``, ``rho_min_study``, ``label_noise``, ``transfer``, ``pose`` or ``quantization``.
-        keys: the keys of the table, see :data:`TABLE_KEYS`.
-    """
-    return TABLES[table].get(tuple(keys[name] for name in TABLE_KEYS[table]))
+    },
+    f"{_EPOCHS_UNKNOWN} {_REPEATED}",
+)

@@ -1,4 +1,4 @@
-"""Human pose estimation: SimCC on the base optimizer Adam, and what its table shows."""
+"""Human pose estimation: SimCC with the base optimizer Adam."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.pose import Pose
 from ..tasks.pose_metrics import SCORES, PoseScore
 from ..training.config import BASE, POSE, Run
-from .experiments import TableCell
+from .experiments import Recipe, TableCell
+from .paper import POSE as PUBLISHED
 from .scales import Scale, scale_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
-METHODS = ("sam", *MATCHED, *BSAMS)  # and Adam alone
-# the flip test is that of SimCC's authors
+METHODS = ("sam", *MATCHED, *BSAMS)  # besides Adam alone
+# SimCC's authors evaluate with the flip test
 _LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16", "compile": True, "flip_test": True}
-SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, with those of POSE
+SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, added to POSE
     "paper": {**_LARGE, "data": "mpii", "epochs": 210},
     "short": {**_LARGE, "data": "lspet", "epochs": 30},
     "smoke": {
@@ -37,13 +38,13 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, with those of POSE
 MEASURES = (*Pose.groups, replace(Pose.measure, title="Mean"))
 NOTES: Mapping[str, tuple[str, ...]] = {  # by score
     "PCK@0.2": (
-        "PCK@0.2: the share of labelled joints that are found at most 0.2 torsos away, where a torso is the distance "
-        "from left shoulder to right hip, or where that is not known from right shoulder to left hip.",
+        "PCK@0.2: the share of labelled joints found within 0.2 torsos, where a torso is the distance from left "
+        "shoulder to right hip or, if that is not known, from right shoulder to left hip.",
         "A group is the mean over its joints. Mean counts all joints together. Persons whose torso is not known are "
         "left out.",
     ),
     "PCKh@0.5": (
-        "PCKh@0.5: the share of labelled joints that are found at most half a head size away.",
+        "PCKh@0.5: the share of labelled joints found within half a head size.",
         "A group is the mean over its joints. Mean counts all joints together, without pelvis and thorax.",
     ),
 }
@@ -52,20 +53,17 @@ NOTES: Mapping[str, tuple[str, ...]] = {  # by score
 def pose(scale: Scale | str) -> list[Run]:
     """Return Adam, SAM, SAM at BSAM's total radius, and BSAM.
 
-    The data is MPII, on the scale ``short`` LSP Extended, on ``smoke`` stick figures.
-
-    The runs on photographs begin with pretrained weights, of a file: see
-    :func:`bsam.recipes.initial_weights.with_weights`.
+    The data is MPII; at the scale ``short`` it is LSP Extended, at ``smoke`` stick figures. The runs on photographs
+    begin with pretrained weights from a file: see :func:`bsam.recipes.initial_weights.with_weights`.
     """
     settings = {**POSE, **SETTINGS[scale_of(scale).name], "task": "pose"}
-    chosen = [variants()[name] for name in METHODS]
-    # the paper does not say its radii for poses: those of CIFAR-10
-    own = [Run(variant.method, arguments(variant, "cifar10"), **settings) for variant in chosen]
-    return [Run(BASE, **settings), *own]
+    # the paper does not state its radii for poses; these are those of CIFAR-10
+    methods = [(variants()[name].method, arguments(variants()[name], "cifar10")) for name in METHODS]
+    return [Run(method, radii, **settings) for method, radii in [(BASE, {}), *methods]]
 
 
 def by_method(run: Run) -> TableCell:
-    """A section for each network and data set, a row for each method; the columns are measures."""
+    """Place a run: a section per network and data set, a row per method; the columns are measures."""
     network, data = model_entry(run.model).title, dataset_entry(run.data).title
     return TableCell(f"{network} on {data}, {score_of_data(run.data).title} in %", variant_of(run).title, "")
 
@@ -77,6 +75,19 @@ def pose_notes(run: Run) -> Sequence[str]:
 
 
 def score_of_data(data: str) -> PoseScore:
-    """Return how a data set of persons is scored."""
+    """Return the score of a pose data set."""
     joints = dataset_entry(data).classes
     return next(score for skeleton, score in SCORES.items() if len(skeleton.joints) == joints)
+
+
+POSE_RECIPE = Recipe(
+    "pose",
+    "Human pose estimation by SimCC",
+    pose,
+    by_method,
+    published_table=PUBLISHED,
+    figures=("skeletons", "training_curves"),
+    notes=pose_notes,
+    measures=MEASURES,
+    tunable=True,
+)

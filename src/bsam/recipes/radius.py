@@ -1,23 +1,31 @@
-"""Methods at equal total radii, with 40 % flipped labels: how much is the method, and how much the radius?
+"""Methods at equal total radii, with 40 % flipped labels: which part of a gain is due to the radius?
 
-The total radius is SAM's rho, and rho_max + rho_min of BSAM: to first order in the radii both correct the gradient in
-proportion to it.
+The total radius is rho for SAM and rho_max + rho_min for BSAM: to first order in the radii, both methods correct the
+gradient in proportion to it.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import BASE, Run
 from ..training.loop import CURVATURE_SAMPLES
-from .experiments import MAIN, TableCell
+from ..training.run_dir import RunState
+from .cifar import MAIN
+from .columns import MEMORISED, TOP_EIGENVALUE
+from .experiments import Recipe, TableCell
 from .scales import Scale, scale_of
-from .variants import variant_of, variants
+from .states import score_of
+from .summaries import CellSummary
+from .variants import BSAMS, variant_of, variants
 
 NOISE = 0.4
-TOTALS = {"digits": (0.1, 0.2, 0.4, 0.6), "cifar10": (0.05, 0.1, 0.2, 0.4)}  # total radii, by data set
+TOTALS = {"digits": (0.1, 0.2, 0.4, 0.6)}  # total radii, by data set
+DEFAULT_TOTALS = (0.05, 0.1, 0.2, 0.4)  # for all others
 METHODS = ("sam", "sam-follow", "bsam", "bsam-2")
 NOTES = (
     "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal.",
@@ -28,20 +36,20 @@ NOTES = (
 
 
 def radius_study(scale: Scale | str) -> list[Run]:
-    """Return SGD, and each method at each total radius, on the first data set of the scale."""
+    """Return SGD and each method at each total radius, on the first data set of the scale."""
     scale = scale_of(scale)
     data, network = scale.data[0], MAIN if MAIN in scale.networks else scale.networks[0]
     settings: dict[str, Any] = {"label_noise": NOISE, "curvature": True}
     runs = [
         scale.run(variants()[name], network, data, arguments=radii(name, total), **settings)
-        for total in TOTALS[data]
+        for total in TOTALS.get(data, DEFAULT_TOTALS)
         for name in METHODS
     ]
     return [scale.run(variants()["sgd"], network, data, **settings), *runs]
 
 
 def radii(name: str, total: float) -> dict[str, float]:
-    """Return the arguments of a method that give it a total radius.
+    """Return the arguments that give a method this total radius.
 
     Example:
         >>> radii("bsam-2", 0.2), radii("sam-follow", 0.2)
@@ -53,7 +61,7 @@ def radii(name: str, total: float) -> dict[str, float]:
 
 
 def total_radius(run: Run) -> float:
-    """Return the total radius of a run of this study, at the largest learning rate; 0 without a method."""
+    """Return the total radius of a run at the largest learning rate; 0 for the base optimizer alone."""
     if run.method == BASE:
         return 0.0
     names = ("rho_max", "rho_min") if run.method == "bsam" else ("rho",)
@@ -61,7 +69,55 @@ def total_radius(run: Run) -> float:
 
 
 def by_radius(run: Run) -> TableCell:
-    """A section for each total radius, a row for each method."""
+    """Place a run: a section per total radius, a row per method."""
     network, data = model_entry(run.model).title, dataset_entry(run.data).title
     section = f"{network}, {data}, {run.label_noise:.0%} flipped labels, total radius {total_radius(run):g}"
     return TableCell(section, variant_of(run).title, data)
+
+
+def radius_findings(_: Sequence[CellSummary], states: Sequence[RunState]) -> list[str]:
+    """Return the differences between BSAM and SAM at equal total radii and at equal rho, over the seeds of both."""
+    scores: dict[tuple[str, float], dict[int, float]] = {}
+    for state in states:
+        if state.finished and state.run.method != BASE:
+            key = variant_of(state.run).name, round(total_radius(state.run), 9)
+            scores.setdefault(key, {})[state.run.seed] = score_of(state)
+    lines = []
+    for (name, total), ours in scores.items():
+        if name in BSAMS:
+            others = {
+                "SAM (follow)": ("sam-follow", total),
+                "SAM": ("sam", total),
+                "SAM at rho_max": ("sam", total / 2),
+            }
+            differences = [
+                f"minus {title} {text}"
+                for title, (variant, radius) in others.items()
+                if (text := _difference(ours, scores.get((variant, round(radius, 9)), {})))
+            ]
+            if differences:
+                lines.append(f"{variants()[name].title}, total radius {total:g}: {'; '.join(differences)}.")
+    if lines:
+        lines.insert(0, "Differences in points, mean ± standard error over the seeds that both have (their number):")
+    return lines
+
+
+def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if not gaps:
+        return ""
+    error = f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.1f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.1f}{error} ({len(gaps)})"
+
+
+RADIUS_RECIPE = Recipe(
+    "radius",
+    "Methods at equal total radii, 40 % of the training labels flipped",
+    radius_study,
+    by_radius,
+    figures=("radius",),
+    details=(MEMORISED, TOP_EIGENVALUE),
+    notes=lambda run: NOTES,
+    findings=radius_findings,
+    smoke="demo",
+)

@@ -1,4 +1,4 @@
-"""How much of an experiment is run: the paper's protocol, the same with fewer epochs, or all of it in small."""
+"""Scales: the paper's protocol, the same with fewer epochs, or small networks on small data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..common.errors import BsamValueError
 from ..training.config import Run
 from .variants import MethodVariant, arguments
 
-NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, with the settings in which they differ from Run's defaults
+NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's networks, with settings that differ from Run's defaults
     "resnet18": {},
     "wide_resnet28_10": {},
     "pyramidnet110": {"lr": 0.1, "weight_decay": 5e-4},
@@ -19,24 +19,24 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, with the settings 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a run of an experiment is made.
+    """The size of an experiment: which networks and data sets, and settings that all runs share.
 
     Args:
         name: its name on the command line.
         about: a description in one sentence.
-        networks: of the classification table.
-        data: names of data sets; the last one is that of the figures.
-        probe: steps between two readings, where a recipe uses a probe.
-        settings: of every run.
-        stand_ins: small networks in place of the paper's.
-        threads: of torch on a CPU; None leaves the number as it is.
-        workers: processes that train at the same time.
+        networks: the names of the networks.
+        data: the names of the data sets; figures show the last one.
+        probe: the number of steps between two readings, for recipes with a probe.
+        settings: settings of every run.
+        stand_ins: small networks that replace large ones, by the name of the large one.
+        threads: the number of torch's threads on a CPU; None leaves it unchanged.
+        workers: the number of processes that train at the same time.
     """
 
     name: str
     about: str
-    networks: tuple[str, ...]
-    data: tuple[str, ...]
+    networks: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     probe: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
@@ -44,22 +44,20 @@ class Scale:
     workers: int = 1
 
     def run(self, variant: MethodVariant, network: str, data: str, **more: Any) -> Run:
-        """Return the run of one method on one network and data set.
+        """Return the run of a method on a network and a data set.
 
         Args:
-            variant: the method.
-            network: the paper's.
-            data: of :attr:`data`.
+            variant: one of :func:`variants`.
+            network: the name of the network; a stand-in replaces it.
+            data: the name of the data set.
             more: settings of the run; ``arguments`` are added to those of the method.
         """
-        own = {**arguments(variant, data), **more.pop("arguments", {})}
-        model = self.stand_ins.get(network, network)
-        return Run(
-            variant.method, own, model=model, data=data, **{**NETWORKS.get(network, {}), **self.settings, **more}
-        )
+        of_method = {**arguments(variant, data), **more.pop("arguments", {})}
+        settings = {**NETWORKS.get(network, {}), **self.settings, **more}
+        return Run(variant.method, of_method, model=self.stand_ins.get(network, network), data=data, **settings)
 
 
-FAST = {"precision": "bf16", "compile": True}  # the paper does not say its precision
+FAST = {"precision": "bf16", "compile": True}  # the paper does not state its precision
 CIFAR = ("cifar10", "cifar100")
 SMALL = {
     "resnet18": "resnet8",
@@ -78,7 +76,7 @@ SCALES: Mapping[str, Scale] = {
             ("digits",),
             settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
             stand_ins=SMALL,
-            threads=1,  # with two, the second would mostly wait
+            threads=1,  # a second thread would mostly wait
         ),
         Scale(
             "short",

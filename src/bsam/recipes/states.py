@@ -1,4 +1,4 @@
-"""How far the runs of an experiment are, by their directories."""
+"""The states of the runs of an experiment, read from their directories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..training.run_dir import RunDir, RunState, run_dir_name
 
 
 def state_of(run: Run, out: Path) -> RunState:
-    """Return the state of a run, by its directory below ``out``."""
+    """Return the state of a run, read from its directory below ``out``."""
     return RunDir(out / run_dir_name(run)).state(run)
 
 
@@ -21,5 +21,5 @@ def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
 
 
 def score_of(state: RunState) -> float:
-    """Return the score of a finished run that tables show: that of the last epoch, never of the best one."""
+    """Return the score of a finished run in tables: of the last epoch, never of the best one."""
     return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)

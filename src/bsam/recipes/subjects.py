@@ -1,4 +1,4 @@
-"""What ``bsam flatness`` measures: files that a user's function loads, or run directories of ``bsam train``."""
+"""The networks that ``bsam flatness`` measures: files that a user's function loads, or run directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
-from ..common.user_functions import find_function
+from ..common.user_modules import find_function
 from ..flatness.dataset_loss import Batches, LossFunction
 from ..quantization import freeze_scales
 from ..tasks import TASKS
@@ -21,7 +21,7 @@ from ..training.run_dir import NETWORK, RunDir, run_dir_name
 from .variants import variant_of
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
-IMAGES = 1000  # of a run's training samples by default: the cost of a Hessian product is proportional to their number
+IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to them
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class MeasuredModels:
     """The networks that ``bsam flatness`` measures.
 
     Args:
-        paths: of files or of run directories, each once.
-        titles: of each, for tables and figures.
-        settings: what must be equal for two measurements to be comparable, as plain values.
+        paths: the paths of files or of run directories.
+        titles: their titles in tables and figures.
+        settings: plain values that must be equal for two measurements to be comparable.
         load: returns the network, its loss and its data, on a device.
         weights: returns the file whose content tells whether a network has changed.
-        about: returns what else to record beside the numbers.
+        about: returns what else to record with the numbers.
     """
 
     paths: Sequence[Path]
@@ -52,15 +52,14 @@ def find_models(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
 ) -> MeasuredModels:
-    """Return files with a loader, or run directories without one; all are checked before the first is measured.
+    """Return the networks in files, with a loader, or in run directories; all are checked before the first is measured.
 
     Args:
-        paths: of files, or of run directories.
+        paths: the paths of files or of run directories.
         loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
-        images: for run directories: the number of training samples to measure on, or all if a run has fewer; None takes
-            1000.
-        data_dir: for run directories: where the data is, if it is read from files.
-        cache_dir: for run directories: where decoded image files are kept.
+        images: for run directories: the number of training samples to measure on, at most all; None takes 1000.
+        data_dir: for run directories: the folder of the data, if it is read from files.
+        cache_dir: for run directories: the folder for decoded image files.
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
     missing = [path for path in paths if not path.exists()]
@@ -68,11 +67,12 @@ def find_models(
         raise BsamValueError(f"there is no run directory or file {missing[0]}: check its name")
     folders = [path for path in paths if path.is_dir()]
     if folders and len(folders) < len(paths):
-        other = next(path for path in paths if path not in folders)
-        raise BsamValueError(f"{folders[0]} is a folder and {other} is not: measure them in two calls")
+        file = next(path for path in paths if path not in folders)
+        raise BsamValueError(f"{folders[0]} is a folder and {file} is not: measure them in two calls")
     if folders:
-        places = {"data_dir": data_dir, "cache_dir": cache_dir}
-        return _runs(paths, loader_name, images, {name: path for name, path in places.items() if path is not None})
+        options = {"data_dir": data_dir, "cache_dir": cache_dir}
+        places = {name: path for name, path in options.items() if path is not None}
+        return _runs(paths, loader_name, images, places)
     if images is not None or data_dir is not None or cache_dir is not None:
         raise BsamValueError(
             "the loader decides which data a file is measured on: leave --images, --data-dir and --cache-dir out"
@@ -95,11 +95,11 @@ def _runs(
     paths: Sequence[Path], loader_name: str | None, images: int | None, places: Mapping[str, Path]
 ) -> MeasuredModels:
     if loader_name is not None:
-        raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or name files")
+        raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or give files")
     images = check_count("images", IMAGES if images is None else images)
     for path in paths:
         if (task := RunDir(path).finished_run().task) not in TASKS:
-            raise BsamValueError(f"{path} holds a run of the task {task!r}, which is none of {', '.join(TASKS)}")
+            raise BsamValueError(f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}")
     return MeasuredModels(
         paths,
         _titles(paths, [_run_title(path) for path in paths]),
@@ -111,20 +111,21 @@ def _runs(
 
 
 def _run_title(path: Path) -> str:
-    """The directory's name, or method and seed where that is the long name that recipes and ``bsam train`` give."""
+    """Return the name of the directory; method and seed instead of the long default name."""
     run = RunDir(path).run()
     return f"{variant_of(run).title}, seed {run.seed}" if path.name == run_dir_name(run) else path.name
 
 
 def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """The names, or the whole paths where two names are equal."""
+    """Return the names, or the whole paths if two names are equal."""
     return list(names) if len(set(names)) == len(paths) else list(map(str, paths))
 
 
 def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
-    """Return the trained network of a run, its loss without label smoothing, and training samples, not augmented, with
-    the labels used in training; at most ``images``, balanced over the classes, or of pose evenly spaced. Of a quantized
-    network the scales are fixed.
+    """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
+
+    The samples are not augmented and have the labels used in training; they are balanced over the classes, for pose
+    evenly spaced. The scales of a quantized network are fixed.
     """
     run = RunDir(folder).run()
     task = TASKS[run.task](run, device, **places)
@@ -135,12 +136,12 @@ def load_run(folder: Path, images: int, device: torch.device, **places: Path) ->
 
 
 def find_loader(name: str) -> Callable[[Path], Any]:
-    """Return the function that ``module:function`` names; the module may lie in the current folder."""
+    """Return the function that ``module:function`` names; the module may be a file in the current folder."""
     return find_function(name, "loader")
 
 
 def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
-    """Return what ``function(path)`` returns, on the device: a model, a loss function and data."""
+    """Return the model, the loss function and the data that ``function(path)`` returns, on the device."""
     loaded = function(path)
     if not isinstance(loaded, tuple) or len(loaded) != 3 or not isinstance(loaded[0], nn.Module):
         raise BsamTypeError(
@@ -152,7 +153,7 @@ def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> L
 
 
 class _Moved:
-    """Batches on a device, with the tensors inside tuples, lists and dicts."""
+    """Batches on a device, including tensors inside tuples, lists and dicts."""
 
     def __init__(self, data: Batches, device: torch.device) -> None:
         self.data, self.device = data, device

@@ -7,12 +7,13 @@ from typing import Any
 
 from ..models.weight_loading import PRETRAINED
 from ..training.config import FINE_TUNING, Run
-from .experiments import COMPARED
-from .paper import TRANSFER_DATA
+from .cifar import COMPARED
+from .experiments import Recipe
+from .paper import TRANSFER, TRANSFER_DATA
 from .scales import Scale, scale_of
 from .variants import arguments, variants
 
-NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's, with the settings in which they differ from FINE_TUNING
+NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's networks, with settings that differ from FINE_TUNING
     "timm:efficientnet_b0": {"weight_decay": 1e-5},
     "timm:resnet50": {},
 }
@@ -23,23 +24,28 @@ SHORT = ("flowers102", "oxford_pet")
 def transfer(scale: Scale | str) -> list[Run]:
     """Return the networks of the transfer table on its data sets.
 
-    On the scale ``short`` these are the two smallest ones, on ``smoke`` digits, with small networks that begin with
-    random weights.
+    At the scale ``short`` these are the two smallest data sets, at ``smoke`` digits, with small networks that begin
+    with random weights.
     """
     scale = scale_of(scale)
-    own: dict[str, Any] = {"weights": PRETRAINED, "precision": "bf16"}  # compilation takes as long as it would save
+    shared: dict[str, Any] = {"weights": PRETRAINED, "precision": "bf16"}  # compiling takes as long as it saves
     data: Sequence[str] = SHORT if scale.name == "short" else TRANSFER_DATA
     if scale.stand_ins:
-        own, data = {**scale.settings, "image_size": 32}, scale.data
+        shared, data = {**scale.settings, "image_size": 32}, scale.data
     return [
         Run(
             variant.method,
-            arguments(variant, "cifar10"),  # the paper has SAM's radius for CIFAR-10 on all of them
+            arguments(variant, "cifar10"),  # the paper uses the radius of CIFAR-10 on all of them
             model=SMALL[network] if scale.stand_ins else network,
             data=name,
-            **{**FINE_TUNING, **settings, **own},
+            **{**FINE_TUNING, **settings, **shared},
         )
         for network, settings in NETWORKS.items()
         for name in data
         for variant in (variants()[name] for name in COMPARED)
     ]
+
+
+TRANSFER_RECIPE = Recipe(
+    "transfer", "Pretrained networks, fine-tuned", transfer, published_table=TRANSFER, tunable=True
+)

@@ -1,6 +1,4 @@
-"""A classifier class by class: accuracies, the confusion matrix, and the worst mistakes. First the numbers, then the
-drawing.
-"""
+"""A classifier class by class: accuracies, confusion matrix, worst mistakes. First the numbers, then the drawing."""
 
 from __future__ import annotations
 
@@ -18,21 +16,21 @@ from ..training.config import Run
 from .epochs import titles_of
 from .panels import COLOURS, MAX_COLUMNS, encoded, figure, panel_title, printable
 
-MAX_COUNTS = 20  # classes up to which the cells of the matrix show their numbers
-MAX_NAMES = 60  # classes up to which their names fit along the axes
-MAX_LETTERS = 25  # of a name along the axes; the matrix would shrink beside longer ones
-CELL = 0.42  # inches, of a cell with a number
+MAX_COUNTS = 20  # classes; with more, the cells of the matrix show no numbers
+MAX_NAMES = 60  # classes; with more, their names do not fit along the axes
+MAX_LETTERS = 25  # of a name along the axes; longer names would shrink the matrix
+CELL = 0.42  # inches, the side of a cell with a number
 
 
 @dataclass(frozen=True)
 class ClassAccuracy:
-    """How well a class is recognised.
+    """The accuracy of a classifier on one class.
 
     Args:
-        name: of the class.
-        samples: of it in the evaluation set.
-        accuracy: the share of them that was recognised; None without samples.
-        mistaken_for: the class that most of the others were taken for, and how many; None if all were recognised.
+        name: the name of the class.
+        samples: the number of its samples in the evaluation set.
+        accuracy: the share that was recognised; None without samples.
+        mistaken_for: the most frequent wrong prediction and its count; None if all were recognised.
     """
 
     name: str
@@ -42,14 +40,14 @@ class ClassAccuracy:
 
 
 def classes_info(predictions: Mapping[str, NDArray[Any]]) -> list[ClassAccuracy]:
-    """Return the accuracy of each class, from what a run of classification keeps in ``predictions.npz``.
+    """Return the accuracy of each class, from the ``predictions.npz`` of a classification run.
 
     Example:
-        >>> kept = {
+        >>> predictions = {
         ...     "confusion": np.array([[8, 2], [0, 5]]),
         ...     "class_names": np.array(["cat", "dog"]),
         ... }
-        >>> classes_info(kept)[0]
+        >>> classes_info(predictions)[0]
         ClassAccuracy(name='cat', samples=10, accuracy=0.8, mistaken_for=('dog', 2))
     """
     names, confusion = _names(predictions), predictions["confusion"]
@@ -85,7 +83,7 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
     side = min(max(CELL * len(names), 3.0), CELL * MAX_COUNTS)
     drawn = figure(side + 2.2, side + 1.4)
     ax = drawn.add_subplot()
-    picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # mistakes are rare: make their colours differ
+    picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # mistakes are rare: spread their colours
     if len(names) <= MAX_COUNTS:
         for (row, column), count in np.ndenumerate(confusion):
             colour = "white" if share[row, column] > 0.4 else "black"
@@ -103,7 +101,7 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def draw_mistakes(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
-    """Return a figure of the wrong answers that the network gave with most confidence, the most confident first."""
+    """Return a figure of the most confident wrong predictions, the most confident first."""
     names, pixels = _names(predictions), predictions["pixels"]
     columns = min(len(pixels), MAX_COLUMNS)
     rows = math.ceil(len(pixels) / columns)
@@ -122,8 +120,8 @@ def draw_mistakes(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
-    """Return the files that ``bsam train`` adds to a run of classification, by name: a table, and pictures where
-    matplotlib is installed.
+    """Return the files that ``bsam train`` adds to a classification run, by name: a table, and pictures if matplotlib
+    is installed.
     """
     if "confusion" not in predictions:
         return {}

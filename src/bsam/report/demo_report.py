@@ -1,4 +1,4 @@
-"""The demo's picture, and what its numbers show."""
+"""The demo's picture."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.digits import TEST, TRAIN, VALIDATION
-from ..recipes.digits_demo import TUNED_SGD, WEIGHT_DECAYS
+from ..recipes.columns import TOP_EIGENVALUE, SeedStatistics
 from ..recipes.experiments import Recipe
-from ..recipes.variants import variants
-from ..training.config import Run
+from ..recipes.summaries import table_info
 from ..training.run_dir import RunState
 from .figures import LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw_curves, score_metric
 from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
-from .summaries import CellSummary, SeedStatistics, table_info
-from .tables import chosen_text
 
-MEMORISED = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * metrics["memorised"])
-SGD = variants()["sgd"].title
+MEMORISED_METRIC = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * metrics["memorised"])
 WIDTH = 13.0  # of the picture, in inches
 
 
 def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw accuracy and memorised labels over the epochs, the largest eigenvalue, and the loss around each network."""
+    """Draw accuracy and memorised labels over the epochs, the largest eigenvalues, and the loss around each network."""
     accuracy = score_metric(states[0].run)
-    curves = curves_info(recipe, states, (accuracy, MEMORISED))
-    eigenvalues = {each.cell.row: each.details["top_eigenvalue"] for each in table_info(recipe, states)}
+    curves = curves_info(recipe, states, (accuracy, MEMORISED_METRIC))
+    eigenvalues = {summary.cell.row: summary.details[TOP_EIGENVALUE.name] for summary in table_info(recipe, states)}
     surfaces = recipe_landscapes_info(recipe, states)  # none before the first seed's runs are finished
     columns = min(max(len(surfaces), 1), MAX_COLUMNS)
     heights = [4.2, 4.0 * math.ceil(len(surfaces) / columns)][: 1 + bool(surfaces)]
@@ -36,7 +31,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     parts = drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     left, middle, right = parts[0].subplots(1, 3, width_ratios=(3, 3, 2))
     draw_curves(left, curves, 0, accuracy.label)
-    draw_curves(middle, curves, 1, MEMORISED.label)
+    draw_curves(middle, curves, 1, MEMORISED_METRIC.label)
     _draw_eigenvalues(right, {curve.title: eigenvalues[curve.title] for curve in curves})
     legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)
     noise = f"{states[0].run.label_noise:.0%} of the training labels flipped"
@@ -56,147 +51,14 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
 
 def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None]) -> None:
     values = list(eigenvalues.values())
-    for number, found in enumerate(values):
-        if found is not None:
+    for number, value in enumerate(values):
+        if value is not None:
             colour = line_style(number)["color"]
-            ax.errorbar(number, found.mean, found.std, color=colour, marker="o", markersize=7, capsize=4)
+            ax.errorbar(number, value.mean, value.std, color=colour, marker="o", markersize=7, capsize=4)
     ax.set_xticks(range(len(values)), list(eigenvalues), rotation=35, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    ends = [0.0, *(found.mean + side * (found.std or 0.0) for found in values if found is not None for side in (-1, 1))]
+    ends = [0.0, *(value.mean + side * (value.std or 0.0) for value in values if value is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     ax.set_ylim(min(ends) - margin, max(ends) + margin)
     ax.set_ylabel("largest eigenvalue of the Hessian")
     tidy(ax)
-
-
-def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
-    """Return what the numbers show and what they do not, as sentences.
-
-    A difference counts where it is larger than the spread, the larger of the two standard deviations over the seeds.
-
-    Args:
-        summaries: of the demo's table.
-        run: one of its runs, with the shared settings.
-    """
-    rows = {each.cell.row: each for each in summaries if each.ours is not None}
-    sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
-    lost = [f"{each.cell.row} diverged with every seed." for each in summaries if each.diverged and each.ours is None]
-    if sgd is None:
-        lines = ["Without SGD there is nothing to compare with."]
-    elif _accuracy(sgd).std is None:
-        lines = ["One seed has no spread: nothing is concluded from the differences."]
-    else:
-        lines = [_against_sgd(row, sgd) for row in rows.values()]
-        several = [row for row in rows.values() if _accuracy(row).std is not None]
-        lines += _between_methods(several)
-        lines += _total_radii(list(rows.values()))
-        lines += [] if tuned is None else [_tuned_sgd(tuned, several, run)]
-        lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
-    return [
-        *lines,
-        *lost,
-        f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
-        f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
-        f"Nothing is chosen on the test set: what the column chosen shows is the best of {len(WEIGHT_DECAYS)} tries by "
-        f"the accuracy after the last epoch on {VALIDATION} validation images, whose labels are clean, with one seed "
-        "that no other run has.",
-        "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
-    ]
-
-
-def _accuracy(row: CellSummary) -> SeedStatistics:
-    assert row.ours is not None  # rows without finished runs are left out
-    return row.ours
-
-
-def _score(row: CellSummary) -> str:
-    return " ± ".join(f"{value:.1f}" for value in (_accuracy(row).mean, _accuracy(row).std) if value is not None)
-
-
-def _share(row: CellSummary) -> str:
-    share = row.details["memorised"]
-    return "an unknown part" if share is None else f"{share.mean:.0f} %"
-
-
-def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
-    """Return by how much the accuracy is above another one, and the larger of their standard deviations."""
-    ours, theirs = _accuracy(row), _accuracy(other)
-    return ours.mean - theirs.mean, max(ours.std or 0.0, theirs.std or 0.0)
-
-
-def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
-    gap, spread = _gap(row, sgd)
-    numbers = (
-        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the flipped labels, SGD {_share(sgd)}."
-    )
-    if row.diverged:
-        numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
-    if _accuracy(row).std is None:
-        return f"Nothing is concluded for {row.cell.row}, of which one seed is finished: {numbers}"
-    ours, theirs = row.details["memorised"], sgd.details["memorised"]
-    if gap > spread and ours and theirs and ours.mean >= theirs.mean:
-        return f"{row.cell.row} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
-    if gap > spread:
-        return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
-    below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
-    return f"The effect is not there for {row.cell.row}, which is {below}: {numbers}"
-
-
-def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
-    """Return how the best method compares with the next one, where there are two."""
-    if len(rows) < 2:
-        return []
-    best, second = sorted(rows, key=lambda row: -_accuracy(row).mean)[:2]
-    gap, spread = _gap(best, second)
-    size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
-    return [f"{best.cell.row} is {gap:.1f} points above {second.cell.row}, {size}."]
-
-
-def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
-    """Return the total radii that were chosen, where SAM and BSAM are both there."""
-    sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
-    sam = [each for each in sam if each[0].startswith("SAM")]
-    both = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
-    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
-    if not sam or not bsam:
-        return []
-    radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))
-    return [
-        f"Chosen total radii: {radii}. To first order in the radii both methods correct the gradient in proportion to "
-        'this total, so compare them at equal totals: see "What BSAM does" in the documentation.'
-    ]
-
-
-def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
-    """Return whether the row with the best accuracy is also the flattest one by the largest eigenvalue."""
-    known = [
-        (_accuracy(row).mean, top.mean, row.cell.row)
-        for row in rows
-        if (top := row.details["top_eigenvalue"]) is not None
-    ]
-    if len(known) < 2:
-        return []
-    best, flattest = max(known), min(known, key=lambda each: each[1])
-    if best[2] == flattest[2]:
-        return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
-    return [
-        f"A small λmax is not the same as a good accuracy: the most accurate, {best[2]}, has {best[1]:.1f}, and "
-        f"{flattest[2]} the smallest, {flattest[1]:.1f}."
-    ]
-
-
-def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
-    start = (
-        f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {_score(tuned)} % and "
-        f"memorises {_share(tuned)} of the flipped labels"
-    )
-    if not others:
-        return f"{start}."
-    best = max(others, key=lambda row: _accuracy(row).mean)
-    gap, spread = _gap(tuned, best)
-    if abs(gap) <= spread:
-        where = f"within a standard deviation ({spread:.1f} points) of"
-    else:
-        side = "above" if gap > 0 else "below"
-        where = f"by more than the spread ({spread:.1f}), {abs(gap):.1f} points, {side}"
-    return f"{start}: {where} {best.cell.row}, the best of the others ({_score(best)} %)."

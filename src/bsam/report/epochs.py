@@ -1,10 +1,11 @@
-"""The console output of one run: its plan, a line per epoch, its last metrics."""
+"""The console output of a run: its plan, and a line per epoch."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .outcome import radius_warning
 
 
 class ConsoleLogger:
-    """Print what a run will do, and its metrics after each epoch.
+    """Print the plan of a run, and its metrics after each epoch.
 
     Args:
         run: the settings.
@@ -41,10 +42,10 @@ class ConsoleLogger:
         self._times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of an epoch and the time left; after the first one, whether the radius is too large."""
+        """Print the metrics of an epoch and the time left; after the first, a warning if the radius is too large."""
         self._times.append(time.perf_counter())
-        each = statistics.median(after - before for before, after in zip(self._times, self._times[1:], strict=False))
-        left = f"  left {clock(each * (self.run.epochs - done))}" if done < self.run.epochs else ""
+        seconds = statistics.median(after - before for before, after in pairwise(self._times))
+        left = f"  left {clock(seconds * (self.run.epochs - done))}" if done < self.run.epochs else ""
         self._say(epoch_line(self.run, metrics) + left)
         if (
             done == 1
@@ -55,7 +56,7 @@ class ConsoleLogger:
 
 
 def titles_of(run: Run) -> tuple[str, str]:
-    """Return the titles of network and data; their names where a task of the user's own names them."""
+    """Return the titles of network and data, or their names if a user's task defines them."""
     try:
         return model_entry(run.model).title, dataset_entry(run.data).title
     except BsamValueError:
@@ -63,7 +64,7 @@ def titles_of(run: Run) -> tuple[str, str]:
 
 
 def plan(trainer: Trainer) -> str:
-    """Return method, network, data and steps in one line, machine and precision in the next."""
+    """Return two lines: method, network, data and steps; machine and precision."""
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
@@ -82,12 +83,12 @@ def method_with_settings(run: Run) -> str:
     """Return the title of the method with its arguments and its base optimizer."""
     if run.method == BASE:
         return method_title(run)
-    own = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
-    return f"{method_title(run)}{f' ({own})' if own else ''} with {BASE_TITLES[run.base]}"
+    arguments = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
+    return f"{method_title(run)}{f' ({arguments})' if arguments else ''} with {BASE_TITLES[run.base]}"
 
 
 def machine(context: DistributedContext) -> str:
-    """Return the name of the device, and how many processes share the work."""
+    """Return the name of the device, and the number of processes if there are several."""
     if context.device.type == "cuda":
         name = torch.cuda.get_device_name(context.device)
     else:
@@ -101,14 +102,14 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)
     whole = dict(metrics)
-    if run.task in TASKS:  # without the parts of its measure, as PCK of each group of joints
+    if run.task in TASKS:  # leave out the parts of its measure, such as the PCK of each group of joints
         parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_"
         whole = {name: value for name, value in metrics.items() if not name.startswith(parts)}
     return "  ".join([number, *epoch_numbers(run, whole), *steps, f"{metrics['seconds']:.1f} s"])
 
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
-    """Return losses, the task's metrics, and the sharpness if it was measured, as text."""
+    """Return losses, the metrics of the task, and the sharpness if it was measured, as text."""
     always = ("train_loss", "memorised")
     shown = {name: metrics[name] for name in metrics if name in always or name.startswith(f"{run.eval_split}_")}
     if "sharpness" in metrics:
@@ -117,7 +118,7 @@ def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Return four digits, also of a small number; None, as in JSON, is a number that is not finite."""
+    """Format a metric; None, which JSON has for a non-finite number, as nan."""
     if value is None:
         return "nan"
     return f"{value:.4f}" if abs(value) >= 0.01 or not value else f"{value:.2e}"

@@ -1,4 +1,4 @@
-"""Figures of the recipes: the score against a setting, metrics over the epochs. First the numbers, then the drawing."""
+"""Figures of recipes: scores against a setting, metrics over the epochs. First the numbers, then the drawing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..recipes.experiments import Recipe
+from ..recipes.columns import SeedStatistics, seed_statistics
+from ..recipes.experiments import Axis, Recipe, TableCell
 from ..recipes.paper import Published
 from ..recipes.states import score_of
 from ..recipes.variants import variant_of
@@ -16,19 +17,19 @@ from ..training.config import Run
 from ..training.run_dir import RunState
 from .epochs import titles_of
 from .panels import DASHES, figure, integer_ticks, legend, line_style, save, seeds_text, tidy, typeset
-from .summaries import SeedStatistics, seed_statistics
 
-MAX_BANDS = 4  # that can be told apart
+MAX_BANDS = 4  # more hide each other
 LEGEND_COLUMNS = 6
-BY_GAPS = [DASHES[i] for i in (0, 2, 1, 3, 4)]  # from none to the largest
+BY_GAPS = [DASHES[i] for i in (0, 2, 1, 3, 4)]  # from no gaps to the largest
 
 
 @dataclass(frozen=True)
 class AccuracyLine:
-    """The accuracy in % of a method on a data set against a setting, and the paper's where it has any."""
+    """The score of a variant on a data set against a setting, and the published numbers."""
 
     panel: str
     title: str
+    variant: str
     method: str
     x: tuple[float, ...]
     ours: tuple[SeedStatistics, ...]
@@ -36,14 +37,15 @@ class AccuracyLine:
 
 
 def accuracy_lines_info(recipe: Recipe, states: Sequence[RunState]) -> list[AccuracyLine]:
-    """Return a line per data set and method, of finished runs: against the label noise in %, or against rho_min."""
+    """Return a line per data set and variant, from finished runs, against the recipe's axis."""
+    axis = recipe.axis
+    assert axis is not None  # the recipe has checked it
     groups: dict[tuple[str, str], dict[float, list[RunState]]] = {}
     for state in states:
         if state.finished:
             run = state.run
-            x = 100 * run.label_noise if recipe.table == "label_noise" else run.arguments["rho_min"]
             panel = recipe.titled(", ".join(reversed(titles_of(run))))
-            groups.setdefault((panel, variant_of(run).name), {}).setdefault(x, []).append(state)
+            groups.setdefault((panel, variant_of(run).name), {}).setdefault(axis.value(run), []).append(state)
     return [_line(recipe, panel, points) for (panel, _), points in groups.items()]
 
 
@@ -52,44 +54,49 @@ def _line(recipe: Recipe, panel: str, points: Mapping[float, Sequence[RunState]]
     variant = variant_of(groups[0][0].run)
     ours = tuple(seed_statistics([score_of(state) for state in group]) for group in groups)
     paper = tuple(recipe.published(group[0].run) for group in groups)
-    return AccuracyLine(panel, variant.title, variant.name, x, ours, paper)
+    return AccuracyLine(panel, variant.title, variant.name, variant.method, x, ours, paper)
 
 
-def plot_accuracy_lines(lines: Sequence[AccuracyLine], xlabel: str, path: Path, log: bool = False) -> None:
-    """Draw a panel per data set: our lines with whiskers of one standard deviation, the paper's thin with squares."""
-    titles, methods = (list(dict.fromkeys(getattr(line, name) for line in lines)) for name in ("panel", "method"))
+def plot_accuracy_lines(lines: Sequence[AccuracyLine], axis: Axis, ylabel: str, path: Path) -> None:
+    """Draw a panel per data set: our lines with whiskers of one standard deviation, published ones thin with squares.
+
+    Variants of a method share their published numbers, which are drawn once.
+    """
+    titles, variants = (list(dict.fromkeys(getattr(line, name) for line in lines)) for name in ("panel", "variant"))
     drawn = figure(5.2 * len(titles), 4.2)
     axes = drawn.subplots(1, len(titles), squeeze=False)[0]
     for ax, title in zip(axes, titles, strict=True):
-        own = [line for line in lines if line.panel == title]
-        ticks = sorted({x for line in own for x in line.x})
-        for line in own:
-            _draw_accuracy_line(ax, line, methods, log, span=ticks[-1] - ticks[0])
-        for line in own:
+        in_panel = [line for line in lines if line.panel == title]
+        ticks = sorted({x for line in in_panel for x in line.x})
+        for line in in_panel:
+            _draw_accuracy_line(ax, line, variants, axis.log, span=ticks[-1] - ticks[0])
+        drawn_numbers = []
+        for line in in_panel:
             known = [(x, number.mean) for x, number in zip(line.x, line.paper, strict=True) if number is not None]
-            if known and line.method in ("sgd", "sam", "bsam"):  # the paper has one BSAM
-                style = {"color": line_style(methods.index(line.method))["color"], "linewidth": 0.6, "alpha": 0.8}
+            if known and (line.method, known) not in drawn_numbers:
+                drawn_numbers.append((line.method, known))
+                style = {"color": line_style(variants.index(line.variant))["color"], "linewidth": 0.6, "alpha": 0.8}
                 marker = {"marker": "s", "markersize": 6, "markerfacecolor": "none"}
                 ax.plot(*zip(*known, strict=True), label=f"{line.title.split(' (')[0]}, paper", **style, **marker)
-        if log:
+        if axis.log:
             ax.set_xscale("log")
         ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
         ax.minorticks_off()
         ax.set_title(title)
-        ax.set_xlabel(xlabel)
+        ax.set_xlabel(typeset(axis.label))
         tidy(ax)
-    axes[0].set_ylabel("test accuracy, last epoch, %")
+    axes[0].set_ylabel(ylabel)
     legend(drawn, columns=2 * len(titles), handlelength=3)
     save(drawn, path)
 
 
-def _draw_accuracy_line(ax: Any, line: AccuracyLine, methods: Sequence[str], log: bool, span: float) -> None:
-    """Draw a line so that equal ones stay visible: those with smaller gaps are wider and below the others, and the
-    points of all are side by side.
+def _draw_accuracy_line(ax: Any, line: AccuracyLine, variants: Sequence[str], log: bool, span: float) -> None:
+    """Draw a line so that equal ones stay visible: lines with smaller gaps are wider and drawn first, and points are
+    side by side.
     """
-    number = methods.index(line.method)
-    level = sorted(range(len(methods)), key=lambda n: (BY_GAPS.index(line_style(n)["linestyle"]), n)).index(number)
-    place = number - (len(methods) - 1) / 2
+    number = variants.index(line.variant)
+    level = sorted(range(len(variants)), key=lambda n: (BY_GAPS.index(line_style(n)["linestyle"]), n)).index(number)
+    place = number - (len(variants) - 1) / 2
     x = [value * 1.025**place if log else value + 0.012 * span * place for value in line.x]
     style = {
         **line_style(number),
@@ -101,21 +108,21 @@ def _draw_accuracy_line(ax: Any, line: AccuracyLine, methods: Sequence[str], log
 
 
 def error_bars(ax: Any, x: Sequence[float], points: Sequence[SeedStatistics], **style: Any) -> None:
-    """Draw means with whiskers of one standard deviation, where there are several seeds."""
+    """Draw means, with whiskers of one standard deviation if there are several seeds."""
     deviations = [point.std or 0.0 for point in points]
     spread = deviations if any(deviations) else None
     ax.errorbar(x, [point.mean for point in points], spread, marker="o", markersize=4, capsize=3, **style)
 
 
 def draw_accuracy_lines(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw the accuracy against the label noise or against rho_min."""
-    noise = recipe.table == "label_noise"
-    xlabel = "flipped training labels, %" if noise else r"$\rho_{\min}$ at the start"
-    plot_accuracy_lines(accuracy_lines_info(recipe, states), xlabel, path, log=not noise)
+    """Draw the score after the last epoch against the recipe's axis."""
+    ylabel = score_metric(states[0].run).label.replace(", %", ", last epoch, %")
+    assert recipe.axis is not None  # the recipe has checked it
+    plot_accuracy_lines(accuracy_lines_info(recipe, states), recipe.axis, ylabel, path)
 
 
 class EpochMetric(NamedTuple):
-    """A number of each epoch, for a figure: the label of its axis, and how to get it from the metrics of an epoch."""
+    """A metric to draw over the epochs: the label of its axis, and a function of the metrics of an epoch."""
 
     label: str
     value: Callable[[Mapping[str, Any]], float]
@@ -126,7 +133,7 @@ TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
 
 
 def score_metric(run: Run) -> EpochMetric:
-    """Return the measure of a run's task."""
+    """Return the measure of a run's task, to draw over the epochs."""
     measure = TASKS[run.task].measure
     label = f"{run.eval_split} {measure.title}".replace(" in %", ", %")
     return EpochMetric(label, lambda metrics: measure.shown(metrics, run.eval_split))
@@ -134,7 +141,7 @@ def score_metric(run: Run) -> EpochMetric:
 
 @dataclass(frozen=True)
 class Curve:
-    """Metrics of a row of the table after each epoch, over the seeds."""
+    """Metrics of a cell of the table after each epoch, over the seeds."""
 
     title: str
     where: str
@@ -147,19 +154,27 @@ class Curve:
 
 
 def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[EpochMetric]) -> list[Curve]:
-    """Return a curve per row of the table, of finished runs."""
-    groups: dict[str, list[RunState]] = {}
+    """Return a curve per cell of the table, from finished runs.
+
+    Its title is the row; if the table has several sections or columns, with those.
+    """
+    groups: dict[TableCell, list[RunState]] = {}
     for state in states:
         if state.finished:
-            groups.setdefault(recipe.cell(state.run).row, []).append(state)
+            groups.setdefault(recipe.cell(state.run), []).append(state)
+    one_place = len({(cell.section, cell.column) for cell in groups}) == 1
 
-    def curve(title: str, group: Sequence[RunState]) -> Curve:
+    def curve(cell: TableCell, group: Sequence[RunState]) -> Curve:
         epochs = list(zip(*(state.epochs for state in group), strict=True))
-        values = ([[metric.value(each) for each in seeds] for seeds in epochs] for metric in metrics)
-        own = tuple(tuple(map(seed_statistics, each)) for each in values)
-        return Curve(title, recipe.titled(network_and_data(group[0].run)), own)
+        numbers = tuple(
+            tuple(seed_statistics([metric.value(epoch) for epoch in seeds]) for seeds in epochs) for metric in metrics
+        )
+        if one_place:
+            return Curve(cell.row, recipe.titled(network_and_data(group[0].run)), numbers)
+        title = ", ".join(filter(None, (cell.row, cell.section, cell.column)))
+        return Curve(title, recipe.title, numbers)
 
-    return [curve(title, group) for title, group in groups.items()]
+    return [curve(cell, group) for cell, group in groups.items()]
 
 
 def network_and_data(run: Run) -> str:
@@ -179,7 +194,7 @@ def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: P
 
 
 def curves_text(curves: Sequence[Curve]) -> str:
-    """Return of how many seeds the curves are, and how their deviation is drawn."""
+    """Describe the number of seeds, and how their deviation is drawn."""
     drawn = "at the end a whisker" if len(curves) > MAX_BANDS else "band"
     deviation = f", {drawn} of one standard deviation" if max(curve.n for curve in curves) > 1 else ""
     return f"{seeds_text(curve.n for curve in curves)}{deviation}"
@@ -188,14 +203,13 @@ def curves_text(curves: Sequence[Curve]) -> str:
 def draw_curves(ax: Any, curves: Sequence[Curve], which: int, label: str) -> None:
     """Draw a metric of each curve: the mean over the seeds, in a band of one standard deviation.
 
-    Many bands would hide each other: there, whiskers beside the last epoch show its deviation. The axes reach as far as
-    the data, with a margin.
+    With more than four curves, whiskers at the last epoch replace the bands, which would hide each other.
 
     Args:
         ax: the panel.
         curves: the curves, in the order of their line styles.
-        which: the number of the metric.
-        label: of the vertical axis.
+        which: the index of the metric.
+        label: the label of the vertical axis.
     """
     for number, curve in enumerate(curves):
         _draw_curve(ax, curve.metrics[which], curve.title, number, len(curves) > MAX_BANDS)
@@ -224,7 +238,7 @@ def _ends(value: SeedStatistics) -> tuple[float, float]:
 
 
 def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw training loss, test loss and the score, as test accuracy."""
+    """Draw training loss, test loss and the score, such as test accuracy."""
     smoothed = any(state.run.label_smoothing for state in states)
     train_loss = TRAIN_LOSS._replace(label="training loss, with label smoothing") if smoothed else TRAIN_LOSS
     metrics = (train_loss, TEST_LOSS, score_metric(states[0].run))

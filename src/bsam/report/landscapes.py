@@ -22,10 +22,10 @@ from ..training.run_dir import RunDir, RunState
 from .panels import MAX_COLUMNS, grouped, panel_title, panels, save, typeset
 
 LEVELS = 12
-STEEPNESS = 2.0  # levels and colours follow this power of the height, as the bottom is of interest
+STEEPNESS = 2.0  # levels and colours follow this power of the height, to resolve the bottom
 NEAR = 0.1
 ROW = 480  # pixels of the interactive page, for each row of surfaces
-# plotly has no shared camera: what the mouse does to one surface is done to the others, during a turn and after it
+# plotly has no shared camera: copy each turn of one surface to the others, during the turn and after it
 TURN_TOGETHER = """
 const page = document.getElementById("{plot_id}");
 const scenes = Object.keys(page.layout).filter(name => name.startsWith("scene"));
@@ -44,24 +44,24 @@ page.on("plotly_relayout", follow);
 
 @dataclass(frozen=True)
 class LandscapeInfo:
-    """A landscape in two dimensions, with some numbers of it."""
+    """A two-dimensional landscape and its extremes."""
 
     title: str
     group: str
     axis: list[float]
     loss: list[list[float]]  #: a row for each point along the first direction
     centre: float
-    lowest: float  #: of what is finite
+    lowest: float  #: of the finite losses
     highest: float
-    share_near: float  #: of the grid, where the loss is at most 0.1 above that of the centre
+    share_near: float  #: the share of the grid where the loss is at most 0.1 above the centre
 
 
-def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[LandscapeInfo]:
+def landscape_info(landscapes: Mapping[str, Landscape], group: str = "") -> list[LandscapeInfo]:
     """Return centre, extremes and the share of the plane near the centre's loss.
 
     Args:
-        found: by title; landscapes in two dimensions.
-        group: models of one group are drawn on one scale.
+        landscapes: two-dimensional landscapes, by title.
+        group: the name of their group; models of one group are drawn on one scale.
 
     Example:
         >>> axis = np.array([-1.0, 0.0, 1.0])
@@ -72,10 +72,11 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
         (0.0, 0.0, 2.0, 0.111)
     """
     infos = []
-    for title, land in found.items():
+    for title, land in landscapes.items():
         if land.loss.ndim != 2:
-            dims = f"{land.loss.ndim} dimension(s), and these figures need two: landscape(..., dims=2)"
-            raise BsamValueError(f"the landscape of {title} has {dims}")
+            raise BsamValueError(
+                f"the landscape of {title} has {land.loss.ndim} dimension(s) and needs two: call landscape(..., dims=2)"
+            )
         middle = len(land.axes[0]) // 2
         centre, finite = float(land.loss[middle, middle]), land.loss[np.isfinite(land.loss)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
@@ -85,7 +86,7 @@ def landscape_info(found: Mapping[str, Landscape], group: str = "") -> list[Land
 
 
 def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[LandscapeInfo]:
-    """Return the landscapes of the finished runs that measured one, those of a section of the table in a group."""
+    """Return the landscapes of finished runs, grouped by the sections of the table."""
     infos = []
     for state in states:
         if state.finished and (surface := RunDir(state.path).surface()) is not None:
@@ -97,9 +98,9 @@ def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[L
 
 
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """Draw contours of the loss for each model, those of a group on shared levels."""
+    """Draw contours of the loss around each model; a group shares its levels."""
     drawn, groups = panels(infos, 3.4, 3.7)
-    # the constrained layout overlooks that axes of equal scales are lower than their cells: titles would be cut off
+    # the constrained layout ignores that axes of equal scales are lower than their cells, and cuts off titles
     drawn.set_layout_engine("compressed", w_pad=0.1, h_pad=0.1)
     for group in groups:
         draw_contours(drawn, group)
@@ -111,7 +112,7 @@ def draw_contours(drawn: Any, group: Sequence[tuple[LandscapeInfo, Any]]) -> Non
     """Draw contours on shared levels, with one colour bar.
 
     Args:
-        drawn: a figure, or a part of one.
+        drawn: a figure or subfigure.
         group: the models with their panels.
     """
     levels, colours = _levels([info for info, _ in group])
@@ -130,7 +131,7 @@ def draw_contours(drawn: Any, group: Sequence[tuple[LandscapeInfo, Any]]) -> Non
 
 
 def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
-    """Draw the loss as a surface for each model, those of a group on one vertical scale."""
+    """Draw the loss around each model as a surface; a group shares its vertical scale."""
     drawn, groups = panels(infos, 4.2, 3.7, projection="3d")
     for group in groups:
         levels, colours = _levels([info for info, _ in group])
@@ -144,12 +145,12 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
             _label(ax, info)
             ax.set_ylabel("second direction")
             ax.set_zlabel("loss")
-            ax.set_box_aspect(None, zoom=0.88)  # or the label of the vertical axis is cut off
+            ax.set_box_aspect(None, zoom=0.88)  # otherwise the label of the vertical axis is cut off
     save(drawn, path)
 
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "Loss around each network") -> None:
-    """Write a page with a surface per model, all turned together, those of a group on one scale; works offline."""
+    """Write a page with a surface per model, which turn together and work offline; a group shares its scale."""
     require_package("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale
@@ -164,8 +165,9 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
     for n, group in enumerate(groups):
         levels, _ = _levels(group)
         low, ceiling = float(levels[0]), float(levels[-1])
-        own = math.ceil(len(group) / columns)
-        bar = {"title": {"text": "loss"}, "y": 1 - (above + own / 2) / rows, "len": 0.8 * own / rows}
+        group_rows = math.ceil(len(group) / columns)
+        middle, height = 1 - (above + group_rows / 2) / rows, 0.8 * group_rows / rows
+        bar = {"title": {"text": "loss"}, "y": middle, "len": height}
         colour_axis = f"coloraxis{n + 1 if n else ''}"
         layout[colour_axis] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
         for m, info in enumerate(group):
@@ -189,7 +191,7 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
             notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **place})
             z = _clipped(info, ceiling).T  # rows of z go along y
             page.add_surface(x=info.axis, y=info.axis, z=z, name=info.title, scene=scene, coloraxis=colour_axis)
-        above += own
+        above += group_rows
     layout |= {"annotations": notes, "margin": {"l": 0, "r": 0, "b": 0, "t": 60}, "height": 60 + ROW * rows}
     page.update_layout(title={"text": title, "x": 0.5}, **layout)
     write(path, page.to_html(include_plotlyjs=True, post_script=TURN_TOGETHER).encode())
@@ -200,7 +202,7 @@ def _title(info: LandscapeInfo) -> str:
 
 
 def _label(ax: Any, info: LandscapeInfo) -> None:
-    """Label the first direction; ticks at the ends and the model only, as more would run into the labels."""
+    """Label the first direction, with ticks at the ends and the centre only: more would run into the labels."""
     ends = [info.axis[0], 0, info.axis[-1]]
     ax.set_xticks(ends)
     ax.set_yticks(ends)
@@ -208,9 +210,9 @@ def _label(ax: Any, info: LandscapeInfo) -> None:
 
 
 def _levels(infos: Sequence[LandscapeInfo]) -> tuple[Array, dict[str, Any]]:
-    """Levels for all models, denser near the bottom, and colours in equal steps from each to the next.
+    """Return levels for all models, denser near the bottom, and colours in equal steps between them.
 
-    They go up to twice the height of the flattest model: the rim of a steep one would hide the rest.
+    Levels end at twice the height of the flattest model: the rim of a steep one would hide the rest.
     """
     from matplotlib.colors import PowerNorm
 

@@ -1,4 +1,4 @@
-"""Lists of methods, networks, data sets and recipes, in plain text. They need torch and numpy alone."""
+"""Lists of methods, networks, data sets and recipes as plain text. They need only torch and numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDEST = 160
 
 @dataclass(frozen=True)
 class Listing:
-    """A list: its header, a function that returns its rows, and a note below them."""
+    """A list: its header, a function that returns its rows, and a note below."""
 
     header: tuple[str, ...]
     rows: Callable[[], list[tuple[str, ...]]]
@@ -27,8 +27,8 @@ class Listing:
 
 
 def methods_info() -> list[tuple[str, ...]]:
-    """Return a row per method, SGD first; a dash where it needs nothing."""
-    sgd = ("sgd", "SGD", "-", "1", "0", "-", "The base optimizer alone; `base` where --base is another one.", "-")
+    """Return a row per method, SGD first; a dash if it needs nothing."""
+    sgd = ("sgd", "SGD", "-", "1", "0", "-", "The base optimizer alone; `base` if --base is not SGD.", "-")
     return [
         sgd,
         *(
@@ -63,42 +63,42 @@ def data_info() -> list[tuple[str, ...]]:
 
 
 def recipes_info() -> list[tuple[str, ...]]:
-    """Return a row per recipe, with its runs of one seed on the largest scale."""
-    return [(r.name, r.title, str(len(r.runs(r.scales[-1])))) for r in RECIPES.values()]
+    """Return a row per recipe, with the number of its runs per seed at the largest scale."""
+    return [(r.name, r.title, str(len(r.runs(r.scale_names[-1])))) for r in RECIPES.values()]
 
 
 LISTS: dict[str, Listing] = {
     "methods": Listing(
         ("name", "title", "class", "passes", "memory", "needs", "for", "reference"),
         methods_info,
-        "Passes: forward and backward, a step. Memory: beyond the base optimizer's own peak, in units of the "
-        "parameters' size. bsam-2 is BSAM with two passes, bsam-released as its authors' code does it.",
+        "Passes: forward and backward passes per step. Memory: beyond the peak of the base optimizer, in units of the "
+        "parameters' size. bsam-2 is BSAM with two passes, bsam-released follows its authors' code.",
     ),
     "models": Listing(
         ("name", "title", "parameters", "images", "reference"),
         models_info,
-        "Parameters: with 10 classes or joints. SimCC finds joints of persons. timm:NAME is any network of timm, an "
-        "extra.",
+        "Parameters: with 10 classes or joints. SimCC finds joints of persons. timm:NAME is any network of timm, which "
+        "is an extra.",
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
         data_info,
-        "Augmentation and model: those that `bsam train` takes unless others are named. --download gets CIFAR and "
-        "Fashion-MNIST. Images in files are resized to what the network takes. Your own data: "
-        "folder:PATH, image files with a folder per class, or MODULE:FUNCTION, a function that returns the data.",
+        "Augmentation and model: the defaults of `bsam train`. --download gets CIFAR and Fashion-MNIST. Images in "
+        "files are resized to the input size of the network. Your own data: folder:PATH, image files with a folder per "
+        "class, or MODULE:FUNCTION, a function that returns the data.",
     ),
     "recipes": Listing(
         ("name", "shows", "runs"),
         recipes_info,
-        "Runs: of one seed, on the largest scale, without tuning. `bsam run NAME --dry-run` lists them.",
+        "Runs: per seed, at the largest scale, without tuning. `bsam run NAME --dry-run` lists them.",
     ),
 }
 
 
 def list_table(name: str, width: int) -> str:
-    """Return the rows of a list below their header, at most ``width`` (up to 160) characters wide; long texts wrap.
+    """Return a list as a table at most ``width`` (up to 160) characters wide; long texts wrap.
 
-    Where that would cut words, each row is a paragraph.
+    If that would cut words, each row is a paragraph.
 
     Example:
         >>> list_table("methods", 160).split()[:4]
@@ -132,7 +132,7 @@ def _paragraph(header: Sequence[str], row: Sequence[str], width: int) -> str:
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Columns as wide as their texts, narrowed where it costs the fewest lines until they fit; no word is cut."""
+    """Return widths that fit, without cutting words: columns are narrowed where it costs the fewest lines."""
     columns = list(zip(*rows, strict=True))
     words = list(map(_longest_word, columns))
     widths = [max(map(len, column)) for column in columns]

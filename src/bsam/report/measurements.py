@@ -1,4 +1,4 @@
-"""``bsam flatness``: :func:`flatness_report` measures networks, saves ``flatness.json`` and draws the figures."""
+"""The report of ``bsam flatness``: measure networks, save ``flatness.json`` and draw the figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HINT = "remove flatness.json to measure again, or choose another folder"
 MAX_TITLE = 100  # characters: figures have no room for more
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
-DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: what draws it, its numbers, and their name in an entry
+DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: the function, its numbers, and their name in an entry
     "spectrum.png": (plot_spectrum, SpectrumInfo, "eigenvalues"),
     "density.png": (plot_density, DensityInfo, "density"),
     "contours.png": (plot_contours, LandscapeInfo, "landscape"),
@@ -49,18 +49,18 @@ def flatness_report(
 ) -> list[Path]:
     """Measure each model whose numbers are not in ``folder`` yet, print a table and draw the figures.
 
-    A model that was measured before is loaded, and its loss computed: where that differs, the loader or its data has
-    changed, and the model is measured again. The readings of a run's probe are recorded and drawn, too.
+    The loss of a model that was measured before is computed again: if it differs, the loader or its data has changed,
+    and the model is measured again. The readings of a run's probe are recorded and drawn too.
 
     Args:
         models: the networks.
         instruments: the settings.
-        folder: for the results.
-        device: a name, or ``"auto"``.
-        console: where the table is printed.
+        folder: the folder for the results.
+        device: the name of a device, or ``"auto"``.
+        console: prints the table.
 
     Returns:
-        the files that were written.
+        the paths of the files.
     """
     torch_device = pick_device(device)
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
@@ -80,9 +80,9 @@ def _measured(
     device: torch.device,
     instruments: FlatnessSettings,
 ) -> list[dict[str, Any]]:
-    """Return the entry of each model: from the file where it is there and has not changed, else measured now.
+    """Return the entry of each model, from the file if the model has not changed, otherwise measured now.
 
-    The file is written after each model, so that interrupted work can continue.
+    The file is written after each model, so that an interrupted report can continue.
     """
     known, entries = _known(file, settings), []
     with ProgressLine() as line:
@@ -90,7 +90,7 @@ def _measured(
         for path in models.paths:
             sha256 = hashlib.sha256(models.weights(path).read_bytes()).hexdigest()
             loaded = models.load(path, device)
-            entry = next((one for one in known if (one["file"], one["sha256"]) == (str(path), sha256)), None)
+            entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
                 if entry is not None:
                     before, loss = entry["landscape"]["centre"], loss_of(*loaded, instruments)
@@ -103,7 +103,7 @@ def _measured(
                     about = {**models.about(path), **probe, "architecture": _architecture(loaded[0])}
                     numbers = _numbers(measure(*loaded, instruments, line.reach), instruments.which)
                     entry = {"file": str(path), "sha256": sha256, **about, **numbers}
-                    known = [*(one for one in known if one["file"] != str(path)), entry]
+                    known = [*(old for old in known if old["file"] != str(path)), entry]
                     write_json(file, {"settings": settings, "environment": environment_info(), "models": known})
             except BsamError as error:
                 raise BsamRuntimeError(f"{path}: {error}") from error
@@ -113,7 +113,7 @@ def _measured(
 
 
 def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of the file; raise if they were measured under other settings."""
+    """Return the entries of the file; raise if they were measured with other settings."""
     if not file.exists():
         return []
     with reading(file, HINT):
@@ -124,7 +124,7 @@ def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_nan(value: Any) -> Any:
-    """Return what was read from strict JSON, with NaN where null stands for a number that is not finite."""
+    """Return values read from JSON with NaN for null, which stands for non-finite numbers."""
     if isinstance(value, dict):
         return {k: _with_nan(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -133,13 +133,13 @@ def _with_nan(value: Any) -> Any:
 
 
 def _architecture(model: nn.Module) -> str:
-    """Return a text that is equal for models whose trainable parameters have the same names and shapes."""
+    """Return a text that models share if their trainable parameters have the same names and shapes."""
     shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     return f"{type(model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]}"
 
 
 def _numbers(measured: Measured, which: str) -> dict[str, Any]:
-    """Return all numbers as plain values, from which the figures can be drawn again."""
+    """Return all numbers as plain values, from which the figures are drawn."""
     (top,) = spectrum_info({"": measured.eigenvalues}, which=which)
     (density,), (land,) = density_info({"": measured.density}), landscape_info({"": measured.landscape})
     parts = {"eigenvalues": asdict(top), "density": asdict(density), "landscape": asdict(land)}

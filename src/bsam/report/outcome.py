@@ -1,4 +1,4 @@
-"""Sentences about a run that learns nothing: why it looks so, and what to try."""
+"""Sentences on a run that learns nothing: why it seems so, and what to try."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..methods import METHODS
 from ..training.config import BASE, Run
 from ..training.run_dir import RunDir
 
-# To first order |g_max - g| = rho |H g| / |g|: from here on the change of the gradient is longer than the gradient,
-# and the point uphill says nothing about the loss around w. On digits it is 1.1 at the defaults of SAM and BSAM, 1.7
-# at radii of 0.4, where BSAM begins to fail, and 2.8 at 1.0.
+# To first order |g_max - g| = rho |H g| / |g|. Above a ratio |g_max| / |g| of 2 the change of the gradient is longer
+# than the gradient, and the point uphill says nothing about the loss around w. On digits the ratio is 1.1 at the
+# defaults of SAM and BSAM, 1.7 at radii of 0.4, where BSAM begins to fail, and 2.8 at 1.0.
 MAX_GRADIENT_RATIO = 2.0
-# in units of the loss of guessing, ln(classes): below the first something was learned, above the second it diverged
+# in units of the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
 GUESSING, DIVERGED = 0.99, 1.05
 
 
 def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a sentence if the first reading of a probe, at random weights, shows that the radius is too large.
 
-    Later readings are not used, nor networks that were trained before: |g| falls as a network fits its data, and the
-    ratio rises with any radius.
+    Later readings and pretrained networks are not judged: |g| falls as a network fits its data, so the ratio rises with
+    any radius.
 
     Args:
-        run: its settings.
-        readings: of :meth:`bsam.training.run_dir.RunDir.probe`.
+        run: the settings of the run.
+        readings: the rows of :meth:`bsam.training.run_dir.RunDir.probe`.
     """
     first = readings[0]
-    # two extra passes: the point uphill is the probe's, as with ASAM, whose rho is not a distance
+    # with two extra passes the point uphill is the probe's, not the method's, as for ASAM, whose rho is no distance
     if not _begins_at_random(run) or first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:
         return None
     ratio = first["g_max_norm"] / first["g_norm"]
@@ -44,21 +44,21 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
 
 
 def failure(run: Run, run_dir: RunDir) -> str | None:
-    """Return a sentence if a finished run is not better than chance, or its loss is not below where it began.
+    """Return a sentence if a finished run is not better than chance or its loss has not fallen; otherwise None.
 
-    A classification is at chance if neither its training nor its evaluation loss is below that of guessing, and its
-    accuracy is at most twice that of guessing. Pose is compared with its baseline, and its last training loss with that
-    of the first epoch, if it began with random weights.
+    A classifier is at chance if neither its training nor its evaluation loss is below the loss of guessing, and its
+    accuracy is at most twice the accuracy of guessing. A pose network is compared with its baseline. If it began with
+    random weights, its last training loss is compared with that of the first epoch.
 
     Args:
-        run: its settings.
+        run: the settings of the run.
         run_dir: its directory.
     """
     epochs = run_dir.metrics()
     last = epochs[-1]
     accuracy, loss = (last.get(f"{run.eval_split}_{name}") for name in ("accuracy", "loss"))
     if accuracy is not None:
-        accuracy = last.get(f"{run.eval_split}_clean_accuracy", accuracy)  # of labels that were not flipped
+        accuracy = last.get(f"{run.eval_split}_clean_accuracy", accuracy)  # by the true labels
         classes = dataset_entry(run.data).classes or len(run_dir.note("inputs")["class_names"])
         lowest, guessing = min(last["train_loss"], loss), math.log(classes)
         if lowest < GUESSING * guessing or accuracy > 2 / classes:

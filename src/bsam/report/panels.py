@@ -1,6 +1,4 @@
-"""What figures share: panels in rows, one row and one scale for each group of models; line styles; a legend for all
-panels; saving.
-"""
+"""Parts of figures: panels by group, line styles, a shared legend, saving."""
 
 from __future__ import annotations
 
@@ -17,20 +15,20 @@ from ..common.extras import require_package
 from ..training.files import write
 
 MAX_COLUMNS = 4
-DPI = 150  # pixels of an inch, in a saved figure
-TITLE_WIDTH = 34  # characters of a panel's title in a line
-# told apart by the colour-blind, too
+DPI = 150  # pixels per inch of a saved figure
+TITLE_WIDTH = 34  # characters per line of a panel's title
+# distinguishable with colour blindness
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 pairs
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return colour and dashes of a line by its number; the first 35 differ."""
+    """Return colour and dashes of the n-th line; the first 35 differ."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
 
 
 def seeds_text(counts: Iterable[int]) -> str:
-    """Return of how many seeds each line is the mean.
+    """Return the number of seeds behind each line in words.
 
     Example:
         >>> seeds_text([1, 1]), seeds_text([3, 3]), seeds_text([3, 2])
@@ -41,7 +39,7 @@ def seeds_text(counts: Iterable[int]) -> str:
 
 
 def typeset(text: str) -> str:
-    r"""Return text in which matplotlib sets the names of radii as the documentation does.
+    r"""Return text for matplotlib with the names of radii as mathematical symbols.
 
     Example:
         >>> typeset("BSAM, rho_min 0.1"), typeset("rho falls, $5")
@@ -52,14 +50,14 @@ def typeset(text: str) -> str:
 
 
 def integer_ticks(ax: Any) -> None:
-    """Set the ticks of the horizontal axis at whole numbers: epochs, or steps."""
+    """Set the ticks of the horizontal axis at whole numbers, for epochs and steps."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
 
 
 def panel_title(text: str) -> str:
-    """Return a title in lines that a panel has room for.
+    """Return a title wrapped to the width of a panel.
 
     Example:
         >>> panel_title("BSAM (Algorithm 1), rho_min 0.1, seed 0")
@@ -69,7 +67,7 @@ def panel_title(text: str) -> str:
 
 
 def printable(name: str) -> str:
-    r"""Return the name of a file or a folder with question marks for bytes that are no text.
+    r"""Return the name of a file or folder with question marks for bytes that are not UTF-8.
 
     Example:
         >>> printable(b"caf\xe9".decode("utf-8", "surrogateescape"))
@@ -79,7 +77,7 @@ def printable(name: str) -> str:
 
 
 class Grouped(Protocol):
-    """Numbers of one model; models of one group are drawn on one scale."""
+    """The numbers of a model; models of one group are drawn on one scale."""
 
     @property
     def group(self) -> str: ...  # noqa: D102
@@ -89,12 +87,12 @@ Info = TypeVar("Info", bound=Grouped)
 
 
 def grouped(infos: Sequence[Info]) -> list[list[Info]]:
-    """The models of each group, in the order in which the groups come."""
+    """Return the models of each group, in order of first appearance."""
     return [[info for info in infos if info.group == name] for name in dict.fromkeys(info.group for info in infos)]
 
 
 def figure(width: float, height: float) -> Any:
-    """An empty one, in inches."""
+    """Return an empty figure; sizes are in inches."""
     require_package("matplotlib", "plot")
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
@@ -102,17 +100,18 @@ def figure(width: float, height: float) -> Any:
 
 
 def save(drawn: Any, path: str | Path) -> None:
-    """Write a figure, in the format that the path ends in: drawn in memory first, so that the file is complete or
-    unchanged.
+    """Write a figure in the format of the path's suffix.
+
+    It is drawn in memory first, so that an error leaves an existing file unchanged.
     """
     write(Path(path), encoded(drawn, Path(path).suffix[1:] or None))
 
 
 def encoded(drawn: Any, format: str | None) -> bytes:
-    """Return the content of a file with the figure."""
+    """Return a figure as the content of a file."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the font has none for some letters, and draws boxes
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that the font lacks are drawn as boxes
         drawn.savefig(buffer, format=format, dpi=DPI)
     return buffer.getvalue()
 
@@ -120,8 +119,9 @@ def encoded(drawn: Any, format: str | None) -> bytes:
 def panels(
     infos: Sequence[Info], width: float, height: float, **options: Any
 ) -> tuple[Any, list[list[tuple[Info, Any]]]]:
-    """A figure with one panel of that size for each model, and the panels by group: each group begins a new row, and
-    wraps after four.
+    """Return a figure with a panel of this size for each model, and the panels by group.
+
+    Each group begins a new row and wraps after four panels.
     """
     groups = grouped(infos)
     columns = min(max(map(len, groups)), MAX_COLUMNS)
@@ -129,26 +129,26 @@ def panels(
     drawn = figure(width * columns, height * sum(rows))
     grid = drawn.add_gridspec(sum(rows), columns)
     by_group, above = [], 0
-    for group, own in zip(groups, rows, strict=True):
+    for group, group_rows in zip(groups, rows, strict=True):
         by_group.append(
             [
                 (info, drawn.add_subplot(grid[above + n // columns, n % columns], **options))
                 for n, info in enumerate(group)
             ]
         )
-        above += own
+        above += group_rows
     return drawn, by_group
 
 
 def tidy(ax: Any) -> None:
-    """No box, a faint grid."""
+    """Remove the box and add a faint grid."""
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def legend(drawn: Any, columns: int, **options: Any) -> None:
-    """One below all panels, with every label of any of them once, the paper's lines last."""
+    """Draw one shared legend below the panels, with published lines last."""
     handles: dict[str, Any] = {}
     for ax in drawn.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):

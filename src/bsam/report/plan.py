@@ -1,4 +1,4 @@
-"""The plan of a recipe, how long it will take, and what is shown while its runs are run."""
+"""The plan of a recipe, the time it will take, and the progress of its runs."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ def time_left(left: tuple[float, int]) -> str:
 
     Example:
         >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))
-        ('about 7 min', 'about 7 min, and 2 runs unlike any that was measured', 'unknown before the first epoch')
+        ('about 7 min', 'about 7 min, and 2 runs without an estimate', 'unknown before the first epoch')
     """
     seconds, unknown = left
     if not unknown:
         return f"about {duration(seconds)}"
-    rest = f"{unknown} run{'s' if unknown > 1 else ''} unlike any that was measured"
+    rest = f"{unknown} run{'s' * (unknown > 1)} without an estimate"
     return f"about {duration(seconds)}, and {rest}" if seconds else "unknown before the first epoch"
 
 
 def name_of(run: Run, method: str | None = None) -> str:
-    """Return a run in words.
+    """Describe a run.
 
     Args:
         run: the run.
-        method: the title of its method; None takes that of the tables.
+        method: the title of its method; None takes the title in tables.
     """
     is_tuning = run.eval_split != "test"
     shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
-    own = [f"{name} {run.arguments[name]}" for name in shown]
-    own += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
-    noise = [f"{run.label_noise:.0%} noise"] if run.label_noise else []
-    titles = [*titles_of(run), method or variant_of(run).title]
-    own += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
-    return ", ".join([*titles, *own, *noise, f"seed {run.seed}"])
+    settings = [f"{name} {run.arguments[name]}" for name in shown]
+    settings += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
+    settings += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
+    settings += [f"{run.label_noise:.0%} noise"] if run.label_noise else []
+    return ", ".join([*titles_of(run), method or variant_of(run).title, *settings, f"seed {run.seed}"])
 
 
 def plan_info(recipe: Recipe, states: Sequence[RunState]) -> list[tuple[str, str, float | None]]:
-    """Return each run in words, its state, and the seconds that are left; None where nothing like it was measured."""
+    """Return the description of each run, its state, and the seconds left; None without an estimate."""
     eta = EtaEstimator(states)
     return [(name_of(state.run, recipe.method_title(state.run)), str(state), eta.left(state)) for state in states]
 
@@ -71,37 +70,37 @@ def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
 
 
 def totals(states: Sequence[RunState]) -> str:
-    """Return the plan in a sentence."""
+    """Return the counts of runs and the time left in two sentences."""
     ended = sum(state.ended for state in states)
     started = sum(bool(state.epochs) and not state.ended for state in states)
     counts = f"{len(states)} runs: {ended} ended, {started} started, {len(states) - ended - started} not started."
     return f"{counts} Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
-def counts(found: Progress) -> str:
-    """Return in words how many runs are running, failed and waiting, and the time that is left."""
-    waiting = max(0, found.total - found.done - found.running - found.failed)
-    return f"{found.running} running, {found.failed} failed, {waiting} waiting, left: {time_left(found.left)}"
+def counts(progress: Progress) -> str:
+    """Return the numbers of running, failed and waiting runs, and the time left, in words."""
+    waiting = max(0, progress.total - progress.done - progress.running - progress.failed)
+    return f"{progress.running} running, {progress.failed} failed, {waiting} waiting, left: {time_left(progress.left)}"
 
 
 @contextlib.contextmanager
 def show_runs(recipe: Recipe, runs: int, stage: str = "runs") -> Iterator[Callbacks]:
-    """Show how many runs have ended and how long the others will take, and print a line for each run that ends.
+    """Show how many runs have ended and the time left, and print a line for each run that ends.
 
     Args:
         recipe: the experiment.
         runs: the number of runs.
-        stage: the name of the work.
+        stage: what is shown as the name of the work.
     """
     with ProgressLine() as line:
 
-        def on_end(state: RunState, found: Progress, failed: str | None) -> None:
+        def on_end(state: RunState, progress: Progress, failed: str | None) -> None:
             log = state.path / LOG
-            see = f". See {log}" if failed and log.exists() else ""  # there is none where the folder cannot be written
-            done = f"done. {found.done} of {found.total} done, {counts(found)}"
+            see = f". See {log}" if failed and log.exists() else ""  # there is none if the folder is not writable
+            done = f"done. {progress.done} of {progress.total} done, {counts(progress)}"
             line.say(f"{name_of(state.run, recipe.method_title(state.run))}: {failed or state.diverged or done}{see}")
 
-        def on_progress(found: Progress) -> None:
-            line.reach(stage, found.done + found.failed, runs, counts(found))
+        def on_progress(progress: Progress) -> None:
+            line.reach(stage, progress.done + progress.failed, runs, counts(progress))
 
         yield Callbacks(on_end, on_progress, line.say)

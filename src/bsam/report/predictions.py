@@ -1,4 +1,4 @@
-"""Predictions of image files as lines of text, and as pictures."""
+"""Predictions for image files as text, as CSV or JSON, and as pictures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..training.files import usable, write, write_json
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, printable, save
 from .skeletons import draw_skeleton, show_picture, side_legend
 
-SIDE = 2.6  # inches, of a picture
+SIDE = 2.6  # inches, the side of a picture
 LEGEND_WIDTH = 3.2  # inches, with letters of 10 points
-SHOWN_SIDE = 800  # pixels of a picture in a grid, at most about twice as many: all are in memory at once
+SHOWN_SIDE = 800  # a picture in a grid has at most about twice as many pixels: all are in memory at once
 LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
 TEXT = 0.03  # height of the letters on a picture, relative to its shorter side
-MIN_TEXT = 7  # pixels; smaller letters cannot be read
-SMALL = 400  # pixels of the shorter side; on smaller pictures a legend would hide the person, and is below them
+MIN_TEXT = 7  # pixels; smaller letters are not readable
+SMALL = 400  # pixels of the shorter side; the legend of smaller pictures is below them, not to hide the person
 LEGEND_BELOW = 120, 30  # pixels, width and height
 
 
@@ -82,7 +82,7 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
 
 
 def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw the images as the network saw them: the most probable class above, the others below, and their file."""
+    """Draw the images as the network saw them: the most probable class above, the others and the file below."""
     columns = min(len(predictions), MAX_COLUMNS)
     rows = math.ceil(len(predictions) / columns)
     others = max(len(prediction.classes) for prediction in predictions) - 1
@@ -100,7 +100,7 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
 
 
 def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
-    """Return the lines for each image: its file, and x and y of each joint."""
+    """Return lines for each image: its file, then x and y of each joint."""
     width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
     lines = []
     for pose in poses:
@@ -110,7 +110,7 @@ def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
 
 
 def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
-    """Draw what the network saw of the images, with the skeletons, into one picture, with the names of the files."""
+    """Draw the part of each image that the network saw, with its skeleton and file name, into one picture."""
     columns = min(len(poses), MAX_COLUMNS)
     rows = math.ceil(len(poses) / columns)
     drawn = figure(max(SIDE * columns, LEGEND_WIDTH), (SIDE + 0.3) * rows + 0.3)
@@ -124,7 +124,7 @@ def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
 
 
 def _seen(pose: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
-    """Return the part of an image around the person's box that the network saw, and where it is in the image."""
+    """Return the part of an image around the person's box that the network saw, and its position in the image."""
     pixels = pose.pixels
     height, width, _ = pixels.shape
     left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
@@ -135,9 +135,9 @@ def _seen(pose: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
 
 
 def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
-    """Return a file in the folder for each image: its name with ``.png``, and a number where names are equal.
+    """Return a path in the folder for each image: its name with ``.png``, numbered if names are equal.
 
-    A file that exists is an error: it may be one of the images.
+    Raise if a file exists already: it may be one of the images.
     """
     paths: list[Path] = []
     for image in images:
@@ -156,12 +156,12 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def draw_joints(pose: FoundJoints, path: Path) -> None:
-    """Draw the skeleton on its image, which keeps its pixels and its size, with a legend; below it, if it is small."""
+    """Draw the skeleton on its image at full size, with a legend, which is below a small image."""
     from PIL import Image
 
     picture = Image.fromarray(pose.pixels)
     width, height = picture.size
-    drawn = figure((width + 0.01) / DPI, (height + 0.01) / DPI)  # a little more: the size in pixels is rounded down
+    drawn = figure((width + 0.01) / DPI, (height + 0.01) / DPI)  # slightly more, as the size in pixels is rounded down
     drawn.set(dpi=DPI, facecolor="none", layout_engine="none")
     ax = drawn.add_axes((0, 0, 1, 1))
     ax.set_axis_off()
@@ -183,7 +183,7 @@ def draw_joints(pose: FoundJoints, path: Path) -> None:
 
 
 def _rasterised(drawn: Any) -> Any:
-    """Return a figure as a picture of PIL, transparent where nothing is drawn."""
+    """Return a figure as a PIL image, transparent where nothing is drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -193,7 +193,7 @@ def _rasterised(drawn: Any) -> Any:
 
 
 def _with_legend_below(picture: Any) -> Any:
-    """Return a picture on a white one that is higher by a legend, and as wide as that at least."""
+    """Return a picture with a legend below it, on white."""
     from PIL import Image
 
     width, height = LEGEND_BELOW

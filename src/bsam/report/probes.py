@@ -1,4 +1,4 @@
-"""What a probe recorded: sharpness, and the cosine of g and g_min. First the numbers, then the drawing."""
+"""Readings of a probe: sharpness, and the cosine of g and g_min. First the numbers, then the drawing."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..common.errors import BsamValueError
 from ..flatness.probe import Reading
-from ..recipes.experiments import Recipe
+from ..recipes.experiments import Recipe, TableCell
 from ..recipes.variants import variant_of
 from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data
-from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, tidy
+from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, tidy, typeset
 
 READING_FIELDS = tuple(field.name for field in fields(Reading))
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
 LETTERS = 10  # of a title that fit into an inch
-SMOOTHED = 40  # the number of independent points of a smoothed line, about
+SMOOTHED = 40  # approximate number of independent points of a smoothed line
 
 
 def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
@@ -38,7 +40,7 @@ def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
 
 
 def read_probe(folder: Path) -> dict[str, list[float]]:
-    """Return the readings of a run as columns by name; a number that is null in the file is NaN."""
+    """Return the readings of a run as columns by name; null in the file becomes NaN."""
     return _columns(RunDir(folder).probe())
 
 
@@ -71,7 +73,7 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class ProbeSeries:
-    """The readings of a row of the recipe's table, each on one mini-batch: the mean over the seeds, by step."""
+    """The readings of a cell of the table, each on one mini-batch: the mean over the seeds, by step."""
 
     title: str
     where: str
@@ -82,24 +84,27 @@ class ProbeSeries:
 
 
 def probe_series_info(recipe: Recipe, states: Sequence[RunState]) -> list[ProbeSeries]:
-    """Return the series of each row of the table, of finished runs."""
-    groups: dict[tuple[str, str], list[RunState]] = {}
+    """Return the series of each cell of the table, from finished runs with a probe."""
+    if all(state.run.probe is None for state in states):
+        raise BsamValueError(
+            f"no run of the recipe {recipe.name} has a probe: set `probe` in its runs to draw readings"
+        )
+    groups: dict[TableCell, list[RunState]] = {}
     for state in states:
-        if state.finished:
-            cell = recipe.cell(state.run)
-            groups.setdefault((cell.section, cell.row), []).append(state)
-    return [_series(recipe, section, row, group) for (section, row), group in groups.items()]
+        if state.finished and state.run.probe is not None:
+            groups.setdefault(recipe.cell(state.run), []).append(state)
+    return [_series(recipe, cell, group) for cell, group in groups.items()]
 
 
-def _series(recipe: Recipe, section: str, row: str, states: Sequence[RunState]) -> ProbeSeries:
+def _series(recipe: Recipe, cell: TableCell, states: Sequence[RunState]) -> ProbeSeries:
     seeds, run = [read_probe(state.path) for state in states], states[0].run
     columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
     where = recipe.titled(network_and_data(run))
-    return ProbeSeries(variant_of(run).title, where, section, row, columns, len(seeds))
+    return ProbeSeries(variant_of(run).title, where, cell.section, cell.row, columns, len(seeds))
 
 
 def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:
-    """Return a centred running mean, over fewer values at both ends.
+    """Return a centred running mean, over fewer values at the ends.
 
     Example:
         >>> smooth([0.0, 3.0, 0.0, 3.0, 0.0, 3.0], points=2)
@@ -111,42 +116,43 @@ def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:
 
 def draw_sharpness_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     """Draw a panel per method on one scale: MaxS, MinS and BilS over the steps."""
-    found = probe_series_info(recipe, states)
-    drawn = figure(3.4 * len(found), 3.9)
-    axes = drawn.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for ax, series in zip(axes, found, strict=True):
+    all_series = probe_series_info(recipe, states)
+    drawn = figure(3.4 * len(all_series), 3.9)
+    axes = drawn.subplots(1, len(all_series), squeeze=False, sharey=True)[0]
+    for ax, series in zip(axes, all_series, strict=True):
         for i, (name, label) in enumerate(SHARPNESS.items()):
             _draw_series(ax, series, name, COLOURS[i + 1], label)
         _finish(ax, series.title)
     axes[0].set_ylabel("difference in loss, on a mini-batch")
     legend(drawn, columns=len(SHARPNESS))
-    _headline(drawn, found, " (at each method's own radii: BSAM's $\\rho_{\\min}$ falls with the learning rate)")
+    _headline(drawn, all_series, ", at the radii of each method")
     save(drawn, path)
 
 
 def draw_gradient_conflict(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw a column per form of BSAM: the cosine of g and g_min over the steps, and rho_min below it, a line per
-    schedule.
+    """Draw a column per section of the table and a line per row: the cosine of g and g_min over the steps, and rho_min
+    below it.
     """
-    found = probe_series_info(recipe, states)
-    sections, rows = (list(dict.fromkeys(getattr(series, name) for series in found)) for name in ("section", "row"))
-    colours = dict(zip(rows, COLOURS[1:], strict=False))  # the same one for a schedule in all columns
+    all_series = probe_series_info(recipe, states)
+    sections = list(dict.fromkeys(series.section for series in all_series))
+    rows = list(dict.fromkeys(series.row for series in all_series))
+    colours = dict(zip(rows, cycle(COLOURS[1:]), strict=False))  # a row has the same colour in all columns
     drawn = figure(4.2 * len(sections), 5.6)
     axes = drawn.subplots(2, len(sections), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
     for (upper, lower), section in zip(axes.T, sections, strict=True):
-        own = [series for series in found if series.section == section]
-        for series in own:
+        in_section = [series for series in all_series if series.section == section]
+        for series in in_section:
             colour = colours[series.row]
-            _draw_series(upper, series, "cosine", colour, f"$\\rho_{{\\min}}$ {series.row}")
+            _draw_series(upper, series, "cosine", colour, typeset(f"{recipe.rows} {series.row}"))
             lower.plot(series.columns["step"], series.columns["rho_min"], color=colour, linewidth=1.5)
         upper.axhline(0, color="black", linewidth=0.8)
-        upper.set_title(own[0].title, fontsize=10)
+        upper.set_title(in_section[0].title, fontsize=10)
         tidy(upper)
         _finish(lower)
     axes[0, 0].set_ylabel(r"cosine of $g$ and $g_{\min}$")
     axes[1, 0].set_ylabel(r"$\rho_{\min}$")
     legend(drawn, columns=len(rows))
-    _headline(drawn, found)
+    _headline(drawn, all_series)
     save(drawn, path)
 
 
@@ -164,7 +170,7 @@ def _finish(ax: Any, title: str = "") -> None:
     tidy(ax)
 
 
-def _headline(drawn: Any, found: Sequence[ProbeSeries], remark: str = "") -> None:
-    seeds = seeds_text(series.n for series in found)
-    text = f"{found[0].where}: running mean over the steps, {seeds}{remark}"
+def _headline(drawn: Any, all_series: Sequence[ProbeSeries], remark: str = "") -> None:
+    seeds = seeds_text(series.n for series in all_series)
+    text = f"{all_series[0].where}: running mean over the steps, {seeds}{remark}"
     drawn.suptitle(textwrap.fill(text, int(LETTERS * drawn.get_figwidth())), fontsize=11)

@@ -1,34 +1,30 @@
-"""The study of the total radius: its picture, and how the methods differ where their total radii are equal."""
+"""The figure of the study of the total radius."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..recipes.columns import MEMORISED, TOP_EIGENVALUE, SeedStatistics, Value, statistics_of
 from ..recipes.experiments import Recipe
 from ..recipes.radius import total_radius
 from ..recipes.states import score_of
 from ..recipes.variants import variant_of, variants
-from ..training.config import BASE
 from ..training.run_dir import RunState
 from .figures import error_bars, network_and_data, score_metric
 from .panels import figure, legend, line_style, save, seeds_text, tidy
-from .summaries import DETAILS, CellSummary, SeedStatistics, Value, statistics_of
 
-FOLLOW, SAM = variants()["sam-follow"].name, variants()["sam"].name
-BSAM_NAMES = ("bsam", "bsam-2")
 METRICS: Mapping[str, Value] = {
-    "": score_of,  # its label is that of the task's measure
-    "flipped labels memorised, %": DETAILS["memorised"].value,
-    "largest eigenvalue of the Hessian": DETAILS["top_eigenvalue"].value,
+    "": score_of,  # labelled with the measure of the task
+    "flipped labels memorised, %": MEMORISED.value,
+    "largest eigenvalue of the Hessian": TOP_EIGENVALUE.value,
 }
-Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 of the base optimizer alone
+Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 for the base optimizer alone
 
 
 def radius_lines_info(states: Sequence[RunState]) -> dict[str, Line]:
-    """Return a line per method, of finished runs, by title in the order of the tables."""
+    """Return a line per method, from finished runs, by title in the order of the tables."""
     order = [variant.title for variant in variants().values()]
     groups: dict[str, dict[float, list[RunState]]] = {}
     for state in states:
@@ -43,8 +39,9 @@ def radius_lines_info(states: Sequence[RunState]) -> dict[str, Line]:
 
 
 def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw accuracy, memorised labels and the largest eigenvalue against the total radius, a line per method; the base
-    optimizer alone is a horizontal line.
+    """Draw accuracy, memorised labels and the largest eigenvalue against the total radius, with a line per method.
+
+    The base optimizer alone is a horizontal line.
     """
     lines, run = radius_lines_info(states), states[0].run
     drawn = figure(13.0, 4.4)
@@ -66,7 +63,7 @@ def _draw_line(ax: Any, points: Mapping[float, SeedStatistics], title: str, numb
     if list(points) == [0.0]:
         ax.axhline(points[0.0].mean, label=title, linewidth=1.2, **style)
         return
-    x = [total * 1.03**number for total in points]  # whiskers side by side
+    x = [total * 1.03**number for total in points]  # separates the whiskers
     error_bars(ax, x, list(points.values()), label=title, **style)
 
 
@@ -77,34 +74,3 @@ def _label_axis(ax: Any, label: str, ticks: Sequence[float]) -> None:
     ax.set_xlabel(r"total radius: $\rho$, or $\rho_{\max} + \rho_{\min}$")
     ax.set_ylabel(label)
     tidy(ax)
-
-
-def radius_findings(_: Sequence[CellSummary], states: Sequence[RunState]) -> list[str]:
-    """Return how BSAM differs from SAM at equal total radii, and at equal rho, by the seeds that both have."""
-    scores: dict[tuple[str, float], dict[int, float]] = {}
-    for state in states:
-        if state.finished and state.run.method != BASE:
-            key = variant_of(state.run).name, round(total_radius(state.run), 9)
-            scores.setdefault(key, {})[state.run.seed] = score_of(state)
-    lines = []
-    for (name, total), ours in scores.items():
-        if name in BSAM_NAMES:
-            others = {"SAM (follow)": (FOLLOW, total), "SAM": (SAM, total), "SAM at rho_max": (SAM, total / 2)}
-            found = [
-                f"minus {title} {text}"
-                for title, (other, radius) in others.items()
-                if (text := _difference(ours, scores.get((other, round(radius, 9)), {})))
-            ]
-            if found:
-                lines.append(f"{variants()[name].title}, total radius {total:g}: {'; '.join(found)}.")
-    if lines:
-        lines.insert(0, "Differences in points, mean ± standard error over the seeds that both have (their number):")
-    return lines
-
-
-def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
-    found = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    if not found:
-        return ""
-    error = f" ± {statistics.stdev(found) / len(found) ** 0.5:.1f}" if len(found) > 1 else ""
-    return f"{statistics.fmean(found):+.1f}{error} ({len(found)})"

@@ -1,4 +1,4 @@
-"""What a recipe writes: its table, the last numbers of every run with their machine and date, and its figures."""
+"""The files of a recipe: its table, the last numbers of every run with its machine and date, and its figures."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..common.errors import BsamRuntimeError
+from ..common.errors import BsamRuntimeError, BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
+from ..recipes.summaries import CellSummary, table_info
 from ..recipes.variants import variant_of
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
-from .demo_report import demo_findings, draw_demo
+from .demo_report import draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
 from .probes import draw_gradient_conflict, draw_sharpness_curves
-from .radius import draw_radius, radius_findings
+from .radius import draw_radius
 from .skeletons import draw_skeletons
-from .summaries import CellSummary, table_info
 from .tables import caption, markdown, score_title, sections_info
 from .tuning import tuning_notes, tuning_sections
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
-FIGURES: dict[str, Draw] = {
+FIGURES: dict[str, Draw] = {  # for recipes, by name; a recipe may have functions instead
     "accuracy_lines": draw_accuracy_lines,
     "training_curves": draw_training_curves,
     "sharpness_curves": draw_sharpness_curves,
@@ -35,17 +35,11 @@ FIGURES: dict[str, Draw] = {
     "radius": draw_radius,
 }
 WORDS = {"train": "training"}  # for the names of splits
-NOTES = ("data", "weights")  # of a run: which split of image files it was trained on, and from which weights
-FINDINGS: dict[str, Callable[[Sequence[CellSummary], Sequence[RunState]], list[str]]] = {
-    "demo": lambda summaries, states: demo_findings(summaries, states[0].run),
-    "radius": radius_findings,
-}
+NOTES = ("data", "weights")  # files of a run: the split of its image files, and its initial weights
 
 
 def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
-    """Return an entry per run: its settings, its state, the metrics of its last epoch if it is finished, and each
-    machine that worked on it, with dates.
-    """
+    """Return an entry per run: settings, state, the metrics of the last epoch if it is finished, machines and dates."""
     return [
         {
             "folder": state.path.name,
@@ -69,7 +63,7 @@ def cell_info(summary: CellSummary) -> dict[str, Any]:
     ours = {"mean": None, "std": None, "n": 0} if summary.ours is None else asdict(summary.ours)
     counts = {"diverged": summary.diverged, "missing": summary.missing}
     paper = None if summary.paper is None else asdict(summary.paper)
-    details = {name: None if found is None else asdict(found) for name, found in summary.details.items()}
+    details = {name: None if numbers is None else asdict(numbers) for name, numbers in summary.details.items()}
     return {**asdict(summary.cell), **ours, **counts, "paper": paper, **details, "chosen": summary.chosen}
 
 
@@ -80,38 +74,38 @@ def text_below(
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
 ) -> list[str]:
-    """Return the lines below a table of these runs, with how they were tuned and what the numbers show.
+    """Return the lines below a table: its caption, how the runs were tuned, and what the numbers show.
 
     Args:
         recipe: the experiment.
-        summaries: of its table.
-        states: of its final runs.
+        summaries: the cells of its table.
+        states: the states of its final runs.
         chosen: what tuning chose.
-        selected: the directories of the runs that are counted if they are not finished; None counts all.
+        selected: the directories of the runs that count as missing if they are not finished; None counts all.
     """
-    findings = FINDINGS[recipe.findings](summaries, states) if recipe.findings else []
     missing = sum(not state.ended and (selected is None or state.path.name in selected) for state in states)
-    return [*caption(recipe, summaries, states[0].run, missing), *tuning_notes(recipe, chosen), *findings]
+    lines = [*caption(recipe, summaries, states[0].run, missing), *tuning_notes(recipe, chosen)]
+    return [*lines, *recipe.findings(summaries, states)]
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return where the numbers come from, as lines: splits of image files, weights, devices, versions and dates."""
+    """Return the origin of the numbers as lines: splits of image files, weights, devices, versions and dates."""
     splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
     lines = [
         f"{title}: {' and '.join(f'{n:,} {WORDS.get(name, name)}' for name, n in data['images'].items())} images; "
         f"{data['split']}."
         for title, data in splits.items()
     ]
-    own = [run for run in runs if "weights" in run and run["settings"].get("init") is None]  # not from another run
-    weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in own}
+    pretrained = [run for run in runs if "weights" in run and run["settings"].get("init") is None]
+    weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in pretrained}
     lines += [
-        f"{title}: initial weights from {one['source']} (SHA-256 {one['sha256'] or 'unknown'}), last layer random."
-        for title, one in weights.items()
+        f"{title}: initial weights from {file['source']} (SHA-256 {file['sha256'] or 'unknown'}), last layer random."
+        for title, file in weights.items()
     ]
     machines = [machine for run in runs for machine in run["machines"]]
     if not machines:
         return lines
-    devices = dict.fromkeys(f"{each['device']}, torch {each['torch']}, bsam {each['bsam']}" for each in machines)
+    devices = dict.fromkeys(f"{info['device']}, torch {info['torch']}, bsam {info['bsam']}" for info in machines)
     dates = sorted(machine["date"][:10] for machine in machines)
     return [
         *lines,
@@ -119,11 +113,22 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def figure_of(figure: str | Draw) -> tuple[str, Draw]:
+    """Return the name of a figure, which its file has, and the function that draws it."""
+    if not isinstance(figure, str):
+        return figure.__name__.removeprefix("draw_"), figure
+    if figure not in FIGURES:
+        raise BsamValueError(f"a figure must be a function or one of {', '.join(FIGURES)}; got {figure!r}")
+    return figure, FIGURES[figure]
+
+
 def check_folder(out: Path, recipe: Recipe) -> None:
-    """Raise if a folder holds other results than this recipe's, with the same tuning: they would be overwritten."""
-    file, own = out / "results.json", {"recipe": recipe.name, "tuned": recipe.tuned}
-    there = {"tuned": False} | (read_json(file, dict, "choose another folder, or remove it") if file.exists() else own)
-    if any(there.get(name) != value for name, value in own.items()):
+    """Raise if the folder holds results of another recipe or another tuning, or if a figure is unknown."""
+    for figure in recipe.figures:
+        figure_of(figure)
+    file, ours = out / "results.json", {"recipe": recipe.name, "tuned": recipe.tuned}
+    there = {"tuned": False} | (read_json(file, dict, "choose another folder, or remove it") if file.exists() else ours)
+    if any(there.get(name) != value for name, value in ours.items()):
         raise BsamRuntimeError(
             f"{file} holds other results ({there.get('recipe')}{', with --tune' * bool(there['tuned'])}): choose "
             "another folder"
@@ -139,19 +144,19 @@ def write_results(
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
 ) -> list[Path]:
-    """Write ``table.md``, ``results.json`` and the recipe's figures, of the finished runs.
+    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs.
 
     Args:
         out: the folder of the experiment.
         recipe: the experiment.
         scale: its scale.
-        states: of its final runs.
-        tuning: of the runs that chose their settings.
-        chosen: what they chose.
+        states: the states of its final runs.
+        tuning: the states of its tuning runs.
+        chosen: what tuning chose.
         selected: as for :func:`text_below`.
 
     Returns:
-        the files that were written.
+        the paths of the files.
     """
     summaries, runs, run = table_info(recipe, states), runs_info(states), states[0].run
     content = {
@@ -172,7 +177,7 @@ def write_results(
         write_json(paths[1], content)
         write(paths[0], markdown(recipe.title, sections, lines).encode())
         if any(state.finished for state in states):
-            for name in recipe.figures:
+            for name, draw in map(figure_of, recipe.figures):
                 paths.append(out / f"{name}.png")
-                FIGURES[name](recipe, states, paths[-1])
+                draw(recipe, states, paths[-1])
     return [path for path in paths if path.exists()]

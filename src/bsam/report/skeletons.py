@@ -1,4 +1,4 @@
-"""Skeletons: the joints of a person, connected by lines; and the figure of a recipe with those of every method."""
+"""Skeletons, the joints of a person connected by lines, and the figure that compares those of several methods."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data
 from .panels import figure, save
 
-SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # told apart by the colour-blind, too, and bright on dark pictures
-MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline shows on light pictures
+SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable with colour blindness, bright on dark pictures
+MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline is visible on light pictures
 PERSONS = 8  # columns of the recipe's figure
-CELL = 1.25  # inches, of a picture in it
+CELL = 1.25  # inches, the side of a picture in it
 
 
 def draw_skeleton(
@@ -32,24 +32,24 @@ def draw_skeleton(
     labelled: NDArray[np.bool_] | None = None,
     width: float = 1.5,
 ) -> None:
-    """Draw lines between joints, and the joints as dots, over the picture in an axes of matplotlib.
+    """Draw joints as dots and the lines between them, over the picture in matplotlib axes.
 
-    The person's right side is orange, the left one light blue, and what belongs to neither white, all with a dark
-    outline. The limits of the axes stay as they are.
+    The person's right side is orange, the left side light blue and the middle white, all with a dark outline. The
+    limits of the axes do not change.
 
     Args:
         ax: the axes; x and y are pixels of its picture.
         joints: (J, 2).
-        skeleton: their names, and which of them to connect.
-        labelled: (J,), the joints to draw; without it all of them. A joint that is not finite is never drawn.
-        width: of the lines, in points.
+        skeleton: the names of the joints, and which to connect.
+        labelled: (J,), the joints to draw; None draws all. Non-finite joints are never drawn.
+        width: the width of the lines, in points.
     """
     from matplotlib.collections import LineCollection
 
     shown = np.isfinite(joints).all(axis=1) & (True if labelled is None else labelled)
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
     lines, colours = [joints[list(edge)] for edge in edges], [_colour(skeleton, edge) for edge in edges]
-    for colour, thickness in ((OUTLINE, 2.2 * width), (colours, width)):  # first all outlines: none covers a line
+    for colour, thickness in ((OUTLINE, 2.2 * width), (colours, width)):  # outlines first, so that none covers a line
         ax.add_collection(
             LineCollection(lines, colors=colour, linewidths=thickness, capstyle="round", snap=False), autolim=False
         )
@@ -65,13 +65,13 @@ def draw_skeleton(
 
 
 def _colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
-    """Return the colour of the side of the body that these joints belong to; joints of the middle belong to any."""
+    """Return the colour of the side of the body that these joints belong to; middle joints belong to any side."""
     sides = {skeleton.joints[joint].partition(" ")[0] for joint in joints} & SIDES.keys()
     return SIDES[sides.pop()] if len(sides) == 1 else MIDDLE
 
 
 def side_legend(drawn: Any, size: float, **options: Any) -> None:
-    """Draw a legend of the colours of the sides into a figure or an axes, with letters of ``size`` points."""
+    """Draw a legend of the colours of the sides into a figure or axes, with letters of ``size`` points."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -84,9 +84,9 @@ def show_picture(ax: Any, pixels: NDArray[np.uint8], region: Box | None = None) 
     """Show a picture without ticks, and fix the limits of the axes to it.
 
     Args:
-        ax: axes of matplotlib.
+        ax: matplotlib axes.
         pixels: (height, width, 3).
-        region: left, top, right and bottom that the axes count, if they are not those of ``pixels``.
+        region: left, top, right and bottom in the coordinates of the axes; None takes the pixels.
     """
     left, top, right, bottom = region or (-0.5, -0.5, pixels.shape[1] - 0.5, pixels.shape[0] - 0.5)
     ax.imshow(pixels, extent=(left, right, bottom, top))
@@ -95,13 +95,11 @@ def show_picture(ax: Any, pixels: NDArray[np.uint8], region: Box | None = None) 
     ax.autoscale(False)
 
 
-Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, names of the joints, what the run kept
+Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, skeleton, the predictions of the run
 
 
 def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
-    """Return what the finished runs of the first seed found, by network and data set; runs that kept nothing are not
-    there.
-    """
+    """Return the predictions of finished runs of the first seed, by network and data set, if they were kept."""
     groups: dict[str, list[Row]] = {}
     for state in states:
         run = state.run
@@ -113,7 +111,7 @@ def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
 
 
 def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw a column per person: the labels above, and below what each method found. Nothing without such runs."""
+    """Draw a column per person, the labels above the joints that each method found; nothing without predictions."""
     groups = skeletons_info(states)
     if not groups:
         return
@@ -130,7 +128,7 @@ def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> No
 
 
 def _draw_rows(axes: NDArray[Any], group: Sequence[Row]) -> None:
-    """Draw the labels into the first row of axes, and what each run found into the others."""
+    """Draw the labels into the first row of axes, and the joints that each run found into the others."""
     for row, (title, skeleton, arrays) in zip(axes, [("label", *group[0][1:]), *group], strict=True):
         is_label = title == "label"
         for person, ax in enumerate(row):

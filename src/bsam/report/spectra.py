@@ -17,14 +17,14 @@ from .panels import COLOURS, figure, grouped, line_style, panel_title, panels, s
 
 BINS = 25
 POINTS = 2000  # along a density
-DECADES = 6  # below the peak of a density that are shown
+DECADES = 6  # shown below the peak of a density
 CHOSEN = {"largest": "the top {}", "magnitude": "the {} of largest magnitude", "both ends": "the {} at both ends"}
-TITLE_PAD = 20  # points between the axes and a title, with a line of small print between them
+TITLE_PAD = 20  # points between axes and title, with a line of small print between them
 
 
 @dataclass(frozen=True)
 class SpectrumInfo:
-    """The top eigenvalues of a model, with the numbers that the paper prints beside their histogram."""
+    """The top eigenvalues of a model, with maximum, mean and variance as the paper prints them."""
 
     title: str
     group: str
@@ -56,38 +56,40 @@ class DensityInfo:
     note: str = ""  #: as in Density
 
 
-def spectrum_info(found: Mapping[str, Eigenvalues], group: str = "", which: str = "largest") -> list[SpectrumInfo]:
+def spectrum_info(
+    eigenvalues: Mapping[str, Eigenvalues], group: str = "", which: str = "largest"
+) -> list[SpectrumInfo]:
     """Return maximum, mean and variance of each model's top eigenvalues.
 
     Args:
-        found: by title.
-        group: models of one group are drawn on one scale.
-        which: of the eigenvalues these are, as in :func:`bsam.flatness.top_eigenvalues`.
+        eigenvalues: by title.
+        group: the name of their group; models of one group are drawn on one scale.
+        which: which eigenvalues these are, as in :func:`bsam.flatness.top_eigenvalues`.
 
     Example:
-        >>> found = Eigenvalues(
+        >>> top = Eigenvalues(
         ...     np.array([3.0, 1.0]), np.array([0.0, 0.1]), np.bool_(True), products=9
         ... )
-        >>> info = spectrum_info({"SGD": found})[0]
+        >>> info = spectrum_info({"SGD": top})[0]
         >>> info.maximum, info.mean, info.variance
         (3.0, 2.0, 1.0)
     """
     infos = []
-    for title, e in found.items():
+    for title, e in eigenvalues.items():
         numbers = float(e.values.max()), float(e.values.mean()), float(e.values.var()), bool(e.converged), e.products
         infos.append(SpectrumInfo(title, group, e.values.tolist(), e.residuals.tolist(), *numbers, which, e.note))
     return infos
 
 
-def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityInfo]:
-    """Return each model's density, with the trace and the trace of the square over the number of parameters.
+def density_info(densities: Mapping[str, Density], group: str = "") -> list[DensityInfo]:
+    """Return the density of each model, with the traces of the Hessian and of its square per parameter.
 
     Args:
-        found: by title.
-        group: models of one group are drawn on one scale.
+        densities: by title.
+        group: the name of their group; models of one group are drawn on one scale.
     """
     infos = []
-    for title, d in found.items():
+    for title, d in densities.items():
         curve, quadrature = (d.grid.tolist(), d.density.tolist()), (d.nodes.tolist(), d.weights.tolist())
         moments = float(d.weights @ d.nodes), float(d.weights @ d.nodes**2)
         infos.append(DensityInfo(title, group, *curve, *quadrature, *moments, d.sigma, d.products, d.note))
@@ -95,9 +97,7 @@ def density_info(found: Mapping[str, Density], group: str = "") -> list[DensityI
 
 
 def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
-    """Draw a histogram of the top eigenvalues of each model, those of a group on one scale, with maximum, mean and
-    variance.
-    """
+    """Draw a histogram of the top eigenvalues of each model, with their statistics; a group shares its scale."""
     drawn, groups = panels(infos, 3.6, 3.2)
     for group in groups:
         low = min(0.0, *(min(info.values) for info, _ in group))
@@ -122,9 +122,9 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
 
 
 def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
-    """Draw the density of the eigenvalues, a panel per group, with a logarithmic axis, as most are near 0.
+    """Draw the density of the eigenvalues, a panel per group, on a logarithmic axis, as most are near 0.
 
-    Models of a group are smoothed by one width, the largest of theirs, so that their peaks are equally broad.
+    Models of a group are smoothed with the largest of their widths, so that their peaks are equally broad.
     """
     groups = grouped(infos)
     drawn = figure(6.4, 3.8 * len(groups))

@@ -1,4 +1,4 @@
-"""What tuning chose, from what, and at which cost."""
+"""The tables of tuning: candidates, their scores, the choice and its cost."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from collections.abc import Sequence
 from ..common.progress import duration
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
+from ..recipes.summaries import chosen_text
 from ..recipes.tuning import differing
 from ..recipes.variants import passes_of
 from ..tasks.task import HOLDOUT
-from .tables import TableSection, chosen_text
+from .tables import TableSection
 
 
-def tuning_sections(recipe: Recipe, found: Sequence[Choice]) -> list[TableSection]:
-    """Return a table for each network, data set and rate of label noise: a row for each method, a column for each
-    candidate, what was chosen, and the cost. Nothing where the candidates have no names, or no tuning run has ended.
+def tuning_sections(recipe: Recipe, choices: Sequence[Choice]) -> list[TableSection]:
+    """Return a table per section and column of the recipe's table: candidates, their scores, the choice, its cost.
+
+    Empty if the candidates have no labels or no tuning run has ended.
     """
     if not recipe.tuned:
         return []
     sections: dict[str, list[Choice]] = {}
-    for choice in found:
+    for choice in choices:
         if any(state.ended for state in choice.trials):
             sections.setdefault(_title(recipe, choice), []).append(choice)
     return [_section(recipe, title, group) for title, group in sections.items()]
 
 
-def tuning_notes(recipe: Recipe, found: Sequence[Choice]) -> list[str]:
+def tuning_notes(recipe: Recipe, choices: Sequence[Choice]) -> list[str]:
     """Return the lines below these tables."""
-    if not tuning_sections(recipe, found):
+    if not tuning_sections(recipe, choices):
         return []
-    noisy = any(choice.run.label_noise for choice in found)
+    noisy = any(choice.run.label_noise for choice in choices)
     labels = ", with labels that are flipped like the others" if noisy else ""
     lines = [
         f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
         f"not train on{labels}. Columns: the paper's radius times this factor. All candidates use one extra seed. Ties "
-        "take the smaller radius. * The chosen radius is the smallest or the largest candidate: a better one may lie "
+        "go to the smaller radius. * The chosen radius is the smallest or the largest candidate: a better one may lie "
         "beyond.",
-        "Cost: gradient passes over the training samples and training time, of all candidates together.",
+        "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
     if noisy:
         lines.insert(1, "In brackets: the score on the true labels, and their choice where it differs.")
@@ -49,10 +51,10 @@ def _title(recipe: Recipe, choice: Choice) -> str:
     return f"Tuning: {cell.section}" + (f", {cell.column}" if cell.column else "")
 
 
-def _section(recipe: Recipe, title: str, found: Sequence[Choice]) -> TableSection:
+def _section(recipe: Recipe, title: str, choices: Sequence[Choice]) -> TableSection:
     assert recipe.tuning is not None
     header = (recipe.rows, *recipe.tuning.labels, "chosen", "cost")
-    return TableSection(recipe.titled(title), header, tuple(_row(recipe, choice) for choice in found))
+    return TableSection(recipe.titled(title), header, tuple(_row(recipe, choice) for choice in choices))
 
 
 def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ def _number(score: float | None) -> str:
 
 
 def _radii(choice: Choice, number: int | None) -> str:
-    """Return the settings of a candidate in which the candidates differ, as text."""
+    """Return the settings of a candidate that differ between candidates, as text."""
     if number is None:
         return "-"
     names, arguments = differing(choice.candidates), choice.candidates[number]["arguments"]

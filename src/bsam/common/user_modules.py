@@ -1,4 +1,4 @@
-"""Functions that a user names as ``MODULE:FUNCTION``."""
+"""Functions and other objects of the user's modules, named as ``MODULE:NAME``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from .errors import BsamValueError
 
 
 def find_function(name: str, role: str) -> Callable[..., Any]:
-    """Import a function. Its module may lie in the current folder, as with ``python -m``.
-
-    Args:
-        name: ``module:function``.
-        role: what the function is for, in error messages.
+    """Import a function, as :func:`find_object` does.
 
     Example:
         >>> find_function("os.path:basename", "loader")("a/b")
         'b'
     """
-    module_name, _, function_name = name.partition(":")
+    function = find_object(name, role)
+    if not callable(function):
+        raise BsamValueError(f"the {role} {name} must be a function, got {type(function).__name__}")
+    return function
+
+
+def find_object(name: str, role: str) -> Any:
+    """Import an object. Its module may be in the current folder, as with ``python -m``.
+
+    Args:
+        name: ``module:name``.
+        role: what the object is for, in error messages.
+    """
+    module_name, _, object_name = name.partition(":")
     parts = module_name.split(".")
-    if not function_name or parts[-1] == "py" or not all(part.isidentifier() for part in parts):
-        raise BsamValueError(
-            f"the {role} must be named as module:function, got {name!r} (for my_data.py write my_data)"
-        )
+    if not object_name or parts[-1] == "py" or not all(part.isidentifier() for part in parts):
+        raise BsamValueError(f"the {role} must be named as module:name, got {name!r} (for my_data.py write my_data)")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()  # the module may be younger than the first look into its folder
@@ -43,10 +50,9 @@ def find_function(name: str, role: str) -> Callable[..., Any]:
         raise BsamValueError(
             f"the {role}'s module {module_name!r} cannot be imported: {describe_error(error)}. Correct the module"
         ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise BsamValueError(f"the {role}'s module {module_name!r} has no function {function_name!r}: check the name")
-    return function
+    if not hasattr(module, object_name):
+        raise BsamValueError(f"the {role}'s module {module_name!r} has no {object_name!r}: check the name")
+    return getattr(module, object_name)
 
 
 def describe_error(error: Exception) -> str:

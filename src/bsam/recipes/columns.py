@@ -1,0 +1,72 @@
+"""Numbers of finished runs beyond their score, as columns of a recipe's table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..training.run_dir import RunDir, RunState
+
+Value: TypeAlias = Callable[[RunState], float | None]
+
+
+@dataclass(frozen=True)
+class SeedStatistics:
+    """Mean and sample standard deviation (None for a single value) of n values; n is 0 if no seed is involved."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    @property
+    def without_n(self) -> str:
+        """Mean and standard deviation as text."""
+        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+
+    def __str__(self) -> str:
+        return self.without_n + (f" ({self.n})" if self.n else "")
+
+
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
+    """Return mean and standard deviation."""
+    return SeedStatistics(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def statistics_of(states: Sequence[RunState], value: Value) -> SeedStatistics | None:
+    """Return mean and standard deviation of a number of these runs; None if none of them has it."""
+    values = [number for state in states if (number := value(state)) is not None]
+    return seed_statistics(values) if values else None
+
+
+@dataclass(frozen=True)
+class ExtraColumn:
+    """A further column of a table: mean and standard deviation over the finished seeds.
+
+    Args:
+        name: its name in ``results.json``.
+        header: its header in the table.
+        value: called with the state of a finished run; returns None if the run has no such number.
+        format: the format of a number.
+    """
+
+    name: str
+    header: str
+    value: Value
+    format: str = ".1f"
+
+    def text(self, numbers: SeedStatistics | None) -> str:
+        """Return mean and standard deviation as text."""
+        if numbers is None:
+            return "-"
+        return " ± ".join(format(number, self.format) for number in (numbers.mean, numbers.std) if number is not None)
+
+
+def _memorised(state: RunState) -> float | None:
+    share = state.epochs[-1].get("memorised")
+    return None if share is None else 100 * share
+
+
+MEMORISED = ExtraColumn("memorised", "memorised, %", _memorised)
+TOP_EIGENVALUE = ExtraColumn("top_eigenvalue", "λmax", lambda state: RunDir(state.path).top_eigenvalue())

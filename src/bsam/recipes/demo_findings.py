@@ -1,0 +1,148 @@
+"""What the demo's numbers show, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..data.digits import TEST, TRAIN, VALIDATION
+from ..training.config import Run
+from .columns import MEMORISED, TOP_EIGENVALUE, SeedStatistics
+from .summaries import CellSummary, chosen_text
+from .variants import variants
+
+SGD = variants()["sgd"].title
+TUNED_SGD = "SGD, tuned weight decay"
+WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates of that row
+
+
+def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
+    """Return sentences on what the numbers show.
+
+    A difference counts if it exceeds the spread: the larger of the two standard deviations over the seeds.
+
+    Args:
+        summaries: the cells of the demo's table.
+        run: one of its runs, for the shared settings.
+    """
+    rows = {summary.cell.row: summary for summary in summaries if summary.ours is not None}
+    sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
+    lost = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
+    if sgd is None:
+        lines = ["Without SGD there is nothing to compare with."]
+    elif _accuracy(sgd).std is None:
+        lines = ["One seed has no spread: nothing is concluded from the differences."]
+    else:
+        lines = [_against_sgd(row, sgd) for row in rows.values()]
+        several = [row for row in rows.values() if _accuracy(row).std is not None]
+        lines += _between_methods(several)
+        lines += _total_radii(list(rows.values()))
+        lines += [] if tuned is None else [_tuned_sgd(tuned, several, run)]
+        lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
+    return [
+        *lines,
+        *(f"{row} diverged with every seed." for row in lost),
+        f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
+        f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
+        f"Nothing is chosen on the test set: the column chosen shows the best of {len(WEIGHT_DECAYS)} candidates by "
+        f"the accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+        "other run has.",
+        "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
+    ]
+
+
+def _accuracy(row: CellSummary) -> SeedStatistics:
+    assert row.ours is not None  # rows without finished runs are left out
+    return row.ours
+
+
+def _score(row: CellSummary) -> str:
+    return " ± ".join(f"{value:.1f}" for value in (_accuracy(row).mean, _accuracy(row).std) if value is not None)
+
+
+def _share(row: CellSummary) -> str:
+    share = row.details[MEMORISED.name]
+    return "an unknown part" if share is None else f"{share.mean:.0f} %"
+
+
+def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
+    """Return the difference of two accuracies, and the larger of their standard deviations."""
+    ours, theirs = _accuracy(row), _accuracy(other)
+    return ours.mean - theirs.mean, max(ours.std or 0.0, theirs.std or 0.0)
+
+
+def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
+    gap, spread = _gap(row, sgd)
+    numbers = (
+        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the flipped labels, SGD {_share(sgd)}."
+    )
+    if row.diverged:
+        numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
+    if _accuracy(row).std is None:
+        return f"Nothing is concluded for {row.cell.row}, of which one seed is finished: {numbers}"
+    ours, theirs = row.details[MEMORISED.name], sgd.details[MEMORISED.name]
+    if gap > spread and ours and theirs and ours.mean >= theirs.mean:
+        return f"{row.cell.row} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
+    if gap > spread:
+        return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
+    below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
+    return f"The effect is not there for {row.cell.row}, which is {below}: {numbers}"
+
+
+def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
+    """Compare the best method with the second best."""
+    if len(rows) < 2:
+        return []
+    best, second = sorted(rows, key=lambda row: -_accuracy(row).mean)[:2]
+    gap, spread = _gap(best, second)
+    size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
+    return [f"{best.cell.row} is {gap:.1f} points above {second.cell.row}, {size}."]
+
+
+def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
+    """Return the chosen total radii, if both SAM and BSAM were run."""
+    sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
+    sam = [(title, radius) for title, radius in sam if title.startswith("SAM")]
+    both = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
+    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
+    if not sam or not bsam:
+        return []
+    radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))
+    return [
+        f"Chosen total radii: {radii}. To first order in the radii, both methods correct the gradient in proportion to "
+        'this total, so compare them at equal totals: see "What BSAM does" in the documentation.'
+    ]
+
+
+def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
+    """Say whether the most accurate row also has the smallest largest eigenvalue."""
+    known = [
+        (_accuracy(row).mean, top.mean, row.cell.row)
+        for row in rows
+        if (top := row.details[TOP_EIGENVALUE.name]) is not None
+    ]
+    if len(known) < 2:
+        return []
+    best, flattest = max(known), min(known, key=lambda row: row[1])
+    if best[2] == flattest[2]:
+        return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
+    return [
+        f"A small λmax is not the same as a good accuracy: the most accurate, {best[2]}, has {best[1]:.1f}, and "
+        f"{flattest[2]} the smallest, {flattest[1]:.1f}."
+    ]
+
+
+def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
+    start = (
+        f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {_score(tuned)} % and "
+        f"memorises {_share(tuned)} of the flipped labels"
+    )
+    if not others:
+        return f"{start}."
+    best = max(others, key=lambda row: _accuracy(row).mean)
+    gap, spread = _gap(tuned, best)
+    if abs(gap) <= spread:
+        where = f"within a standard deviation ({spread:.1f} points) of"
+    else:
+        side = "above" if gap > 0 else "below"
+        where = f"by more than the spread ({spread:.1f}), {abs(gap):.1f} points, {side}"
+    return f"{start}: {where} {best.cell.row}, the best of the others ({_score(best)} %)."

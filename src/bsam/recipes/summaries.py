@@ -1,0 +1,99 @@
+"""The numbers of a recipe's table: mean and standard deviation over the seeds, and the published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..tasks.task import Measure
+from ..training.config import Run
+from ..training.run_dir import RunDir, RunState
+from .columns import SeedStatistics, seed_statistics, statistics_of
+from .experiments import Recipe, TableCell
+from .paper import Published
+from .tuning import differing
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """A cell of the table.
+
+    Args:
+        cell: its position.
+        ours: the score after the last epoch, over the finished seeds.
+        diverged: the number of seeds that diverged.
+        missing: the number of seeds that are not finished.
+        paper: the published number.
+        details: the recipe's further columns, by name.
+        chosen: the settings that tuning chose, by name.
+    """
+
+    cell: TableCell
+    ours: SeedStatistics | None
+    diverged: int
+    missing: int
+    paper: Published | None
+    details: Mapping[str, SeedStatistics | None] = field(default_factory=dict)
+    chosen: Mapping[str, Any] | None = None
+
+
+def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
+    """Return the cells of a recipe's table in the order of the runs, then those of the tasks' baselines."""
+    measures: dict[TableCell, Measure] = {}
+    cells: dict[TableCell, list[RunState]] = {}
+    for state in states:
+        for cell, measure in recipe.cells(state.run).items():
+            measures[cell] = measure
+            cells.setdefault(cell, []).append(state)
+    summaries = [_summary(recipe, cell, measures[cell], group) for cell, group in cells.items()]
+    return [*summaries, *_baselines(measures, cells)]
+
+
+def _baselines(measures: Mapping[TableCell, Measure], cells: Mapping[TableCell, list[RunState]]) -> list[CellSummary]:
+    """Return the scores without training, of the runs whose task has written them."""
+    baselines: dict[TableCell, CellSummary] = {}
+    for cell, states in cells.items():
+        notes = (RunDir(state.path).note("baseline") for state in states if state.finished)
+        if note := next(filter(None, notes), None):
+            place, score = replace(cell, row=note["title"]), note["scores"].get(measures[cell].name)
+            ours = None if score is None else SeedStatistics(measures[cell].factor * score, None, 0)
+            baselines.setdefault(place, CellSummary(place, ours, 0, 0, None))
+    return list(baselines.values())
+
+
+def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence[RunState]) -> CellSummary:
+    finished = [state for state in states if state.finished]
+    diverged = sum(state.diverged is not None and not state.finished for state in states)
+    details = {column.name: statistics_of(finished, column.value) for column in recipe.details}
+    scores = [
+        measure.shown(state.epochs[-1], state.run.eval_split)
+        for state in finished
+        if measure.metric(state.run.eval_split) in state.epochs[-1]  # a small test set may not have all joints
+    ]
+    ours = seed_statistics(scores) if scores else None
+    missing = len(states) - len(finished) - diverged
+    chosen = _chosen(recipe, finished[0].run) if finished else None
+    paper = recipe.published(states[0].run, measure)
+    return CellSummary(cell, ours, diverged, missing, paper, details, chosen)
+
+
+def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
+    """Return the settings and the arguments of the method that tuning chose for a run: those that candidates vary."""
+    names = differing(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
+    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None
+
+
+def chosen_text(chosen: Mapping[str, Any] | None) -> str:
+    """Return the settings that tuning chose as text.
+
+    Example:
+        >>> (
+        ...     chosen_text({"rho_max": 0.1, "rho_min": 0.1}),
+        ...     chosen_text({"weight_decay": 0.1}),
+        ...     chosen_text(None),
+        ... )
+        ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
+    """
+    words = {"weight_decay": "weight decay"}
+    return ", ".join(f"{words.get(name, name)} {value:g}" for name, value in (chosen or {}).items()) or "-"
