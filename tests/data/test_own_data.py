@@ -209,8 +209,8 @@ def test_what_a_function_must_not_return(case, package, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "end", "word"),
     [
-        ("", ":load", "no function 'load'"),
-        ("load = 3", ":load", "no function 'load'"),
+        ("", ":load", "'load'"),
+        ("load = 3", ":load", "'load'"),
         ("load = 3", ".inner:load", "cannot be imported"),
         ("import not_there_at_all", ":load", "not_there_at_all"),
         ("def load(:", ":load", "SyntaxError"),
@@ -218,7 +218,7 @@ def test_what_a_function_must_not_return(case, package, monkeypatch):
         ("def load(): pass", ":load", "takes 0 positional arguments"),
         ("def load(folder):\n    return folder / 'x'", ":load", "line 2"),
         ("", ".py:load", "for my_data.py write my_data"),
-        ("", ":", "module:function"),
+        ("", ":", "module:name"),
     ],
 )
 def test_modules_and_functions_that_cannot_be_used(code, end, word, package, capsys):
