@@ -1,4 +1,4 @@
-"""A classifier of skorch trained with BSAM: clipping and a schedule by callbacks, a grid search over the radius.
+"""A classifier of skorch trained with BSAM: callbacks clip and schedule, and a grid search chooses the radius.
 
 Run: python examples/skorch_classifier.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
@@ -25,7 +25,7 @@ class SharpnessAwareClassifier(NeuralNetClassifier):
         return self
 
     def train_step(self, batch, **fit_params):
-        passes = self.get_train_step_accumulator()  # keeps what the first pass gave
+        passes = self.get_train_step_accumulator()  # keeps the first pass
 
         def closure():
             passes.store_step(step := self.train_step_single(batch, **fit_params))

@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, its links lead somewhere, and it loads nothing from elsewhere."""
+"""The documentation builds without warnings, has no dead links, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOID = {"br", "col", "hr", "img", "input", "link", "meta", "source"}  # elements
 
 
 class Page(HTMLParser):
-    """The links, the anchors, what is loaded, and the text of the elements of a page."""
+    """The links, anchors, loaded files and texts of a page."""
 
     def __init__(self, html: Path | str) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Page(HTMLParser):
             text.append(data)
 
     def handle_endtag(self, tag: str) -> None:
-        while any(tag == own for own, *_ in self._open):
-            own, name, text = self._open.pop()
+        while any(tag == opened for opened, *_ in self._open):
+            opened, name, text = self._open.pop()
             self.texts.append((name, " ".join("".join(text).split())))
-            if own == "pre":
+            if opened == "pre":
                 self.code.append("".join(text))
-            if own == tag:
+            if opened == tag:
                 break
 
     def text(self, start: str) -> list[str]:
@@ -66,7 +66,7 @@ def pages_of(site: Path) -> dict[Path, Page]:
 
 
 def dead_links(site: Path, pages: dict[Path, Page]) -> list[str]:
-    """Return the links to pages and anchors of the site, and what it loads, that are not there."""
+    """Return links and loaded files that do not exist."""
     dead = []
     for path, page in pages.items():
         for link in (*page.links, *page.loads):
@@ -80,7 +80,7 @@ def dead_links(site: Path, pages: dict[Path, Page]) -> list[str]:
 
 
 def foreign_loads(site: Path, pages: dict[Path, Page]) -> list[str]:
-    """Return what pages and style sheets load from another host."""
+    """Return the files that pages and style sheets load from other hosts."""
     loads = [(path, load) for path, page in pages.items() for load in page.loads]
     for path in site.rglob("*.css"):
         css = path.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def foreign_loads(site: Path, pages: dict[Path, Page]) -> list[str]:
 
 
 def missing_parts(page: Page, method: type[MethodInfo]) -> list[str]:
-    """Return what the page of a method does not say."""
+    """Return the facts and sections that the page of a method lacks."""
     facts = dict(zip(page.text("th.stub"), page.text("td."), strict=True))
     needs = method.needs_in_words() or "only a closure that returns the loss"
     wanted = {
@@ -116,7 +116,7 @@ def missing_parts(page: Page, method: type[MethodInfo]) -> list[str]:
 
 
 def long_code_lines(site: Path, pages: dict[Path, Page]) -> list[str]:
-    """Return the lines of code that a page of usual width shows only after scrolling."""
+    """Return the lines of code that are too long for a page of usual width."""
     return [
         f"{path.relative_to(site)}: {line}"
         for path, page in pages.items()

@@ -306,7 +306,7 @@ def test_the_example(hf, example):
     _, (run, loss), out = example("transformers_trainer")
     assert run.optimizer.optimizer.t == 3 * 10
     assert loss < 1.2 < 0.5 * run.state.log_history[0]["loss"]
-    assert out.endswith(f"loss of the test sentences {loss:.3f}\n")
+    assert out.endswith(f"loss on the test sentences {loss:.3f}\n")
 
 
 def test_the_guide(hf, guide):
