@@ -19,9 +19,10 @@ from bsam.data.digits import digits
 class SharpnessAwareClassifier(NeuralNetClassifier):
     def initialize_optimizer(self):
         (groups,), settings = self.get_params_for_optimizer("optimizer", self.get_all_learnable_params())
-        own = {name: settings.pop(name) for name in inspect.signature(self.optimizer).parameters if name in settings}
-        base = own.pop("base", torch.optim.SGD)
-        self.optimizer_ = self.optimizer(base(groups, **settings), self.module_, **own)
+        names = inspect.signature(self.optimizer).parameters
+        arguments = {name: settings.pop(name) for name in names if name in settings}
+        base = arguments.pop("base", torch.optim.SGD)(groups, **settings)
+        self.optimizer_ = self.optimizer(base, self.module_, **arguments)
         return self
 
     def train_step(self, batch, **fit_params):

@@ -102,22 +102,22 @@ def train_plainly(
     return losses
 
 
-def sam(model: nn.Module, cls: Any = bsam.SAM, **own: Any) -> bsam.SharpnessAware:
+def sam(model: nn.Module, cls: Any = bsam.SAM, **settings: Any) -> bsam.SharpnessAware:
     params = [p for p in model.parameters() if p.requires_grad]
-    return cls(torch.optim.SGD(params, lr=LR), model, **{"rho": RHO, **own})
+    return cls(torch.optim.SGD(params, lr=LR), model, **{"rho": RHO, **settings})
 
 
-def arguments(folder: Path | str, **own: Any) -> TrainingArguments:
+def arguments(folder: Path | str, **settings: Any) -> TrainingArguments:
     common = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
     steps = {"num_train_epochs": 1, "per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
     return TrainingArguments(
-        str(folder), **{"optim": "sgd", "learning_rate": LR, "max_grad_norm": 0, **common, **steps, **own}
+        str(folder), **{"optim": "sgd", "learning_rate": LR, "max_grad_norm": 0, **common, **steps, **settings}
     )
 
 
-def trainer(model: nn.Module, args: TrainingArguments, cls: Any = SharpnessAwareTrainer, **own: Any) -> Any:
-    own = {"method": "sam", "method_kwargs": {"rho": RHO}, "train_dataset": data(), **own}
-    return cls(model, args, **own)
+def trainer(model: nn.Module, args: TrainingArguments, cls: Any = SharpnessAwareTrainer, **settings: Any) -> Any:
+    settings = {"method": "sam", "method_kwargs": {"rho": RHO}, "train_dataset": data(), **settings}
+    return cls(model, args, **settings)
 
 
 def logged(run: Any) -> list[float]:
@@ -149,11 +149,11 @@ def accelerated(
     return losses
 
 
-def ddp_trainer(rank: int, **own: Any) -> dict[str, Any]:
+def ddp_trainer(rank: int, **settings: Any) -> dict[str, Any]:
     """Train with the Trainer, and in a plain loop in the same two processes."""
-    model, twin, accumulate = network(), network(), own.get("gradient_accumulation_steps", 1)
+    model, twin, accumulate = network(), network(), settings.get("gradient_accumulation_steps", 1)
     with tempfile.TemporaryDirectory() as folder:
-        args = arguments(folder, ddp_backend="gloo", max_grad_norm=0.3, **own)
+        args = arguments(folder, ddp_backend="gloo", max_grad_norm=0.3, **settings)
         run = trainer(model, args, train_dataset=data(12))
         run.train()
     everything = batches(2, data(12))

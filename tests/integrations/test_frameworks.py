@@ -87,7 +87,8 @@ def test_fabric_keeps_the_attributes_of_the_optimizer(lightning):
 
 
 def test_ignite(example):
-    import_framework("ignite.engine")
+    for part in ("engine", "handlers", "metrics"):
+        import_framework(f"ignite.{part}")
     _, (model, optimizer, state), _ = example("ignite_engine", epochs=2)
     expected = digits_network()
     losses = train_on_digits(expected, 2, lr=lambda i: 0.01 + 0.045 * (1 + math.cos(math.pi * i / 40)))
@@ -104,23 +105,23 @@ def test_timm(timm, example):
     sizes = {"layers": (1, 1, 1, 1), "channels": (8, 16, 16, 16), "in_chans": 1, "num_classes": 10}
     expected = timm.create_model("resnet18", drop_path_rate=0.05, **sizes)
     base = timm.optim.create_optimizer_v2(expected, "sgd", lr=0.1, weight_decay=1e-4)
-    own, mixup = bsam.BSAM(base, expected, lr_max=0.1), timm.data.Mixup(mixup_alpha=0.1, num_classes=10)
+    method, mixup = bsam.BSAM(base, expected, lr_max=0.1), timm.data.Mixup(mixup_alpha=0.1, num_classes=10)
     average = copy.deepcopy(expected.state_dict())
     for i, (x, y) in enumerate(2 * digits().train.batches(64)):
-        for group in own.param_groups:
-            group["lr"] = 0.05 + 0.025 * own.t if own.t < 2 else 0.05 * (1 + math.cos(math.pi * own.t / 10))
+        for group in method.param_groups:
+            group["lr"] = 0.05 + 0.025 * method.t if method.t < 2 else 0.05 * (1 + math.cos(math.pi * method.t / 10))
         x, y = mixup(x.clone(), y)
-        own.backward(lambda: F.cross_entropy(expected(x), y) / 2)
+        method.backward(lambda: F.cross_entropy(expected(x), y) / 2)
         if i % 2 == 1:
             timm.utils.dispatch_clip_grad(expected.parameters(), 0.5, mode="agc")
-            own.step()
-            own.zero_grad()
-            decay = 0.8 if own.t > 1 else 0.0  # timm's average begins with the first step
+            method.step()
+            method.zero_grad()
+            decay = 0.8 if method.t > 1 else 0.0  # timm's average begins with the first step
             for name, value in expected.state_dict().items():
                 average[name] = decay * average[name] + (1 - decay) * value if value.is_floating_point() else value
     assert_same_state(model, expected, atol=1e-5)
     assert_close(ema.module.state_dict().values(), average.values(), atol=1e-5)
-    assert optimizer.t == own.t == 10
+    assert optimizer.t == method.t == 10
 
 
 def test_peft(hf, example):
@@ -203,6 +204,8 @@ def test_guides_define_what_the_examples_test(guide_name, script, name):
 
 @pytest.mark.parametrize(("name", "steps"), [("ignite", 6), ("peft", 3), ("skorch", 10), ("timm", 2)])
 def test_guides_run(hf, timm, guide, name, steps):
+    for framework in ("ignite.handlers", "ignite.metrics", "skorch.callbacks"):
+        import_framework(framework)
     names = guide(name)
     optimizer = names["net"].optimizer_ if name == "skorch" else names["optimizer"]
     assert optimizer.t == steps

@@ -35,10 +35,10 @@ def difference(a: nn.Module, b: nn.Module) -> float:
 def test_settings_of_the_trainer(hf, row, tmp_path):
     """With BSAM, since clipping one of its gradients differs from clipping the direction; for SAM it does not."""
     radii = {"rho_max": 0.2, "rho_min": 0.1}
-    own, plain = ROWS[row]
+    settings, plain = ROWS[row]
     model, twin, calls = hf.network(), hf.network(), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    run = hf.trainer(model, hf.arguments(tmp_path, **own), method="bsam", method_kwargs=radii)
+    run = hf.trainer(model, hf.arguments(tmp_path, **settings), method="bsam", method_kwargs=radii)
     run.train()
     plain = dict(plain)
     loss_of = partial(hf.lm_loss, smoothing=plain.pop("smoothing", 0.0))
@@ -103,8 +103,8 @@ def test_methods_and_a_base_of_the_user(hf, name, tmp_path):
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     bases = [torch.optim.SGD(m.parameters(), lr=hf.LR, momentum=0.5) for m in (model, twin)]
     kwargs = {k: v for k, v in settings.items() if k != "total_steps"}  # the Trainer sets it
-    own = {"optimizers": (bases[0], None), "method": name, "method_kwargs": kwargs}
-    run = hf.trainer(model, hf.arguments(tmp_path), **own)
+    arguments = {"optimizers": (bases[0], None), "method": name, "method_kwargs": kwargs}
+    run = hf.trainer(model, hf.arguments(tmp_path), **arguments)
     run.train()
     losses = hf.train_plainly(twin, cls(bases[1], twin, **settings), hf.batches(2))
     assert difference(model, twin) < 1e-6
@@ -147,10 +147,10 @@ def test_passes_share_their_dropout(hf, tmp_path):
 
 def test_resume_goes_on_bit_for_bit(hf, tmp_path):
     """LookSAM reuses a direction of step 3 in steps 4 and 5; with shuffled data, dropout and Adam."""
-    own = {"method": "looksam", "method_kwargs": {"rho": 0.2, "k": 3}}
+    method = {"method": "looksam", "method_kwargs": {"rho": 0.2, "k": 3}}
     settings = {"optim": "adamw_torch", "train_sampling_strategy": "random", "num_train_epochs": 2}
     args = hf.arguments(tmp_path, **settings, save_strategy="steps", save_steps=4, learning_rate=0.02)
-    whole, resumed = (hf.trainer(hf.network(0.2), args, **own) for _ in range(2))
+    whole, resumed = (hf.trainer(hf.network(0.2), args, **method) for _ in range(2))
     whole.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert resumed.optimizer.optimizer.t == whole.optimizer.optimizer.t == 14

@@ -442,11 +442,11 @@ def by_backward(optimizer, problem):
 
 
 @pytest.mark.parametrize("stepped", [by_closure, by_backward])
-@pytest.mark.parametrize(("name", "given"), [("sgd", "optimizer"), ("bsam", "optimizer"), ("bsam", "its base")])
-def test_the_average_follows_each_step_once(problem, name, given, stepped):
+@pytest.mark.parametrize(("name", "followed"), [("sgd", "optimizer"), ("bsam", "optimizer"), ("bsam", "its base")])
+def test_the_average_follows_each_step_once(problem, name, followed, stepped):
     optimizer = build(name, problem.model)
-    followed = getattr(optimizer, "base", optimizer) if given == "its base" else optimizer
-    loss = bsam.MESA(problem.model, followed, decay=0.75)
+    target = optimizer.base if followed == "its base" else optimizer
+    loss = bsam.MESA(problem.model, target, decay=0.75)
     average = [t.clone() for t in (*problem.weights(), *problem.buffers())]
     for _ in range(4):
         stepped(optimizer, problem)
@@ -537,9 +537,9 @@ def test_only_wrappers_are_removed(plain):
         average = bsam.MESA(wrapped, build("sgd", plain.model)).average
         assert type(average) is nn.Sequential
         assert list(average.state_dict()) == list(plain.model.state_dict())
-    own = Normalised(plain.model)
-    average = bsam.MESA(own, build("sgd", plain.model)).average
-    assert torch.equal(average(plain.x), own(plain.x))
+    normalised = Normalised(plain.model)
+    average = bsam.MESA(normalised, build("sgd", plain.model)).average
+    assert torch.equal(average(plain.x), normalised(plain.x))
 
 
 @pytest.mark.parametrize("name", ["sgd", "sgd, fused", "bsam"])
