@@ -1,6 +1,6 @@
-"""A loop of Accelerate: `backward` of bsam stands where `accelerator.backward(loss)` stood.
+"""A loop with Accelerate: `backward` of bsam replaces `accelerator.backward(loss)`.
 
-It divides the loss, scales it and waits for the other processes as Accelerate does.
+It divides and scales the loss and synchronizes the processes as Accelerate does.
 Run: python examples/accelerate_loop.py
 """
 

@@ -1,9 +1,8 @@
 """Mixed precision with GradScaler, gradient clipping and accumulation over micro-batches, in one loop.
 
-`optimizer.backward` replaces `loss.backward()`; all that follows is torch's usual recipe. The closure yields one loss
-per micro-batch: all of them are perturbed together, and the step is that of the whole batch. (Several calls of
-`backward` before one `step` also accumulate; then each micro-batch is perturbed on its own.) With bfloat16, leave the
-scaler out.
+`optimizer.backward` replaces `loss.backward()`; the rest is torch's usual recipe. The closure yields one loss per
+micro-batch: they share one perturbation, and the step is that of the whole batch. (Several calls of `backward` before
+one `step` also accumulate, but then each micro-batch has its own perturbation.) With bfloat16, leave out the scaler.
 
 Run: python examples/amp_clipping_accumulation.py        (on a GPU if there is one)
 """

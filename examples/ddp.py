@@ -1,6 +1,6 @@
-"""Distributed data parallel: each process takes its share of every batch, and all of them take the same step.
+"""Distributed data parallel: each process gets a share of every batch, and all processes take the same step.
 
-Each pass's gradient is averaged over the processes; with `m_sharpness=True` each one perturbs along its own gradient.
+Gradients of each pass are averaged over the processes; with `m_sharpness=True`, each process perturbs along its own.
 Run: torchrun --nproc-per-node 2 examples/ddp.py
 """
 
@@ -31,7 +31,7 @@ def train(device, epochs=3, batch=64):
             inputs, labels = inputs.to(device), labels.to(device)
             if optimizer.t == 0:
                 optimizer.check(lambda: F.cross_entropy(model(inputs), labels))  # in all processes
-            loss = optimizer.step(lambda: F.cross_entropy(model(inputs), labels))  # of this process's share
+            loss = optimizer.step(lambda: F.cross_entropy(model(inputs), labels))  # of the share of this process
     return loss, torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -41,7 +41,7 @@ def main():
     if alone:
         print("One process. For two: torchrun --nproc-per-node 2 examples/ddp.py")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **alone)
-    loss, weights = train(device)  # in a function: the wrapper must be gone before the group is
+    loss, weights = train(device)  # a function, so that the DDP wrapper is freed before the process group
     dist.all_reduce(loss)  # the sum over processes
     first = weights.clone()
     dist.broadcast(first, 0)
@@ -51,7 +51,7 @@ def main():
         n, norm = dist.get_world_size(), weights.norm().item()
         print(f"{n} process(es): loss of the last batch {loss.item() / n:.5f}, norm of the weights {norm:.5f}", end="")
         print(f", largest difference between processes {difference.item():g}")
-    dist.barrier()  # no process leaves before the others are done
+    dist.barrier()  # wait until all processes are done
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""A loop with Fabric: any precision, clipping and micro-batches. `fabric.setup` takes BSAM as any other optimizer.
+"""A loop with Fabric: any precision, clipping and micro-batches. `fabric.setup` treats BSAM like any other optimizer.
 
 Run: python examples/fabric_loop.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
@@ -20,14 +20,14 @@ def main(epochs=5, precision="32-true"):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
     base = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     model, optimizer = fabric.setup(net, bsam.BSAM(base, net, rho_max=0.05, rho_min=0.05))  # built on the plain net
-    scaler = getattr(fabric.strategy.precision, "scaler", None)  # where precision is 16-mixed
+    scaler = getattr(fabric.strategy.precision, "scaler", None)  # with 16-mixed precision
 
     for epoch in range(epochs):
         for i, (x, y) in enumerate(data.train.batches(32)):
 
             def closure():
                 loss = F.cross_entropy(model(x), y) / 2
-                fabric.backward(loss)  # as Fabric asks for in mixed precision; else returning the loss is enough
+                fabric.backward(loss)  # required in mixed precision; otherwise returning the loss is enough
                 return loss
 
             stepping = i % 2 == 1

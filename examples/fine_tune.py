@@ -1,6 +1,6 @@
-"""Fine-tune a network of timm on a folder of images, in a loop of your own: BSAM, with a larger rate for the head.
+"""Fine-tune a network of timm on a folder of images with BSAM, with a larger learning rate for the head.
 
-The images are drawn. The weights are random: `bsam.models.weight_loading.load_weights` would load pretrained ones.
+The images are drawn, and the weights are random; `bsam.models.weight_loading.load_weights` loads pretrained weights.
 
 Run: python examples/fine_tune.py        (pip install -c constraints.txt '.[images,timm]')
 """

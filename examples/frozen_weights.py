@@ -1,4 +1,4 @@
-"""Fine-tune a few weights of a network, as LoRA does: all others are frozen, and neither perturbed nor changed.
+"""Fine-tune a few weights of a network, as LoRA does: the others are frozen, and neither perturbed nor changed.
 
 A network is trained on digits, then adapted to mirrored digits through a low-rank update of each linear layer.
 

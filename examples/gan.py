@@ -29,14 +29,14 @@ def main(steps=300, batch=128):
     for _ in range(steps):
         real, fake = mean + std * torch.randn(batch, 2), generator(torch.randn(batch, 4)).detach()
 
-        def scores(fake):  # in one batch: alone, batch norm would hide where the samples are
+        def scores(fake):  # in one batch with real samples: batch norm would otherwise hide their location
             return discriminator(torch.cat([real, fake])).chunk(2)
 
         def loss_d():
             return F.binary_cross_entropy_with_logits(torch.cat(scores(fake)), torch.cat([ones, zeros]))
 
         if optimizer_d.t == 0:
-            optimizer_d.check(loss_d)  # says what would be silently wrong; changes nothing
+            optimizer_d.check(loss_d)  # reports mistakes that would otherwise be silent; changes nothing
         optimizer_d.step(loss_d)
         before = [p.grad.clone() for p in discriminator.parameters()]
         z = torch.randn(batch, 4)

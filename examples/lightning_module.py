@@ -1,4 +1,4 @@
-"""A LightningModule that trains with BSAM; clipping, accumulation and logging are the Trainer's own.
+"""A LightningModule that trains with BSAM; the Trainer clips, accumulates and logs as usual.
 
 Run: python examples/lightning_module.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
@@ -20,11 +20,11 @@ class Classifier(SharpnessAwareMixin, L.LightningModule):  # the mixin first
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
         self.batches = 0
 
-    def training_step(self, batch, batch_idx):  # runs three times a batch: at w and at two points around it
+    def training_step(self, batch, batch_idx):  # runs three times per batch: at w and at two points around it
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
         self.log("loss", loss, on_step=False, on_epoch=True)  # of the pass at w
-        if not self.extra_pass:  # for anything else that counts batches
+        if not self.extra_pass:  # once per batch
             self.batches += 1
         return loss
 
@@ -45,7 +45,7 @@ def main(epochs=5):
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     model = Classifier()
     x, y = data.train.x[:32], data.train.y[:32]
-    model.configure_optimizers().check(lambda: F.cross_entropy(model.net(x), y))  # what would be silently wrong
+    model.configure_optimizers().check(lambda: F.cross_entropy(model.net(x), y))  # reports silent mistakes
     trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, gradient_clip_val=1.0, accumulate_grad_batches=2, **quiet)
     trainer.fit(model, train, test)
     loss, accuracy = (trainer.callback_metrics[name].item() for name in ("loss", "accuracy"))

@@ -1,7 +1,7 @@
 """Measure how flat the minimum of your own model is: eigenvalues, trace, sharpness, here after SGD and after SAM.
 
-All that `bsam.flatness` needs is a model, a loss that is a mean over samples, and batches that are the same each time.
-MaxS, the rise of the loss along its gradient, also grows with the gradient that is left: compare it after convergence.
+`bsam.flatness` needs a model, a loss that is a mean over samples, and batches that are the same each time. MaxS, the
+rise of the loss along its gradient, also grows with the remaining gradient: compare it after convergence.
 
 Run: python examples/measure_flatness.py        (the digits need pip install -c constraints.txt '.[train]')
 """
@@ -41,7 +41,7 @@ def main():
     for name, rho in (("SGD", 0.0), ("SAM", 0.2)):  # with radius 0, SAM is its base optimizer
         model = train(data.train.batches(64), rho)
         H = HessianOperator(model, F.cross_entropy, batches)
-        with H.linearized():  # records once what all products share
+        with H.linearized():  # computes the part that all products share once
             top, total = top_eigenvalues(H, k=3), trace(H, seed=0)
         near = sharpness(model, F.cross_entropy, batches, rho_max=0.1, rho_min=0.1)
         print(f"{name}: loss {near.loss:.4f}; largest eigenvalues {', '.join(f'{v:.3f}' for v in top.values)}")

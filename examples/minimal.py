@@ -23,7 +23,7 @@ def main(epochs=5):
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
 
     x, y = next(iter(loader))
-    optimizer.check(lambda: F.cross_entropy(model(x), y))  # says what would be silently wrong; changes nothing
+    optimizer.check(lambda: F.cross_entropy(model(x), y))  # reports silent mistakes; changes nothing
 
     for epoch in range(epochs):
         model.train()

@@ -1,4 +1,4 @@
-"""Write a method of your own: a class with `direction`, a few lines of algebra on gradients around the weights.
+"""Write your own method: a class with `direction`, a few lines of algebra on gradients around the weights.
 
 This one averages the gradients on both sides, uphill and downhill. `L.grad(at=e)` is the gradient of the mini-batch
 loss at `w + e`. Batch norm, mixed precision, accumulation, DDP and checkpoints come with the base class.
@@ -19,7 +19,7 @@ class TwoSided(bsam.SharpnessAware):
     passes = 3
 
     def __init__(self, base, model, *, rho=0.05, share=0.5):
-        super().__init__(base, model, {"rho": rho})  # a value of the parameter groups, which may have their own
+        super().__init__(base, model, {"rho": rho})  # a value of the parameter groups, which may differ in it
         self.share = share
 
     def direction(self, L):

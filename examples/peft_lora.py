@@ -1,6 +1,6 @@
-"""LoRA of PEFT with SAM: the optimizer gets the adapters, and only these are perturbed.
+"""LoRA with PEFT and SAM: the optimizer gets the adapters, and perturbs only these.
 
-The model is small and random; with `from_pretrained` the rest is the same.
+The model is small and has random weights; everything else is the same with `from_pretrained`.
 Run: python examples/peft_lora.py
 """
 
@@ -22,7 +22,7 @@ def main():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     adapters = [p for p in model.parameters() if p.requires_grad]
     optimizer = bsam.SAM(torch.optim.AdamW(adapters, lr=0.05), model, rho=0.05)
-    words = torch.randint(0, 20, (32, 1)) + torch.arange(12)  # counting, from a random word
+    words = torch.randint(0, 20, (32, 1)) + torch.arange(12)  # sentences that count from a random word
     words = words % 20
     losses = []
     for _ in range(40):
@@ -33,7 +33,7 @@ def main():
     frozen = [torch.equal(p, before[name]) for name, p in model.named_parameters() if not p.requires_grad]
     numbers = sum(p.numel() for p in adapters), sum(p.numel() for p in model.parameters())
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {numbers[0]} of {numbers[1]} parameters trained")
-    print(f"the others are as they were: {all(frozen)}")
+    print(f"the others are unchanged: {all(frozen)}")
     return losses, frozen
 
 

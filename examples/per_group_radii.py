@@ -1,7 +1,7 @@
 """Radii per parameter group: a large one for the head, a small one for the body, none for biases and norm layers.
 
-A group's radius goes where its learning rate goes. The direction of the perturbation is that of the whole gradient:
-the weights of group k move by `rho_k |g_k| / |g|`.
+Set the radius of a group next to its learning rate. The perturbation follows the whole gradient: the weights of group k
+move by `rho_k |g_k| / |g|`.
 
 Run: python examples/per_group_radii.py
 """
@@ -28,7 +28,7 @@ def main(steps=20):
         {"params": vectors, "rho": 0.0, "weight_decay": 0.0},
     ]
     base = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-3)
-    optimizer = bsam.SAM(base, model, rho=0.1)  # for groups that have none of their own
+    optimizer = bsam.SAM(base, model, rho=0.1)  # for groups without a radius
 
     for _ in range(steps):
         loss = optimizer.step(lambda: F.cross_entropy(model(x), y))
@@ -44,7 +44,7 @@ def main(steps=20):
         return F.cross_entropy(model(x), y)
 
     optimizer.backward(closure)
-    moved = moved[len(groups) :]  # those of the second pass; in the first all are 0
+    moved = moved[len(groups) :]  # in the second pass; in the first, nothing has moved
     for name, group, distance in zip(("body", "head", "vectors"), optimizer.param_groups, moved, strict=True):
         print(f"{name:8} rho {group['rho']:.2f}  moved by {distance:.4f}")
     print(f"loss after {steps} steps: {loss.item():.4f}")

@@ -1,7 +1,7 @@
-"""Watch sharpness while training: a probe reads it every few steps, and the training stays what it was.
+"""Watch sharpness during training: a probe reads it every few steps and does not change the training.
 
-BSAM evaluates all points that the probe needs, so its readings cost no pass. For SAM the probe adds one pass to the
-steps that it reads.
+BSAM evaluates all points that the probe needs, so its readings cost no extra pass. With SAM, the probe adds one pass to
+the steps that it reads.
 
 Run: python examples/probe_training.py        (the digits need pip install -c constraints.txt '.[train]')
 """

@@ -1,4 +1,4 @@
-"""A classifier of skorch trained with BSAM: clipping and a schedule by callbacks, a grid search over the radius.
+"""A classifier of skorch trained with BSAM: callbacks clip and schedule, and a grid search chooses the radius.
 
 Run: python examples/skorch_classifier.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
@@ -19,13 +19,14 @@ from bsam.data.digits import digits
 class SharpnessAwareClassifier(NeuralNetClassifier):
     def initialize_optimizer(self):
         (groups,), settings = self.get_params_for_optimizer("optimizer", self.get_all_learnable_params())
-        own = {name: settings.pop(name) for name in inspect.signature(self.optimizer).parameters if name in settings}
-        base = own.pop("base", torch.optim.SGD)
-        self.optimizer_ = self.optimizer(base(groups, **settings), self.module_, **own)
+        names = inspect.signature(self.optimizer).parameters
+        arguments = {name: settings.pop(name) for name in names if name in settings}
+        base = arguments.pop("base", torch.optim.SGD)(groups, **settings)
+        self.optimizer_ = self.optimizer(base, self.module_, **arguments)
         return self
 
     def train_step(self, batch, **fit_params):
-        passes = self.get_train_step_accumulator()  # keeps what the first pass gave
+        passes = self.get_train_step_accumulator()  # keeps the first pass
 
         def closure():
             passes.store_step(step := self.train_step_single(batch, **fit_params))

@@ -1,4 +1,4 @@
-"""A loop as timm's: its loss scaler with adaptive clipping, micro-batches, mixup, a schedule and averaged weights.
+"""A loop like timm's: its loss scaler with adaptive clipping, micro-batches, mixup, a schedule and averaged weights.
 
 Run: python examples/timm_loop.py        (needs pip install -c constraints.txt '.[train,timm]')
 """
@@ -30,7 +30,7 @@ class ClosureScaler(NativeScaler):
 
 def main(epochs=2, accum_steps=2):
     torch.manual_seed(0)
-    np.random.seed(0)  # of mixup
+    np.random.seed(0)  # for mixup
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = {"layers": (1, 1, 1, 1), "channels": (8, 16, 16, 16), "in_chans": 1, "num_classes": 10}
     model = timm.create_model("resnet18", drop_path_rate=0.05, **sizes).to(device)
@@ -39,7 +39,7 @@ def main(epochs=2, accum_steps=2):
     scaler, ema, mixup = ClosureScaler(device), ModelEmaV3(model, decay=0.8), Mixup(mixup_alpha=0.1, num_classes=10)
     for epoch in range(epochs):
         for i, (x, y) in enumerate(digits().train.batches(64)):
-            x, y = mixup(x.to(device), y.to(device))  # outside of the closure: once for all passes
+            x, y = mixup(x.to(device), y.to(device))  # outside the closure: once for all passes
 
             def closure():
                 with torch.autocast(device, torch.float16, enabled=device == "cuda"):

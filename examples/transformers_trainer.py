@@ -1,6 +1,6 @@
-"""The Trainer of Transformers with BSAM: clipping, accumulation, the schedule and the log are the Trainer's own.
+"""The Trainer of Transformers with BSAM: the Trainer clips, accumulates, schedules and logs as usual.
 
-A small OPT, built from its configuration, learns to count from a random number on.
+A small OPT, built from its configuration, learns to count from a random number.
 Run: python examples/transformers_trainer.py
 """
 
@@ -46,7 +46,7 @@ def main():
         )
         trainer.train()
         loss = trainer.evaluate()["eval_loss"]
-    print(f"loss of the test sentences {loss:.3f}")
+    print(f"loss on the test sentences {loss:.3f}")
     return trainer, loss
 
 

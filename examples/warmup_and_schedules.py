@@ -1,7 +1,7 @@
 """Warm-up and schedules: torch's schedulers set the learning rate, and BSAM's `rho_min` follows it.
 
-`rho_min` is at its largest at the largest learning rate and at `rho_min_floor` at learning rate 0. All other radii are
-plain values of the parameter groups: to schedule one, write it before the step, as `rho_max` here.
+The radius downhill is `rho_min` at the largest learning rate and `rho_min_floor` at learning rate 0. All other radii
+are plain values of the parameter groups: to schedule one, set it before the step, as here for `rho_max`.
 
 Run: python examples/warmup_and_schedules.py
 """

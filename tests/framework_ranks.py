@@ -1,6 +1,4 @@
-"""Two processes of Lightning, Fabric, Ignite and timm on gloo; tests/integrations/test_framework_ranks.py compares what
-they save.
-"""
+"""Two processes of Lightning and Fabric on gloo; tests/integrations/test_framework_ranks.py compares their weights."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import runpy
 import warnings
 from functools import partial
 from pathlib import Path
@@ -26,12 +23,10 @@ from bsam.models.timm_import import _import_torchvision
 from lightning_training import EPOCHS, Batches
 from processes import group_of_two
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 METHODS = {
     "bsam": partial(bsam.BSAM, rho_max=0.2, rho_min=0.15),
-    "rst": partial(
-        bsam.RST, rho=0.2, p=0.5, seed=4
-    ),  # four of six steps have one pass: its closure does not call the wrapper
+    # four of six steps have one pass, which Lightning ran before: the closure does not call the wrapper
+    "rst": partial(bsam.RST, rho=0.2, p=0.5, seed=4),
     "friendly": partial(bsam.FriendlySAM, rho=0.2),
 }
 
@@ -46,7 +41,7 @@ def build(method: str, net: nn.Module) -> bsam.SharpnessAware:
 
 
 def plain(method: str, net: nn.Module, data: Batches, accumulate: int = 1) -> list[torch.Tensor]:
-    """The loop of a user of the library alone; ``net`` may be a DDP wrapper."""
+    """Train in a plain loop; ``net`` may be a DDP wrapper."""
     optimizer = build(method, net)
     for _ in range(EPOCHS):
         for i, (x, y) in enumerate(data):
@@ -61,7 +56,7 @@ def plain(method: str, net: nn.Module, data: Batches, accumulate: int = 1) -> li
 
 
 def rank_of_two(rank: int, folder: Path) -> None:
-    """Run all cases and save the weights of each."""
+    """Train all cases and save their weights."""
     import lightning
     from lightning.fabric.strategies import DDPStrategy as FabricDDP
     from lightning.pytorch.strategies import DDPStrategy
@@ -117,31 +112,7 @@ def rank_of_two(rank: int, folder: Path) -> None:
                     optimizer.zero_grad()
         return [p.detach() for p in net.parameters()]
 
-    def with_ignite() -> list[torch.Tensor]:
-        step = runpy.run_path(str(EXAMPLES / "ignite_engine.py"))["sharpness_aware_step"]
-        net = network()
-        model = importlib.import_module("ignite.distributed").auto_model(net)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-        engine = importlib.import_module("ignite.engine").Engine(step(model, build("bsam", model), scaler, 0.3))
-        engine.run(Batches(rank=rank).all, max_epochs=EPOCHS)
-        return [p.detach() for p in net.parameters()]
-
-    def with_timm(accumulate: int) -> list[torch.Tensor]:
-        scaler = runpy.run_path(str(EXAMPLES / "timm_loop.py"))["ClosureScaler"]("cpu")
-        net = DistributedDataParallel(network())
-        optimizer, data = build("bsam", net), Batches(rank=rank)
-        for _ in range(EPOCHS):
-            for i, (x, y) in enumerate(data):
-                last = (i + 1) % accumulate == 0 or i + 1 == len(data)
-                with contextlib.nullcontext() if last else net.no_sync():
-                    scaler(
-                        lambda: F.cross_entropy(net(x), y) / accumulate, optimizer, 0.3, "norm", net.parameters(), last
-                    )
-                if last:
-                    optimizer.zero_grad()
-        return [p.detach() for p in net.parameters()]
-
-    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}  # the processes are there already
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}  # both processes already run
     warnings.filterwarnings("error", "torch.distributed has")  # no wrapper found
     cases = {
         "bsam": fit("bsam"),
@@ -149,9 +120,6 @@ def rank_of_two(rank: int, folder: Path) -> None:
         "manual": fit("bsam", manual=True),
         "fabric": with_fabric("bsam", 1),
         "fabric accumulating": with_fabric("bsam", 2),
-        "ignite": with_ignite(),
-        "timm": with_timm(1),
-        "timm accumulating": with_timm(2),
     }
     for method in METHODS:
         cases[f"{method} accumulating"] = fit(method, accumulate=2)
@@ -171,8 +139,7 @@ def both_ranks(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_torchvision()
-        for name in ("lightning.pytorch", "ignite.distributed", "timm"):
-            importlib.import_module(name)
+        importlib.import_module("lightning.pytorch")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     processes = [multiprocessing.get_context("fork").Process(target=rank_in_group, args=(r, folder)) for r in range(2)]

@@ -1,4 +1,4 @@
-"""The training that the tests of Lightning and Fabric repeat: a network, batches, and a plain loop."""
+"""A network, batches and a plain loop, with which the tests of Lightning and other frameworks are compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BSAM = partial(bsam.BSAM, rho_max=0.2, rho_min=0.15)
 
 
 def network(dtype=torch.float64, dropout=0.3):
-    """With batch norm and dropout: statistics move once a step, and all passes of a step share their draws."""
+    """With batch norm, whose statistics move once a step, and dropout, whose draws all passes of a step share."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 3)).to(
         dtype
@@ -27,7 +27,7 @@ def network(dtype=torch.float64, dropout=0.3):
 class Batches:
     """Five batches of eight samples, or a rank's halves of them.
 
-    A DataLoader draws random numbers, and of a list Lightning takes the entries for loaders.
+    Not a DataLoader, which draws random numbers, nor a list, whose entries Lightning takes for loaders.
     """
 
     def __init__(self, dtype=torch.float64, rank=None):
@@ -49,7 +49,7 @@ def sgd(params):
 
 def plain(net, data, *, method=BSAM, epochs=EPOCHS, accumulate=1, skip=(), clip=None, scheduler=None, scaler=None,
           autocast=contextlib.nullcontext, before_epoch=None):  # fmt: skip
-    """The loop: what a user of the library alone would write. Returns the losses of all batches and the optimizer."""
+    """Train in a plain loop. Return the losses of all batches and the optimizer."""
     optimizer, losses = method(sgd(net.parameters()), net), []
     scheduler = scheduler and scheduler(optimizer)
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def plain(net, data, *, method=BSAM, epochs=EPOCHS, accumulate=1, skip=(), clip=
 
 
 def compare(ours, net, atol=1e-12):
-    """Weights and running statistics; and weights have moved further than any tolerance."""
+    """Compare weights and running statistics, and check that the weights have moved."""
     expected = list(net.state_dict().values())
     assert_close(list(ours.state_dict().values()), expected, atol=atol)
     start = network(next(net.parameters()).dtype)

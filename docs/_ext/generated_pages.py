@@ -1,6 +1,4 @@
-"""Pages that are made from the code: one for each method, their overview, the settings of a run, the help of every
-command, and the examples.
-"""
+"""Pages generated from the code: methods, settings of a run, help of the commands, and examples."""
 
 import argparse
 import ast
@@ -12,6 +10,7 @@ from typing import Any
 
 from docutils import nodes
 
+import bsam
 from bsam.cli import _parser
 from bsam.common.method_info import MethodInfo
 from bsam.methods import METHODS
@@ -20,7 +19,7 @@ from bsam.training import Run
 OVERVIEW = """\
 # Methods
 
-All optimizers are used alike: `bsam.GSAM(base, model)`. `SAF` and `MESA` are losses, for any optimizer.
+All optimizers are used in the same way, as in `bsam.GSAM(base, model)`. {losses} are losses, for any optimizer.
 
 :::{{container}} wide-last-column
 | class | passes | extra memory | needs | when to use it |
@@ -28,15 +27,15 @@ All optimizers are used alike: `bsam.GSAM(base, model)`. `SAF` and `MESA` are lo
 {rows}
 :::
 
-**Passes** are forward and backward passes of the whole batch in a step, with the default arguments. Those of LookSAM,
-AE-SAM and RST are averages; AE-SAM's depends on the data. ESAM leaves out some gradients in its first pass and half of
-the samples in its second, K-SAM takes both on `k` samples, and each needs one more forward pass to choose them.
+**Passes** are forward and backward passes of the whole batch per step, with the default arguments; fractions are
+averages over the steps, and AE-SAM's depends on the data. ESAM leaves out some gradients in its first pass and half of
+the samples in its second, K-SAM uses `k` samples in both, and each needs one more forward pass to choose the samples.
 
-**Extra memory** is beyond the base optimizer's own peak, in units of the parameters' size, measured on the CPU by
-`benchmarks/memory.py`. What is kept is there between steps, and in `state_dict` (of the loss itself, for SAF and MESA).
+**Extra memory** is measured on the CPU beyond the peak of the base optimizer, in units of the parameters' size
+(`benchmarks/memory.py`). "Kept" memory persists between steps and is saved in `state_dict` (that of the loss, for
+{losses}).
 
-**CUDA graphs** always replay the same step, so they cannot contain what changes from step to step. Steps of these
-methods can be captured: {captured}.
+**CUDA graphs** always replay the same step, so a method whose steps differ cannot be captured. These can: {captured}.
 
 ```{{toctree}}
 :hidden:
@@ -68,7 +67,7 @@ PAGE = """\
 :::
 
 ```{{eval-rst}}
-.. autoclass:: bsam.{cls}
+.. autoclass:: {path}
 {options}
 ```
 
@@ -78,47 +77,30 @@ OPTIMIZER = (
     "[`step`](../reference/optimizers.md), `backward` and `state_dict` are those of "
     "{class}`bsam.SharpnessAware`; [which radius to start with](../guides/methods-and-radii.md)."
 )
-PAPERS = {  # on arXiv
-    "sam": "2010.01412",
-    "asam": "2102.11600",
-    "gsam": "2203.08065",
-    "fisher_sam": "2206.04920",
-    "friendly_sam": "2403.12350",
-    "pgn": "2202.03599",
-    "gam": "2303.03108",
-    "looksam": "2203.02714",
-    "esam": "2110.03141",
-    "ksam": "2210.12864",
-    "msam": "2401.12033",
-    "aesam": "2304.14647",
-    "rst": "2203.09962",
-    "saf": "2205.14083",
-    "mesa": "2205.14083",
-    "bsam": "2409.13173",
-}
-LOSS = "It is a `torch.nn.Module`: `state_dict` holds what it remembers."
+LOSS = "It is a `torch.nn.Module`, and `state_dict` contains its memory."
 COMMANDS = """\
 # Command line
 
-`bsam` and `python -m bsam` are the same command. `bsam COMMAND --help` prints what is below.
+`bsam` and `python -m bsam` are the same command. `bsam COMMAND --help` prints the texts below.
 
 {commands}
 """
 EXAMPLES = """\
 # Examples
 
-Short scripts that run in seconds on a CPU and download nothing; the tests run all of them. They are in the folder
-`examples/` of the repository.
+Short scripts in the folder `examples/` of the repository. They run in seconds on a CPU and download nothing; the tests
+run all of them.
 
 {examples}
 """
 SETTINGS = """\
 # Settings of a run
 
-The arguments of {{class}}`bsam.training.Run`, and with dashes the flags of [`bsam train`](command-line.md).
+These are the arguments of {{class}}`bsam.training.Run`; with dashes they are the flags of
+[`bsam train`](command-line.md).
 
 :::{{container}} wide-last-column stacked-rows
-| setting | default | what it is |
+| setting | default | meaning |
 |---|---|---|
 {rows}
 :::
@@ -143,21 +125,24 @@ def overview() -> str:
         for name, m in METHODS.items()
     )
     captured = ", ".join(m.title for m in METHODS.values() if m.capturable)
-    return OVERVIEW.format(rows="\n".join(rows), toctree="\n".join(METHODS), captured=captured)
+    losses = " and ".join(f"`{m.__name__}`" for m in METHODS.values() if m.is_loss)
+    return OVERVIEW.format(rows="\n".join(rows), toctree="\n".join(METHODS), captured=captured, losses=losses)
 
 
 def method_page(name: str, method: type[MethodInfo]) -> str:
     """Return the page of a method."""
+    name_in_docs = "bsam" if getattr(bsam, method.__name__, None) is method else method.__module__
+    link = f"[{method.reference}](https://arxiv.org/abs/{method.arxiv})"
     return PAGE.format(
         title=method.title,
         purpose=method.purpose,
         passes=method.passes,
         memory=method.memory,
-        needs=method.needs_in_words() or "nothing but a closure that returns the loss",
+        needs=method.needs_in_words() or "only a closure that returns the loss",
         captured="can" if method.capturable else "cannot",
         name=name,
-        reference=f"[{method.reference}](https://arxiv.org/abs/{PAPERS[name]})",
-        cls=method.__name__,
+        reference=link if method.arxiv else method.reference,
+        path=f"{name_in_docs}.{method.__name__}",
         options="   :members: set_epoch, forward" if method.is_loss else "",
         after=LOSS if method.is_loss else OPTIMIZER,
     )
@@ -169,7 +154,7 @@ def settings() -> list[Field[Any]]:
 
 
 def setting_row(setting: Field[Any]) -> str:
-    """Return the row of a setting, with the help that the command line shows."""
+    """Return the row of a setting, with its help text on the command line."""
     default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
     about = setting.metadata.get("help", "the arguments of the method, by name")
     flags_as_code = re.sub(r"(?<!`)--[a-z][a-z-]+", r"`\g<0>`", about)
@@ -183,7 +168,7 @@ def example_files() -> list[Path]:
 
 
 def example_section(path: Path) -> str:
-    """Return what an example shows, from its docstring, and the line that runs it."""
+    """Return the section of an example: its docstring, and how to run it."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     about, _, run = docstring.partition("Run: ")
     command, needs = run.partition("        ")[0], re.search(r"pip install [^)]+", run)
@@ -193,28 +178,28 @@ def example_section(path: Path) -> str:
 
 
 def parsers() -> list[argparse.ArgumentParser]:
-    """Return the parser of ``bsam``, those of its commands, and those of their actions."""
+    """Return the parsers of ``bsam``, of its commands and of their subcommands."""
     return _with_subparsers(_parser())
 
 
 def _with_subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    inside = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [parser, *(each for action in inside for sub in action.choices.values() for each in _with_subparsers(sub))]
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [parser, *(p for action in actions for sub in action.choices.values() for p in _with_subparsers(sub))]
 
 
 def help_of(parser: argparse.ArgumentParser) -> str:
-    """Return the section of a command."""
+    """Return the section of a command, with its help."""
     return f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
 
 
 def write(app: Any) -> None:
-    """Write the pages that have changed, and remove those of methods that are gone."""
-    os.environ["COLUMNS"] = "89"  # of argparse, which leaves two of them free
-    made = pages()
+    """Write the pages that have changed, and remove those of methods that no longer exist."""
+    os.environ["COLUMNS"] = "89"  # for argparse, which leaves two of them free
+    texts = pages()
     for path in Path(app.srcdir, "methods").glob("*.md"):
-        if f"methods/{path.name}" not in made:
+        if f"methods/{path.name}" not in texts:
             path.unlink()
-    for name, text in made.items():
+    for name, text in texts.items():
         path = Path(app.srcdir, name)
         path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -222,7 +207,7 @@ def write(app: Any) -> None:
 
 
 def with_dashes(app: Any, doctree: Any, page: str) -> None:
-    """Write a dash between a parameter and its description, where Sphinx has two hyphens."""
+    """Replace the two hyphens that Sphinx writes between a parameter and its description with a dash."""
     for text in list(doctree.findall(lambda node: isinstance(node, nodes.Text) and str(node) == " -- ")):
         text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
 

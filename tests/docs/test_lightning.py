@@ -1,4 +1,4 @@
-"""The code of the pages on Lightning and Fabric, as one script."""
+"""The code of the pages on Lightning and Fabric runs, as one script."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_the_code_of_the_pages_runs(tmp_path, monkeypatch):
         exec(compile(code, "lightning.md", "exec"), names)
     module = names["module"]
     assert module.trainer.global_step == module.trainer.optimizers[0].t == 4
-    assert int(module.net[1].num_batches_tracked) == 8  # once for each batch, in three passes
+    assert int(module.net[1].num_batches_tracked) == 8  # once per batch, not once per pass
     assert names["trainer"].optimizers[0].t == 8
     assert names["optimizer"].t == int(network[1].num_batches_tracked) == 4

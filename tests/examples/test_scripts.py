@@ -1,8 +1,7 @@
-"""The examples run as a user runs them, and their results are compared with plain torch."""
+"""The examples run, and their results are those of plain torch; those of frameworks are in tests/integrations."""
 
 from __future__ import annotations
 
-import logging
 import re
 import runpy
 import socket
@@ -29,12 +28,12 @@ FILES = sorted(EXAMPLES.glob("*.py"))
 
 @pytest.fixture
 def example(capsys, monkeypatch):
-    """A function that runs ``main`` of an example on the CPU and returns its names, its result and what it printed."""
+    """A function that runs ``main`` of an example on the CPU and returns its globals, its result and its output."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def run(name):
+    def run(name, **arguments):
         names = runpy.run_path(str(EXAMPLES / f"{name}.py"))
-        result = names["main"]()
+        result = names["main"](**arguments)
         return names, result, capsys.readouterr().out
 
     return run
@@ -45,7 +44,6 @@ def test_every_example_is_tested_and_listed_and_short():
     tested = {name for test in tests for name in re.findall(r'example\("(\w+)"', test.read_text(encoding="utf-8"))}
     listed = re.findall(r"\| \[(\w+)\.py\]\(\1\.py\) \|", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(tested) == [path.stem for path in FILES]
-    assert len(FILES) == 19
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) < 60, path
@@ -55,7 +53,7 @@ def test_every_example_is_tested_and_listed_and_short():
 
 
 def gradient(model, x, y, at=None):
-    """The gradient at ``w``, or at ``w + at``, as one list; the weights come back."""
+    """Return the loss and the gradient at ``w``, or at ``w + at``; the weights are restored."""
     params = list(model.parameters())
     before = [p.detach().clone() for p in params]
     with torch.no_grad():
@@ -74,7 +72,7 @@ def perturbation(gradients, rho):
 
 
 def train(model, x, y, direction, steps, lr, max_norm=float("inf")):
-    """Plain SGD with momentum along a direction; the losses."""
+    """Train with SGD with momentum along a direction; return the losses."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     losses = []
     for _ in range(steps):
@@ -90,18 +88,18 @@ def train(model, x, y, direction, steps, lr, max_norm=float("inf")):
 def test_minimal(example):
     calls = []
     with register_module_forward_pre_hook(lambda module, _: calls.append(isinstance(module, nn.Sequential))):
-        _, (model, accuracy), out = example("minimal")
-    assert sum(calls) == 2 + 3 * 50 + 5  # the check, three passes in each of 50 steps, five evaluations
-    assert int(model[2].num_batches_tracked) == 50
+        _, (model, accuracy), out = example("minimal", epochs=2)
+    assert sum(calls) == 2 + 3 * 20 + 2  # the check, three passes in each of 20 steps, two evaluations
+    assert int(model[2].num_batches_tracked) == 20
     test = digits().test
     assert accuracy == pytest.approx(float((model(test.x).argmax(1) == test.y).float().mean()))
-    assert accuracy > 0.92
+    assert accuracy > 0.85
     assert out.splitlines()[-1].endswith(f"test accuracy {accuracy:.3f}")
 
 
 def test_amp_clipping_accumulation(example):
-    """Against SAM on the whole batch in float32, written out, with clipping and without a scaler."""
-    names, (losses, norms, skipped), out = example("amp_clipping_accumulation")
+    """Against SAM on the whole batch in float32, with clipping and without a scaler."""
+    names, (losses, norms, skipped), out = example("amp_clipping_accumulation", steps=25)
 
     def sam(model, x, y):
         loss, g = gradient(model, x, y)
@@ -120,7 +118,6 @@ def test_amp_clipping_accumulation(example):
     clipped = sum(max_norm < norm < np.inf for norm in norms)
     assert clipped >= 5
     assert f"steps that were clipped: {clipped}\n" in out
-    assert expected[-1] < 0.05
     assert train(*problem(), sam, 10, 0.2) != pytest.approx(expected[:10], rel=0.02, abs=1e-3)  # clipping matters
 
 
@@ -160,7 +157,7 @@ def test_warmup_and_schedules(example, monkeypatch):
 
 
 def test_own_method(example):
-    _, losses, out = example("own_method")
+    _, losses, out = example("own_method", steps=30)
 
     def two_sided(model, x, y):
         loss, g = gradient(model, x, y)
@@ -171,8 +168,7 @@ def test_own_method(example):
     torch.manual_seed(0)
     x = torch.randn(128, 10)
     model = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
-    assert losses[:30] == pytest.approx(train(model, x, x[:, :3].argmax(1), two_sided, 30, 0.1), rel=1e-3)
-    assert losses[-1] < 0.02
+    assert losses == pytest.approx(train(model, x, x[:, :3].argmax(1), two_sided, 30, 0.1), rel=1e-3)
     assert out.startswith("TwoSided: loss ")
 
 
@@ -194,7 +190,7 @@ def test_frozen_weights(example):
 
     with register_module_forward_pre_hook(note):
         _, (start, end, unchanged), out = example("frozen_weights")
-    assert [len(sums) for sums in seen.values()] == [1, 1]  # the same in all passes: frozen weights are not perturbed
+    assert [len(sums) for sums in seen.values()] == [1, 1]  # frozen weights are the same in all passes
     assert unchanged
     assert out.endswith("4810 frozen: these are as they were\n")
     assert start < 0.6
@@ -202,7 +198,7 @@ def test_frozen_weights(example):
 
 
 def test_fine_tune(example, monkeypatch):
-    """The images that the network is tested on are not those it is trained on, and the head has its own rate."""
+    """72 images train and the other 18 test, and the head has another learning rate."""
     bases, original = [], torch.optim.SGD
     monkeypatch.setattr(torch.optim, "SGD", lambda *args, **kw: bases.append(original(*args, **kw)) or bases[-1])
     _, (network, accuracy), out = example("fine_tune")
@@ -216,7 +212,7 @@ def test_fine_tune(example, monkeypatch):
 
 
 def test_measure_flatness(example):
-    """Against the dense Hessian of SAM's model."""
+    """Against the dense Hessian of the model trained with SAM."""
     _, measured, out = example("measure_flatness")
     model, top, total, near = measured["SAM"]
     x, y = (t.double() if t.is_floating_point() else t for t in (digits().train.x, digits().train.y))
@@ -251,8 +247,8 @@ def test_probe_training(example):
     e = perturbation(g, 0.1)
     (up, _), (down, _) = (gradient(model, x, y, at) for at in (e, [-t for t in e]))
     for first in (readings["BSAM"][0], readings["SAM"][0]):
-        found = first.loss, first.max_sharpness, first.min_sharpness
-        assert found == pytest.approx((loss, up - loss, loss - down), rel=1e-4)
+        measured = first.loss, first.max_sharpness, first.min_sharpness
+        assert measured == pytest.approx((loss, up - loss, loss - down), rel=1e-4)
 
     with_probe, without = (names["train"](bsam.SAM, probe, epochs=2, rho=0.1) for probe in (Probe(every=3), None))
     for a, b in zip(with_probe.state_dict().values(), without.state_dict().values(), strict=True):
@@ -260,7 +256,7 @@ def test_probe_training(example):
 
 
 def test_ddp(example, tmp_path):
-    """Two processes in the environment that torchrun gives them end where one process on whole batches does."""
+    """Two processes, with the variables that torchrun sets, against one process on whole batches."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -285,88 +281,38 @@ def test_ddp(example, tmp_path):
 
 @pytest.fixture(scope="module")
 def lightning():
-    """Lightning, which imports torchvision: that fails beside a torch for CPUs."""
+    """Lightning imports torchvision, which may not fit a CPU build of torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_torchvision()
         import lightning.pytorch
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     return lightning
-
-
-def by_hand(model):
-    """Five epochs of BSAM with micro-batches of 32, clipped."""
-    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-    optimizer = bsam.BSAM(base, model, rho_max=0.05, rho_min=0.05)
-    losses = []
-    for i, (x, y) in enumerate(5 * digits().train.batches(32)):
-        losses.append(2 * optimizer.backward(lambda: F.cross_entropy(model(x), y) / 2).item())
-        if i % 2 == 1:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-    return losses
-
-
-def digits_network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated")
-def test_lightning_module(example, lightning):
-    _, (module, loss, accuracy), out = example("lightning_module")
-    model = digits_network()
-    losses = by_hand(model)
-    for a, b in zip(module.net.state_dict().values(), model.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-    assert loss == pytest.approx(np.mean(losses[-20:]), abs=1e-6)
-    assert out == f"BSAM.check: nothing found\n50 steps, 100 batches: loss {loss:.4f}, test accuracy {accuracy:.3f}\n"
-    assert accuracy > 0.92
-
-
-def test_fabric_loop(example, lightning):
-    _, (net, accuracy), out = example("fabric_loop")
-    model = digits_network()
-    losses = by_hand(model)
-    for a, b in zip(net.state_dict().values(), model.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-    assert f"epoch 5: loss of the last batch {losses[-1]:.4f}\n50 steps, test accuracy {accuracy:.3f}" in out
-    assert accuracy > 0.92
 
 
 class Checked(BaseException):
     """Ends an example after the first steps; not an Exception, which frameworks catch."""
 
 
-WITHOUT_STEPS = {"lightning_module"}  # Lightning's closure has run already; the example itself calls check
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem != "lightning_module"], ids=lambda path: path.stem
+)
 @pytest.mark.filterwarnings("ignore")
-def test_check_finds_nothing_in_the_examples(path, monkeypatch, lightning, capsys):
-    """In the closures of the first three steps of each, and in those that an example checks itself."""
-    found, backward = [], bsam.SharpnessAware.backward
+def test_check_finds_nothing(path, monkeypatch, lightning):
+    """In the closures of the first two steps; Lightning's has already run, and its example calls check itself."""
+    findings, backward = [], bsam.SharpnessAware.backward
 
     def checked(self, closure, scaler=None):
-        if path.stem not in WITHOUT_STEPS:
-            found.append(self.check(closure))
-        if len(found) == 3:
+        findings.append(self.check(closure))
+        if len(findings) == 2:
             raise Checked
         return backward(self, closure, scaler)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(bsam.SharpnessAware, "backward", checked)
     try:
-        runpy.run_path(str(path))["main"]()
-    except Checked:
-        pass
+        with pytest.raises(Checked):
+            runpy.run_path(str(path))["main"]()
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    said = [line for line in capsys.readouterr().out.splitlines() if ".check:" in line]
-    assert found == [[]] * (0 if path.stem in WITHOUT_STEPS else 3)
-    assert len(said) > len(found) - 1
-    assert all(line.endswith("nothing found") for line in said)
+    assert findings == [[], []]

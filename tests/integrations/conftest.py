@@ -23,28 +23,28 @@ collect_ignore = ["hugging_face.py"]  # or every worker would import it at colle
 
 @pytest.fixture(scope="session")
 def hf() -> ModuleType:
-    """The module ``hugging_face`` beside this file, which imports Transformers and Accelerate."""
+    """The module ``hugging_face``, which imports Transformers and Accelerate."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a framework warns of at its import is no concern of ours
+        warnings.simplefilter("ignore")  # warnings that a framework emits when it is imported
         _import_torchvision()
         return importlib.import_module("integrations.hugging_face")
 
 
 @pytest.fixture
-def example(capsys, monkeypatch) -> Callable[[str], tuple[dict[str, Any], Any, str]]:
-    """A function that runs ``main`` of an example on the CPU and returns its names, its result and what it printed."""
+def example(capsys, monkeypatch) -> Callable[..., tuple[dict[str, Any], Any, str]]:
+    """A function that runs ``main`` of an example on the CPU and returns its globals, its result and its output."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def run(name: str) -> tuple[dict[str, Any], Any, str]:
+    def run(name: str, **arguments: Any) -> tuple[dict[str, Any], Any, str]:
         names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
-        return names, names["main"](), capsys.readouterr().out
+        return names, names["main"](**arguments), capsys.readouterr().out
 
     return run
 
 
 @pytest.fixture
 def guide(tmp_path, monkeypatch) -> Callable[[str], dict[str, Any]]:
-    """A function that runs the code of a guide in an empty folder and returns its names."""
+    """A function that runs the code of a guide in an empty folder and returns its globals."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
 
@@ -69,12 +69,12 @@ def _reset_accelerate() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def hf_ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What two processes saved; this file's neighbour says what they train."""
+    """The results of two processes that run hugging_face.py."""
     return two_ranks_of(Path(__file__).with_name("hugging_face.py"), tmp_path_factory.mktemp("ranks"))
 
 
 def import_framework(name: str) -> ModuleType:
-    """Import a framework that imports torchvision, which beside a torch for CPUs needs help."""
+    """Import a framework that imports torchvision, which may not fit a CPU build of torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_torchvision()

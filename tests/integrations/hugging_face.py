@@ -1,4 +1,4 @@
-"""A small language model, its data, and plain bsam training to compare the Trainer and Accelerate with.
+"""A small language model, its data, and plain loops with which the Trainer and Accelerate are compared.
 
 As a script it is one rank of a two-process run on gloo: python hugging_face.py RANK FOLDER
 """
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 import bsam
 
 if __name__ == "__main__":
-    sys.modules["torchvision"] = None  # type: ignore[assignment]  # as if it were not installed: it takes long to import
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # as if it were not installed: its import is slow
 
 from accelerate import Accelerator
 from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainingArguments  # noqa: F401
@@ -44,12 +44,12 @@ def network(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> OPTForC
     ).to(dtype)
     for p in model.parameters():
         if p.dim() > 1:
-            nn.init.normal_(p, std=0.3)  # of the size that gradients of a small network need
+            nn.init.normal_(p, std=0.3)  # large enough for a small network to have useful gradients
     return model
 
 
 def data(n: int = 14) -> list[Batch]:
-    """Sentences of six words; some of the labels are left out, of each sentence another number."""
+    """Sentences of six words, of which different numbers of labels are masked."""
     generator = torch.Generator().manual_seed(3)
     words = torch.randint(0, CLASSES, (n, 6), generator=generator)
     labels = [row.masked_fill(torch.arange(6) < i % 4, -100) for i, row in enumerate(words)]
@@ -83,7 +83,7 @@ def train_plainly(
     total: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> list[float]:
-    """Plain training with a linear schedule; the loss of each step, summed over its micro-batches."""
+    """Train with a linear schedule; return the loss of each step, summed over its micro-batches."""
     windows = [micro_batches[i : i + accumulate] for i in range(0, len(micro_batches), accumulate)] * epochs
     losses, scaler = [], scaler or torch.amp.GradScaler("cpu", enabled=False)
     for t, window in enumerate(windows):
@@ -102,22 +102,22 @@ def train_plainly(
     return losses
 
 
-def sam(model: nn.Module, cls: Any = bsam.SAM, **own: Any) -> bsam.SharpnessAware:
+def sam(model: nn.Module, cls: Any = bsam.SAM, **settings: Any) -> bsam.SharpnessAware:
     params = [p for p in model.parameters() if p.requires_grad]
-    return cls(torch.optim.SGD(params, lr=LR), model, **{"rho": RHO, **own})
+    return cls(torch.optim.SGD(params, lr=LR), model, **{"rho": RHO, **settings})
 
 
-def arguments(folder: Path | str, **own: Any) -> TrainingArguments:
+def arguments(folder: Path | str, **settings: Any) -> TrainingArguments:
     common = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
     steps = {"num_train_epochs": 1, "per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
     return TrainingArguments(
-        str(folder), **{"optim": "sgd", "learning_rate": LR, "max_grad_norm": 0, **common, **steps, **own}
+        str(folder), **{"optim": "sgd", "learning_rate": LR, "max_grad_norm": 0, **common, **steps, **settings}
     )
 
 
-def trainer(model: nn.Module, args: TrainingArguments, cls: Any = SharpnessAwareTrainer, **own: Any) -> Any:
-    own = {"method": "sam", "method_kwargs": {"rho": RHO}, "train_dataset": data(), **own}
-    return cls(model, args, **own)
+def trainer(model: nn.Module, args: TrainingArguments, cls: Any = SharpnessAwareTrainer, **settings: Any) -> Any:
+    settings = {"method": "sam", "method_kwargs": {"rho": RHO}, "train_dataset": data(), **settings}
+    return cls(model, args, **settings)
 
 
 def logged(run: Any) -> list[float]:
@@ -136,7 +136,7 @@ def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
 def accelerated(
     accelerator: Accelerator, model: nn.Module, optimizer: Any, max_norm: float = 1e9, samples: int = 14
 ) -> list[float]:
-    """A loop of Accelerate; the losses of its micro-batches."""
+    """Train with Accelerate; return the losses of the micro-batches."""
     prepared, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data(samples), batch_size=2))
     losses = []
     for batch in loader:
@@ -149,11 +149,11 @@ def accelerated(
     return losses
 
 
-def ddp_trainer(rank: int, **own: Any) -> dict[str, Any]:
-    """The Trainer, and plain bsam training in the same two processes."""
-    model, twin, accumulate = network(), network(), own.get("gradient_accumulation_steps", 1)
+def ddp_trainer(rank: int, **settings: Any) -> dict[str, Any]:
+    """Train with the Trainer, and in a plain loop in the same two processes."""
+    model, twin, accumulate = network(), network(), settings.get("gradient_accumulation_steps", 1)
     with tempfile.TemporaryDirectory() as folder:
-        args = arguments(folder, ddp_backend="gloo", max_grad_norm=0.3, **own)
+        args = arguments(folder, ddp_backend="gloo", max_grad_norm=0.3, **settings)
         run = trainer(model, args, train_dataset=data(12))
         run.train()
     everything = batches(2, data(12))
@@ -162,7 +162,7 @@ def ddp_trainer(rank: int, **own: Any) -> dict[str, Any]:
     def loss_of(model: nn.Module, batch: Batch, _: Tensor) -> Tensor:
         first = next(i for i, b in enumerate(mine) if b is batch) // accumulate * window
         items = sum((b["labels"][:, 1:] != -100).sum() for b in everything[first : first + window])
-        return 2 * lm_loss(model, batch, items)  # of both ranks: DDP takes the mean
+        return 2 * lm_loss(model, batch, items)  # items of both ranks, and DDP averages
 
     wrapped = nn.parallel.DistributedDataParallel(twin)
     settings = {"accumulate": accumulate, "max_norm": 0.3, "no_sync": wrapped.no_sync}
@@ -190,7 +190,7 @@ def ddp_accelerate(rank: int, accumulate: int, m_sharpness: bool = False) -> dic
 
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "accelerate": partial(ddp_accelerate, accumulate=1),
-    "accelerate-accumulate": partial(ddp_accelerate, accumulate=2),  # three micro-batches: the last is a step alone
+    "accelerate-accumulate": partial(ddp_accelerate, accumulate=2),  # three micro-batches: the last step has one
     "accelerate-m-sharpness": partial(ddp_accelerate, accumulate=1, m_sharpness=True),
     "trainer": ddp_trainer,
     "trainer-accumulate": partial(ddp_trainer, gradient_accumulation_steps=2),
@@ -199,6 +199,6 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # Accelerate asks for them; the group is there
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # for Accelerate; the group exists already
     with group_of_two(rank, folder):
         torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")

@@ -1,4 +1,4 @@
-"""Facts about BSAM that the paper gives, beyond equality with the transcription."""
+"""Properties of BSAM from the paper, beyond equality with the transcription."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers import assert_close, flat
 
 
 class Quadratic(torch.nn.Module):
-    """L = w'Aw/2, with the gradients of every pass recorded."""
+    """L = w'Aw/2; records the gradient of every pass."""
 
     def __init__(self, a, start):
         super().__init__()
@@ -67,11 +67,11 @@ def test_two_passes_agree_with_three_to_first_order(problem):
             ends.append(flat(p.grad for p in copy.model.parameters()))
         return float((ends[0] - ends[1]).norm())
 
-    assert gap(0.01) < gap(0.02) / 3  # quadratically small: a quarter, and a little room
+    assert gap(0.01) < gap(0.02) / 3  # about a quarter, as the error is quadratic
     assert gap(0.02) > 0
 
 
-def test_a_vanishing_g_min_is_not_divided_by():
+def test_a_vanishing_g_min():
     model = Quadratic([1.0, 1.0], [0.03, 0.04])  # w - 0.05 g/|g| is the minimum itself
     d, (_, _, g_min) = direction(model, rho_max=0.05, rho_min=0.05)
     assert g_min.norm() < 1e-10
@@ -81,8 +81,8 @@ def test_a_vanishing_g_min_is_not_divided_by():
 def test_rho_min_follows_the_learning_rate():
     for lr, expected in [(0.1, 0.05), (0.05, 0.03), (0.0, 0.01), (0.4, 0.05), (-1.0, 0.01)]:
         assert math.isclose(follow_lr(lr, top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0), expected, rel_tol=1e-12)
-    assert follow_lr(0.0, top=0.05, floor=0.01, lr_max=0.0, lr_min=0.0) == 0.01  # built at 0 ...
-    assert follow_lr(0.2, top=0.05, floor=0.01, lr_max=0.0, lr_min=0.0) == 0.05  # ... and raised by a scheduler
+    assert follow_lr(0.0, top=0.05, floor=0.01, lr_max=0.0, lr_min=0.0) == 0.01  # built with learning rate 0 ...
+    assert follow_lr(0.2, top=0.05, floor=0.01, lr_max=0.0, lr_min=0.0) == 0.05  # ... which a scheduler raised
     for lr, expected in [(0.4, 0.05), (-1.0, 0.01)]:
         clamped = follow_lr(torch.tensor(lr), top=0.05, floor=0.01, lr_max=0.1, lr_min=0.0)
         assert math.isclose(clamped.item(), expected, rel_tol=1e-6)
@@ -92,8 +92,8 @@ def test_rho_min_follows_the_learning_rate():
 
 
 @pytest.mark.parametrize("start_from_min", [True, False])
-def test_gradients_that_the_network_cleared_move_nothing(plain, start_from_min):
-    """As where a batch with a loss of NaN is skipped: ``model.zero_grad()`` does not reach the optimizer."""
+def test_gradients_cleared_by_the_network_move_nothing(plain, start_from_min):
+    """The optimizer is not told of ``model.zero_grad()``, with which loops skip a batch whose loss is NaN."""
     base = torch.optim.SGD(plain.model.parameters(), lr=0.1)
     optimizer, before = bsam.BSAM(base, plain.model, start_from_min=start_from_min), plain.weights()
     optimizer.backward(plain.loss)
@@ -105,7 +105,7 @@ def test_gradients_that_the_network_cleared_move_nothing(plain, start_from_min):
 
 
 def test_start_from_min_averages_over_accumulated_calls(plain):
-    """Two calls on the same batch start from the same point as one."""
+    """Two calls on the same batch start from the same point as one call."""
     once, twice = plain.clone(), plain.clone()
     for copy, calls in ((once, 1), (twice, 2)):
         optimizer = bsam.BSAM(torch.optim.SGD(copy.model.parameters(), lr=0.1), copy.model, start_from_min=True)

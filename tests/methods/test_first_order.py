@@ -1,4 +1,4 @@
-"""The orders of docs/what-bsam-does.md: its table to first order in the radii, and the terms that come next."""
+"""The expansions of docs/what-bsam-does.md: its table to first order in the radii, and the second-order terms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table() -> dict[str, list[str]]:
 
 
 def value_of(cell: str, names: dict[str, float]) -> float:
-    """The value of a formula of the table, in which a thin space is a product."""
+    """Evaluate a formula of the table, in which a thin space is a product."""
     formula = re.sub(r"\\\|(\w)\\\|", r"norm_\1", cell.strip("$")).replace(r"\,", "*")
     return eval(re.sub(r"[\\{}]", "", formula), dict(names))
 
@@ -40,7 +40,7 @@ def flat(tensors) -> Tensor:
 
 
 class Expansion:
-    """The derivatives of the loss that the page needs, computed with autograd alone."""
+    """The derivatives of the loss that the page uses, computed with autograd."""
 
     def __init__(self, problem):
         self.problem, self.parameters = problem, list(problem.model.parameters())
@@ -75,7 +75,7 @@ def near(plain) -> Expansion:
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table and how to get its direction."""
+    """A row of the table, and the method whose direction it describes."""
 
     row: str
     method: type
@@ -127,20 +127,16 @@ def test_the_rows_of_the_page_are_those_tested():
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_row_holds_to_first_order(near, case):
-    along, across, _ = table()[case.row]
+    along, across, passes = table()[case.row]
     errors = first_order_errors(near, case, along, across)
     assert ratios(errors) == [HALF, HALF]
     assert errors[-1] < 0.05
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_row_has_the_passes_of_the_optimizer(near, case):
     calls = []
     near.direction(case.make(0.01), case.steps, loss=lambda: calls.append(None) or near.problem.loss())
-    assert str(len(calls)) == table()[case.row][2]
+    assert str(len(calls)) == passes
 
 
-def test_a_wrong_coefficient_would_be_found(near):
+def test_a_wrong_coefficient_is_found(near):
     errors = first_order_errors(near, GSAM, r"\rho", r"\rho")
     assert ratios(errors) == [pytest.approx(1, abs=0.05)] * 2
     assert errors[-1] > 0.05
@@ -150,7 +146,7 @@ def test_a_wrong_coefficient_would_be_found(near):
 
 
 def bsam_parts(near: Expansion, rho_max: float, rho_min: float, passes: int) -> tuple[float, Tensor]:
-    """BSAM's direction, less the gradient: along it and across it."""
+    """Return BSAM's direction minus the gradient: along the gradient and across it."""
     d = near.direction(partial(bsam.BSAM, rho_max=rho_max, rho_min=rho_min, passes=passes))
     return float((d - near.g) @ near.u), near.across(d)
 

@@ -1,6 +1,4 @@
-"""SAF and MESA: equality with transcriptions of the papers, what they keep between steps and over a checkpoint, and
-what each rank of DDP sees.
-"""
+"""SAF and MESA: equality with transcriptions of the papers, memory, checkpoints, and DDP."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ spec = importlib.util.spec_from_file_location("two_ranks_losses", SCRIPT)
 two_ranks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(two_ranks)
 
-SAMPLES, BATCH, EPOCHS = 37, 8, 9  # four batches an epoch, and five samples left over
+SAMPLES, BATCH, EPOCHS = 21, 8, 9  # two batches an epoch, and five samples left over
 LR, MOMENTUM, DECAY = 0.2, 0.9, 1e-2
 SETTINGS = {"lam": 0.9, "tau": 2.0, "start_epoch": 2, "label_smoothing": 0.1}
 BACK, AVERAGE = 3, 0.9
@@ -59,7 +57,7 @@ SCHEDULE = [(epoch, batch) for epoch in range(EPOCHS) for batch in shuffled(epoc
 
 
 def step(optimizer, loss_of) -> None:
-    """One step by torch's usual closure, which bsam's optimizers take, too."""
+    """Take a step with a closure that calls ``backward``, as torch's optimizers expect."""
 
     def closure():
         optimizer.zero_grad()
@@ -72,7 +70,7 @@ def step(optimizer, loss_of) -> None:
 
 def train(model, optimizer, loss, data, schedule=SCHEDULE) -> None:
     for epoch, batch in schedule:
-        if epoch != loss.epoch:  # a resumed epoch is known from the checkpoint
+        if epoch != loss.epoch:  # a checkpoint restores the epoch
             loss.set_epoch(epoch)
         x, y, index = data[0][batch], data[1][batch], torch.tensor(batch)
         step(optimizer, lambda: loss(model(x), y, inputs=x, indices=index))
@@ -82,9 +80,7 @@ def train(model, optimizer, loss, data, schedule=SCHEDULE) -> None:
 
 
 def forward(w: list[Tensor], x: Tensor, statistics=None) -> tuple[Tensor, list[Tensor]]:
-    """The logits of conftest's network, with the statistics of this batch or the given ones, and what batch norm would
-    add to its running statistics.
-    """
+    """Return the logits of conftest's network, with these statistics or those of the batch, and the latter."""
     h = x @ w[0].T + w[1]
     mean, var = (h.mean(0), h.var(0, correction=0)) if statistics is None else statistics
     z = torch.tanh((h - mean) / torch.sqrt(var + 1e-5) * w[2] + w[3])
@@ -106,7 +102,7 @@ def divergence(past: Tensor, z: Tensor, tau: float) -> Tensor:
 
 
 def descend(w, v, loss_at, rho):
-    """SGD with momentum on the gradient, or with rho on SAM's. ``loss_at`` is called at w first."""
+    """Take a step of SGD with momentum, with rho a step of SAM. ``loss_at`` is called at w first."""
     g = torch.autograd.grad(loss_at(w), w)
     if rho:
         length = sum(float((t * t).sum()) for t in g) ** 0.5
@@ -169,7 +165,7 @@ def mesa_by_hand(model, x, y, rho=0.0, lam=0.9, tau=2.0, start_epoch=2, label_sm
 @pytest.mark.parametrize(("name", "rho"), [("sgd", 0.0), ("sam", 0.1)])
 def test_saf_equals_its_transcription(problem, data, name, rho):
     expected, past, (seen_then, missed_then) = saf_by_hand(problem.model, *data, rho)
-    assert min(seen_then, missed_then) >= 30  # both happen often
+    assert min(seen_then, missed_then) >= 15  # both happen often
     without = copy.deepcopy(problem.model)
     train(without, build(name, without), saf(lam=0.0), data)
     loss = saf()
@@ -177,7 +173,7 @@ def test_saf_equals_its_transcription(problem, data, name, rho):
     assert_close(problem.weights(), expected, atol=1e-11)
     assert distance(problem.weights(), detached(without.parameters())) > 1e-3
     assert loss.table.dtype == torch.half
-    for (i, epoch), logits in past.items():  # the last epochs' logits, as the first pass gave them
+    for (i, epoch), logits in past.items():  # the logits of the first passes of the last epochs
         if epoch >= EPOCHS - BACK - 1:
             slots = [s for s in range(BACK + 1) if loss.stamp[s, i] == epoch]
             assert len(slots) == 1
@@ -209,7 +205,7 @@ def test_defaults_are_the_papers(plain):
         assert (loss.label_smoothing, loss.reduction) == (0.0, "mean")
 
 
-# SAF: what the table knows.
+# SAF: the table.
 
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -223,12 +219,12 @@ def small(**changes):
 
 
 def visit(loss, epoch: int, ids: list[int], z: Tensor) -> list[float]:
-    """Show a batch in an epoch; what the second term adds to each sample."""
+    """Compute the loss of a batch in an epoch; return what the second term adds to each sample."""
     loss.set_epoch(epoch)
     return (loss(z, Y[ids], indices=torch.tensor(ids)) - F.cross_entropy(z, Y[ids], reduction="none")).tolist()
 
 
-def test_only_logits_of_that_very_epoch_count():
+def test_only_logits_of_the_right_epoch_count():
     loss = small()
     seen = {0: [0, 1], 1: [2, 3], 2: [5, 3]}
     for epoch, ids in seen.items():
@@ -240,12 +236,12 @@ def test_only_logits_of_that_very_epoch_count():
         assert [a != 0.0 for a in added] == expected
 
 
-@pytest.mark.parametrize("start_epoch", [0, 1, 4])
-def test_there_are_exactly_start_epoch_epochs_without_the_second_term(start_epoch, plain):
+@pytest.mark.parametrize("start_epoch", [0, 4])
+def test_start_epoch(start_epoch, plain):
     loss, optimizer = small(start_epoch=start_epoch, epochs_back=1), build("sgd", plain.model)
     average = bsam.MESA(plain.model, optimizer, start_epoch=start_epoch, reduction="none")
     optimizer.zero_grad()
-    step(optimizer, plain.loss)  # the average is another network now
+    step(optimizer, plain.loss)  # so that the average differs from the network
     x = plain.x[:6]
     with torch.no_grad():
         z = plain.model(x)
@@ -274,31 +270,7 @@ def test_reductions_and_label_smoothing():
         assert_close(gradients[:2], gradients[2:] * 2, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
-        (torch.tensor([0, 1, -1]), "between 0 and 5, got -1 to 1.*samples="),
-        (torch.tensor([6, 1, 2]), "between 0 and 5, got 1 to 6.*samples="),
-        (torch.tensor([0.0, 1.0, 2.0]), "whole number.*float32.*Indexed"),
-        (torch.tensor([0]), r"each of the 3 samples.*\(1,\).*Indexed"),
-    ],
-    ids=str,
-)
-def test_refuses_an_index_that_the_table_has_not(index, words):
-    loss = small()
-    with pytest.raises(bsam.BsamError, match=f"indices must.*{words}"):
-        loss(logits(0, 3), Y[:3], indices=index)
-    assert not loss.table.any()
-    assert (loss.stamp < 0).all()
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (3, 3, 2)])
-def test_refuses_logits_that_the_table_has_no_room_for(shape):
-    with pytest.raises(bsam.BsamError, match=r"outputs must be one row of 3 logits per sample.*classes="):
-        small()(torch.zeros(shape), torch.zeros(3, dtype=torch.long), indices=torch.arange(3))
-
-
-def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
+def test_eval_mode_is_the_cross_entropy_and_stores_nothing(plain):
     loss, optimizer = small(epochs_back=1), build("sgd", plain.model)
     average = bsam.MESA(plain.model, optimizer, start_epoch=0)
     step(optimizer, plain.loss)
@@ -308,7 +280,7 @@ def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
     loss.eval()
     average.eval()
     z = logits(1, 2)
-    # of another data set
+    # indices of another data set
     assert torch.equal(loss(z, Y[:2], indices=torch.tensor([0, 10_000])), F.cross_entropy(z, Y[:2], reduction="none"))
     assert torch.equal(average(z, Y[:2], inputs=plain.x[:2]), F.cross_entropy(z, Y[:2]))
     assert torch.equal(loss.table, kept)
@@ -319,7 +291,7 @@ def test_eval_mode_is_the_cross_entropy_and_notes_nothing(plain):
 
 
 @pytest.mark.parametrize(("name", "passes"), [("sam", 2), ("bsam", 3)])
-def test_all_passes_see_the_second_term_and_the_first_ones_logits_are_kept(problem, name, passes):
+def test_all_passes_have_the_second_term_and_the_first_is_stored(problem, name, passes):
     ids, optimizer = list(range(24)), build(name, problem.model)
     loss = saf(samples=24, start_epoch=0, epochs_back=1, label_smoothing=0.0)
     before: list[Tensor] = []
@@ -342,8 +314,8 @@ def test_all_passes_see_the_second_term_and_the_first_ones_logits_are_kept(probl
         assert not torch.equal(seen[1][0].half(), torch.stack(before))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_logits_beyond_halfs_range_give_no_nan(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_beyond_the_range_of_half(dtype):
     loss = small(epochs_back=1)
     z = torch.tensor([[1e6, 0.0, -1e6], [-1e6, 3e5, 0.0]], dtype=dtype)
     visit(loss, 0, [0, 1], z)
@@ -356,10 +328,8 @@ def test_logits_beyond_halfs_range_give_no_nan(dtype):
     assert torch.isfinite(again.grad).all()
 
 
-def test_logits_that_are_not_finite_are_not_noted():
-    """A step that overflowed is skipped, and must not come back epochs later; nor must a class that was masked out make
-    a NaN of 0 times infinity.
-    """
+def test_non_finite_logits_are_not_stored():
+    """Those of a skipped step must not be used epochs later, and a masked class must not give NaN."""
     loss = small(epochs_back=1)
     z = logits(0)
     for row, value in enumerate([float("nan"), float("inf"), -float("inf")]):
@@ -377,8 +347,8 @@ def test_logits_that_are_not_finite_are_not_noted():
 
 
 @pytest.mark.parametrize(("kind", "autocast"), [("saf", True), ("mesa", False)])
-def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
-    """The divergence of near logits is far below what bfloat16 can hold of their logarithms."""
+def test_bfloat16_logits_are_as_exact_as_float32(kind, autocast):
+    """In bfloat16, rounding errors of the logarithms would exceed the divergence of near logits."""
     near, far = logits(0, dtype=torch.bfloat16), (logits(0) + 0.05 * logits(1)).bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         if kind == "saf":
@@ -401,7 +371,7 @@ def test_logits_of_bfloat16_lose_nothing_in_the_loss(kind, autocast):
     assert gradient.dtype == torch.bfloat16
 
 
-# What is kept over a checkpoint and in a copy.
+# Checkpoints and copies.
 
 
 def losses(kind: str, model, optimizer):
@@ -409,7 +379,7 @@ def losses(kind: str, model, optimizer):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("saf", "bsam"), ("mesa", "bsam"), ("mesa", "sgd")])
-def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name):
+def test_resume_in_the_middle_of_an_epoch(problem, data, kind, name):
     fresh = problem.clone().model
     optimizer = build(name, problem.model)
     loss = losses(kind, problem.model, optimizer)
@@ -435,7 +405,7 @@ def test_resumes_bit_for_bit_in_the_middle_of_an_epoch(problem, data, kind, name
     "copied", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))], ids=["deepcopy", "pickle"]
 )
 @pytest.mark.parametrize(("kind", "name"), [("saf", "sgd"), ("mesa", "bsam")])
-def test_copies_go_on_by_themselves(problem, data, kind, name, copied):
+def test_copies_are_independent(problem, data, kind, name, copied):
     optimizer = build(name, problem.model)
     parts = problem.model, optimizer, losses(kind, problem.model, optimizer)
     middle = len(SCHEDULE) // 2
@@ -455,7 +425,7 @@ def test_copies_go_on_by_themselves(problem, data, kind, name, copied):
         assert distance(theirs[2].average.parameters(), before) > 1e-3  # it did move
 
 
-# MESA: what the average follows.
+# MESA: the average.
 
 
 def by_closure(optimizer, problem):
@@ -472,11 +442,11 @@ def by_backward(optimizer, problem):
 
 
 @pytest.mark.parametrize("stepped", [by_closure, by_backward])
-@pytest.mark.parametrize(("name", "given"), [("sgd", "optimizer"), ("bsam", "optimizer"), ("bsam", "its base")])
-def test_the_average_follows_each_step_once(problem, name, given, stepped):
+@pytest.mark.parametrize(("name", "followed"), [("sgd", "optimizer"), ("bsam", "optimizer"), ("bsam", "its base")])
+def test_the_average_follows_each_step_once(problem, name, followed, stepped):
     optimizer = build(name, problem.model)
-    followed = getattr(optimizer, "base", optimizer) if given == "its base" else optimizer
-    loss = bsam.MESA(problem.model, followed, decay=0.75)
+    target = optimizer.base if followed == "its base" else optimizer
+    loss = bsam.MESA(problem.model, target, decay=0.75)
     average = [t.clone() for t in (*problem.weights(), *problem.buffers())]
     for _ in range(4):
         stepped(optimizer, problem)
@@ -499,14 +469,14 @@ def test_the_average_is_not_trained(problem):
     assert not loss(z, problem.y, inputs=x).requires_grad  # no gradient passes through the average
 
 
-def test_the_average_is_evaluated_as_in_testing():
+def test_the_average_is_evaluated_in_eval_mode():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
     optimizer = build("sgd", model)
     loss = bsam.MESA(model, optimizer, decay=0.5, start_epoch=0, lam=1.0, tau=3.0, reduction="none")
     x = torch.randn(6, 6, dtype=torch.float64)
     for _ in range(3):
-        loss.train()  # as a training loop does with all that it has
+        loss.train()  # as loops do with all modules
         step(optimizer, lambda: loss(model(x), Y, inputs=x).mean())
     running = detached(loss.average.buffers())
     z = logits(0)
@@ -518,7 +488,7 @@ def test_the_average_is_evaluated_as_in_testing():
 
 
 class Tied(nn.Module):
-    """Weights that are shared, a buffer that checkpoints leave out, and extra state that is no tensor."""
+    """Shared weights, a buffer that is not in ``state_dict``, and extra state that is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -537,7 +507,7 @@ class Tied(nn.Module):
         assert state == "not a tensor"
 
 
-def test_tied_weights_are_averaged_once_and_everything_else_is_averaged_too():
+def test_tied_weights_and_buffers_are_averaged_once():
     model = Tied()
     optimizer = build("sgd", model)
     loss = bsam.MESA(model, optimizer, decay=0.75)
@@ -550,7 +520,7 @@ def test_tied_weights_are_averaged_once_and_everything_else_is_averaged_too():
 
 
 class Normalised(nn.Module):
-    """Not a wrapper, though its network has the name that wrappers use."""
+    """Not a wrapper, although it stores its network under the same name."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -560,22 +530,22 @@ class Normalised(nn.Module):
         return self.module(x / 2)
 
 
-def test_wrappers_come_off_and_only_wrappers(plain):
+def test_only_wrappers_are_removed(plain):
     compiled = torch.compile(plain.model, backend="eager")
     both = torch.compile(nn.DataParallel(plain.model), backend="eager")
     for wrapped in (compiled, nn.DataParallel(plain.model), nn.DataParallel(compiled), both):
         average = bsam.MESA(wrapped, build("sgd", plain.model)).average
         assert type(average) is nn.Sequential
         assert list(average.state_dict()) == list(plain.model.state_dict())
-    own = Normalised(plain.model)
-    average = bsam.MESA(own, build("sgd", plain.model)).average
-    assert torch.equal(average(plain.x), own(plain.x))
+    normalised = Normalised(plain.model)
+    average = bsam.MESA(normalised, build("sgd", plain.model)).average
+    assert torch.equal(average(plain.x), normalised(plain.x))
 
 
 @pytest.mark.parametrize("name", ["sgd", "sgd, fused", "bsam"])
-def test_a_step_that_the_scaler_skips_does_not_move_the_average(plain, name):
+def test_skipped_steps_do_not_move_the_average(plain, name):
     optimizer = build(name.partition(",")[0], plain.model)
-    if name == "sgd, fused":  # the scaler calls it all the same, and it skips by itself
+    if name == "sgd, fused":  # the scaler calls it, and it skips the step itself
         optimizer = torch.optim.SGD(plain.model.parameters(), lr=LR, fused=True)
         assert optimizer._step_supports_amp_scaling
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -594,42 +564,63 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_average(plain, name):
         if factor == 1.0:
             average = [(a + b) / 2 for a, b in zip(average, plain.weights(), strict=True)]
         assert_close(loss.average.parameters(), average, atol=1e-15)
-        assert distance(average, plain.weights()) > 1e-3  # there is something to move towards
+        assert distance(average, plain.weights()) > 1e-3  # a step would have moved it
+
+
+# Refusals.
+
+WRONG = {"lam": -0.1, "tau": 0.0, "start_epoch": -1, "label_smoothing": 1.1, "reduction": "sum"}
+WRONG_FOR_SAF = {**WRONG, "epochs_back": 0, "samples": 2.0, "classes": 0}
+
+
+def test_wrong_arguments(plain):
+    optimizer = build("sgd", plain.model)
+    for name, value in WRONG_FOR_SAF.items():
+        with pytest.raises(ValueError, match=name):
+            saf(**{name: value})
+    for name, value in {**WRONG, "decay": 1.1}.items():
+        with pytest.raises(ValueError, match=name):
+            bsam.MESA(plain.model, optimizer, **{name: value})
+    step(optimizer, plain.loss)  # no hook is left
+    with pytest.raises(ValueError, match="epoch"):
+        saf().set_epoch(-1)
+    with pytest.raises(TypeError, match="MESA"):
+        bsam.MESA(optimizer, plain.model)
+    with pytest.raises(TypeError, match="SAF"):
+        bsam.SAF(optimizer, plain.model)
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("shape", "indices", "word"),
     [
-        {"lam": -0.1},
-        {"tau": 0.0},
-        {"start_epoch": -1},
-        {"label_smoothing": 1.1},
-        {"reduction": "sum"},
-        {"epochs_back": 0},
-        {"samples": 2.0},
-        {"classes": 0},
-        {"decay": 1.1},
+        ((3, 3), torch.tensor([0, 1, -1]), "indices"),
+        ((3, 3), torch.tensor([6, 1, 2]), "indices"),
+        ((3, 3), torch.tensor([0.0, 1.0, 2.0]), "indices"),
+        ((3, 3), torch.tensor([0]), "indices"),
+        ((3, 4), torch.arange(3), "classes"),
+        ((3, 3, 2), torch.arange(3), "classes"),
     ],
     ids=str,
 )
-def test_refuses_arguments_that_cannot_be_right(bad, plain):
-    (name,) = bad
-    optimizer = build("sgd", plain.model)
-    if name != "decay":
-        with pytest.raises(bsam.BsamError, match=name):
-            saf(**bad)
-    if name not in ("epochs_back", "samples", "classes"):
-        with pytest.raises(bsam.BsamError, match=name):
-            bsam.MESA(plain.model, optimizer, **bad)
-        step(optimizer, plain.loss)  # and has left no hook behind
+def test_wrong_indices_and_logits(shape, indices, word):
+    loss = small()
+    with pytest.raises(bsam.BsamError, match=word):
+        loss(torch.ones(shape), Y[:3], indices=indices)
+    assert not loss.table.any()
+    assert (loss.stamp < 0).all()
 
 
-def test_refuses_epochs_and_networks_that_cannot_be_right(plain):
-    optimizer = build("sgd", plain.model)
-    with pytest.raises(bsam.BsamError, match="epoch"):
-        saf().set_epoch(-1)
-    with pytest.raises(bsam.BsamError, match="MESA\\(model, optimizer\\)"):
-        bsam.MESA(optimizer, plain.model)
+@pytest.mark.parametrize("kind", ["saf", "mesa"])
+def test_missing_arguments(kind, plain):
+    """Also before the second term begins; in eval mode nothing more is needed."""
+    loss = saf(start_epoch=5) if kind == "saf" else bsam.MESA(plain.model, build("sgd", plain.model), start_epoch=5)
+    name, other = ("indices", {"inputs": plain.x}) if kind == "saf" else ("inputs", {"indices": torch.arange(24)})
+    z = plain.model(plain.x)
+    for arguments in ({}, other):
+        with pytest.raises(TypeError, match=name):
+            loss(z, plain.y, **arguments)
+    expected = F.cross_entropy(z, plain.y, label_smoothing=loss.label_smoothing)
+    torch.testing.assert_close(loss.eval()(z, plain.y), expected)
 
 
 # Two processes.
@@ -637,12 +628,12 @@ def test_refuses_epochs_and_networks_that_cannot_be_right(plain):
 
 @pytest.fixture(scope="module")
 def ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What both ranks saw, case by case: all cases share one start of two processes."""
+    """The results of both ranks by case; all cases run in the same two processes."""
     return two_ranks_of(SCRIPT, tmp_path_factory.mktemp("ranks"))
 
 
 def whole_batches(*, reshuffle: bool):
-    """Epoch and batch of one process: what the ranks see, one after the other."""
+    """Yield epochs and the joined batches of both ranks."""
     for epoch in range(two_ranks.EPOCHS):
         ranks = (two_ranks.batches(rank, epoch, reshuffle=reshuffle) for rank in range(2))
         for ours, theirs in zip(*ranks, strict=True):
@@ -650,7 +641,7 @@ def whole_batches(*, reshuffle: bool):
 
 
 def saf_in_one_process(name: str, *, reshuffle: bool, tables: int):
-    """With one table for all, or with one for each half of a batch."""
+    """Train with one table, or with one for each half of a batch."""
     model = two_ranks.network()
     optimizer, losses = two_ranks.optimizer_of(name, model), [bsam.SAF(**two_ranks.SAF) for _ in range(tables)]
     for epoch, x, y, index in whole_batches(reshuffle=reshuffle):
@@ -671,11 +662,11 @@ def test_saf_on_ranks_that_keep_their_samples_equals_one_process(ranks, name):
     expected, (loss,) = saf_in_one_process(name, reshuffle=False, tables=1)
     assert_close(first["weights"], expected, atol=1e-12)
     assert_close(first["weights"], second["weights"], atol=0)
-    assert torch.equal(torch.maximum(first["stamp"], second["stamp"]), loss.stamp)  # each rank has its half ...
-    assert ((first["stamp"] < 0) != (second["stamp"] < 0)).all()  # ... and nothing of the other
+    assert torch.equal(torch.maximum(first["stamp"], second["stamp"]), loss.stamp)  # each rank has its samples ...
+    assert ((first["stamp"] < 0) != (second["stamp"] < 0)).all()  # ... and no others
 
 
-def test_saf_on_ranks_that_swap_samples_forgets_those_of_the_other(ranks):
+def test_saf_on_ranks_that_swap_samples_knows_only_its_own(ranks):
     first, second = (rank["saf-sgd-reshuffled"] for rank in ranks)
     expected, losses = saf_in_one_process("sgd", reshuffle=True, tables=2)
     assert_close(first["weights"], expected, atol=1e-12)
@@ -707,25 +698,12 @@ def test_mesa_averages_the_same_on_both_ranks_and_in_one_process(ranks, name):
     assert distance(first["average"].values(), first["weights"]) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["saf", "mesa"])
-def test_a_call_without_what_the_loss_needs_is_refused(kind, plain):
-    """Also before the second term begins; in eval mode nothing is needed."""
-    loss = saf(start_epoch=5) if kind == "saf" else bsam.MESA(plain.model, build("sgd", plain.model), start_epoch=5)
-    name, given = ("indices", {"inputs": plain.x}) if kind == "saf" else ("inputs", {"indices": torch.arange(24)})
-    z = plain.model(plain.x)
-    for wrong in ({}, given):
-        with pytest.raises(TypeError, match=rf"needs {name}: call loss\(outputs, targets, {name}=\.\.\.\)"):
-            loss(z, plain.y, **wrong)
-    expected = F.cross_entropy(z, plain.y, label_smoothing=loss.label_smoothing)
-    torch.testing.assert_close(loss.eval()(z, plain.y), expected)
-
-
-def test_the_table_of_saf_stays_in_half_precision_when_the_module_is_cast():
+def test_the_table_stays_in_half_precision():
     for cast in (lambda m: m.double(), lambda m: m.to(torch.bfloat16)):
         assert cast(bsam.SAF(samples=4, classes=3)).table.dtype == torch.half
 
 
-def test_the_average_of_a_network_in_bfloat16_moves():
+def test_the_average_of_a_bfloat16_network_moves():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

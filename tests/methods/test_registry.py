@@ -1,4 +1,4 @@
-"""A method is its class and one line of METHODS: everything else finds it there."""
+"""A method is its file and one line of METHODS: the rest of the library finds it there."""
 
 from __future__ import annotations
 
@@ -7,69 +7,117 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import bsam
-import test_contract
+import test_contract as contract
 from bsam import cli
-from bsam.core.optimizer import SharpnessAware
 from bsam.methods import METHODS
 from bsam.recipes.digits_demo import candidates
-from bsam.recipes.variants import variant_of, variants
+from bsam.recipes.variants import passes_of, variant_of, variants
+from bsam.running.eta import EtaEstimator
 from bsam.training.config import Run
+from bsam.training.run_dir import RunState
+from helpers import distance
+from methods.toy_method import AlternatingSAM
 
-EPOCH = ["--epochs", "1", "--limit-train", "64", "--limit-test", "32", "--batch", "32"]
-
-
-class Toy(SharpnessAware):
-    """The gradient, scaled."""
-
-    title, reference, purpose = "Toy SAM", "Nobody et al., 2026", "To be found."
-    passes: float = 1
-    memory = "1"
-
-    def __init__(self, base, model, *, factor: float = 1.0, **options):
-        self.factor = factor
-        super().__init__(base, model, {}, **options)
-
-    def direction(self, L):
-        return self.factor * L.grad()
+ROOT = Path(__file__).parents[2]
+EPOCH = ["--epochs", "1", "--limit-train", "96", "--limit-test", "32", "--batch", "32"]
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    monkeypatch.setitem(METHODS, "toy", Toy)
+    monkeypatch.setitem(METHODS, "toy", AlternatingSAM)
 
 
-def test_the_command_line_lists_and_trains_it(tmp_path, capsys, monkeypatch):
+def test_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(["list", "methods"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("toy"))
-    assert all(word in row for word in ("Toy SAM", "1", "To be found.", "Nobody"))
+    assert all(text in row for text in ("Toy SAM", " 2 ", "To be found.", "Nobody"))
     out = tmp_path / "run"
-    arguments = ["--method", "toy", "--set", "factor=2.0", "--device", "cpu", "--out", str(out), *EPOCH]
-    assert cli.main(["train", *arguments]) == 0
+    arguments = ["--method", "toy", "--set", "rho=0.1", "--device", "cpu", "--probe", "1", "--out", str(out)]
+    assert cli.main(["train", *arguments, *EPOCH]) == 0
     assert json.loads((out / "config.json").read_text())["method"] == "toy"
-    with pytest.raises(bsam.BsamError, match="toy has no argument 'rho': it takes factor, m_sharpness, same_draws"):
-        Run("toy", {"rho": 0.1})
+    with pytest.raises(bsam.BsamError, match="radius"):
+        Run("toy", {"radius": 0.1})
 
 
-def test_the_recipes_have_it(tmp_path, capsys):
-    arguments = ["--only", "toy", "--out", str(tmp_path / "recipe"), "--dry-run"]
-    assert cli.main(["run", "classification", *arguments]) == 0
-    printed = capsys.readouterr().out
-    assert all(words in printed for words in ("3 runs", "Toy SAM,"))
+def test_recipes_and_time_left(tmp_path, capsys):
+    assert cli.main(["run", "classification", "--only", "toy", "--out", str(tmp_path / "recipe"), "--dry-run"]) == 0
+    assert "Toy SAM," in capsys.readouterr().out
     assert list(variants())[-1] == "toy"
-    assert variant_of(Run("toy", {"factor": 0.5})).title == "Toy SAM"
-    assert candidates(Run("toy")) == [{"arguments": {}}]  # it has no rho to choose
+    assert variant_of(Run("toy", {"rho": 0.5})).title == "Toy SAM"
+    assert len(candidates(Run("toy"))) == 3
+    measured = RunState(Run("sgd", epochs=5), tmp_path, ({"seconds": 2.0},))
+    assert EtaEstimator([measured]).left(RunState(Run("toy", epochs=3), tmp_path)) == 2 * 2.0 * 3
 
 
-def test_the_benchmarks_have_a_case_of_it(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+@pytest.mark.parametrize(
+    ("run", "passes"),
+    [
+        (Run("rst"), 1.5),
+        (Run("rst", {"p": 0.1}), 1.1),
+        (Run("looksam", {"k": 10}), 1.1),
+        (Run("bsam", {"passes": 2}), 2),
+        (Run("aesam"), 1.5),
+    ],
+    ids=str,
+)
+def test_passes_depend_on_the_arguments(run, passes):
+    assert passes_of(run) == pytest.approx(passes)
+
+
+def test_documentation(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+    pages = importlib.import_module("generated_pages").pages()
+    assert "| [`AlternatingSAM`](toy.md) | 2 | 3 | - | To be found. |" in pages["methods/index.md"]
+    page = pages["methods/toy.md"]
+    assert page.startswith("# Toy SAM\n")
+    assert all(text in page for text in ("cannot be captured", "--method toy", "  - Nobody, 2026\n"))
+    (path,) = (line.split()[-1] for line in page.splitlines() if "autoclass" in line)
+    module, _, name = path.rpartition(".")
+    assert getattr(importlib.import_module(module), name) is AlternatingSAM
+    assert "autoclass:: bsam.SAM\n" in pages["methods/sam.md"]
+
+
+def test_benchmarks_run_all_kinds_of_steps(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     case = importlib.import_module("cases").cases()["toy"]
-    assert (case.label, case.passes, case.capturable) == ("Toy", 1, True)
+    assert (case.label, case.passes, case.capturable) == ("AlternatingSAM", 2, False)
+    assert case.cycle >= 3
 
 
-def test_the_contract_tests_it(problem):
-    assert test_contract.variants()["toy"] is Toy
-    assert not test_contract.chooses("toy")
-    test_contract.test_the_loss_at_w_is_returned(problem, "toy")
+def test_laws_of_the_contract(problem):
+    assert contract.variants()["toy"] is AlternatingSAM
+    contract.test_the_loss_at_w_is_returned(problem.clone(), "toy")
+    contract.test_batch_norm_is_updated_once_a_step(problem.clone(), "toy", contract.SGD)
+    contract.test_resume_is_bit_identical(problem, "toy", "sgd")
+
+
+def test_steps(plain):
+    """The numbers of passes, and equality with its equations."""
+    twin, calls = plain.clone(), []
+    optimizer = AlternatingSAM(torch.optim.SGD(plain.model.parameters(), lr=0.1), plain.model, rho=0.2)
+    params = list(twin.model.parameters())
+    for t in range(6):
+        calls.append(0)
+
+        def closure():
+            calls[-1] += 1
+            return plain.loss()
+
+        optimizer.step(closure)
+        w = [p.detach().clone() for p in params]
+        g = torch.autograd.grad(twin.loss(), params)
+        for _ in range(t % 3):
+            length = sum(float((a**2).sum()) for a in g) ** 0.5
+            with torch.no_grad():
+                for p, a in zip(params, g, strict=True):
+                    p += 0.2 * a / length
+            g = torch.autograd.grad(twin.loss(), params)
+        with torch.no_grad():
+            for p, start, a in zip(params, w, g, strict=True):
+                p.copy_(start - 0.1 * a)
+    assert calls == [1, 2, 3, 1, 2, 3]
+    assert distance(plain.weights(), twin.weights()) < 1e-12

@@ -1,5 +1,4 @@
-"""One rank of a two-process run on gloo with SAF and MESA; started by test_losses.py, which compares what it saves with
-one process.
+"""One rank of a two-process run on gloo with SAF and MESA, which test_losses.py compares with one process.
 
 python two_ranks_losses.py RANK FOLDER
 """
@@ -30,7 +29,7 @@ def network() -> nn.Module:
 
 
 def batches(rank: int, epoch: int, *, reshuffle: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """What a rank sees of an epoch. Without reshuffling it is the same in every epoch."""
+    """Yield the batches of a rank in an epoch; without reshuffling they are the same in every epoch."""
     generator = torch.Generator().manual_seed(5)
     x, y = (
         torch.randn(SAMPLES, 6, dtype=torch.float64, generator=generator),

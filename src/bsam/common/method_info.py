@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Need(Enum):
@@ -24,16 +25,22 @@ class MethodInfo:
     title: ClassVar[str] = ""  # the name in tables
     reference: ClassVar[str] = ""  # authors, venue and year
     purpose: ClassVar[str] = ""  # what the method is for
+    arxiv: ClassVar[str] = ""  # the paper's number on arXiv; empty if it is not there
     passes: float = 2  # per step, on average, with the default arguments; instances may override it
     memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept, in units of the parameters' size
     needs: ClassVar[tuple[Need, ...]] = ()
     is_loss: ClassVar[bool] = False  # a loss, not an optimizer
-    capturable: ClassVar[bool] = True  # in a CUDA graph: no decision in Python, no state in new memory
+    capturable: ClassVar[bool] = False  # in a CUDA graph: all steps launch the same kernels on the same memory
 
     # For bsam.training.
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets
     counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the batch of all processes
     single_process: ClassVar[str] = ""  # why the method needs a single process; empty if it does not
+
+    @classmethod
+    def passes_with(cls, arguments: Mapping[str, Any]) -> float:
+        """Return the passes per step with these arguments, on average if steps differ."""
+        return cls.passes
 
     @classmethod
     def needs_in_words(cls) -> str:

@@ -1,1 +1,1 @@
-"""Training loops of other frameworks; each module needs its framework, the extra ``integrations``."""
+"""Integrations with other frameworks; each module needs its framework, from the extra ``integrations``."""

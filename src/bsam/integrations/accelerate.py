@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -> Tensor:
     """Add the method's direction to ``p.grad``, where ``accelerator.backward(loss)`` would add the gradient.
 
-    As there, the loss is divided by ``gradient_accumulation_steps`` and scaled by the accelerator's ``GradScaler``, and
-    under ``accelerator.accumulate`` each micro-batch is perturbed on its own. Clip and step as usual afterwards;
-    ``optimizer.step(closure)`` is not for ``accumulate``, which would not run the closure on most micro-batches.
+    As there, the loss is divided by ``gradient_accumulation_steps`` and scaled by the accelerator's ``GradScaler``.
+    Under ``accelerator.accumulate`` each micro-batch has its own perturbation. Clip and step as usual afterwards. Do
+    not use ``optimizer.step(closure)`` under ``accumulate``, where it skips the closure on most micro-batches.
 
     Args:
         accelerator: the accelerator that prepared the model and the optimizer.
-        optimizer: what ``accelerator.prepare`` returned for a sharpness-aware optimizer.
-        closure: returns the loss of the micro-batch, as in :meth:`bsam.SharpnessAware.backward`; it does not call
+        optimizer: the sharpness-aware optimizer, as returned by ``accelerator.prepare``.
+        closure: returns the loss of the micro-batch, as in :meth:`bsam.SharpnessAware.backward`, without calling
             ``backward`` itself.
 
     Returns:
@@ -52,14 +52,14 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
     if not callable(closure):
         raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
 
-    @functools.wraps(closure)  # with its signature, which says whether it takes indices
+    @functools.wraps(closure)  # keeps the signature, which says whether the closure takes indices
     def divided(*indices: Any) -> Any:
-        answer = closure(*indices)
+        result = closure(*indices)
         if any(p.grad is not None for p in method.params):
-            raise BsamRuntimeError("the closure ran backward, which is called for it: let it only return the loss")
-        return (over_steps(loss) for loss in answer) if isinstance(answer, Iterator) else over_steps(answer)
+            raise BsamRuntimeError("the closure called backward: let it only return the loss")
+        return (over_steps(loss) for loss in result) if isinstance(result, Iterator) else over_steps(result)
 
-    def over_steps(loss: Any) -> Any:  # what is no loss is refused by the method
+    def over_steps(loss: Any) -> Any:  # the method raises an error for anything else
         return loss / steps if isinstance(loss, Tensor) else loss
 
     return method.backward(divided, scaler=accelerator.scaler) * steps
@@ -70,25 +70,24 @@ def unwrapped(optimizer: Optimizer | None) -> SharpnessAware:
     inner = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(inner, SharpnessAware):
         raise BsamTypeError(
-            f"optimizer must be a sharpness-aware optimizer, or what accelerator.prepare made of one, got "
-            f"{type(inner).__name__}: build it as bsam.BSAM(base, model)"
+            f"optimizer must be a sharpness-aware optimizer, prepared or not, got {type(inner).__name__}: build one, "
+            "such as bsam.BSAM(base, model)"
         )
     return inner
 
 
 def check_accelerator(accelerator: Accelerator) -> None:
-    """Raise if this kind of training cannot be exact: its engine runs or changes the passes by itself."""
+    """Raise an error for settings under which Accelerate runs or changes the passes itself."""
     kind = accelerator.distributed_type.value
     if kind != "NO" and not kind.startswith("MULTI_"):
         raise BsamRuntimeError(
-            f"sharpness-aware methods do not work with Accelerate's {kind}, which takes gradients and steps in an "
-            "engine of its own: train in one process or with DistributedDataParallel, or shard the model with "
-            "fully_shard in a loop of your own"
+            f"sharpness-aware methods do not work with Accelerate's {kind}, which computes gradients and steps itself: "
+            "use one process or DistributedDataParallel, or shard the model with fully_shard in a plain loop"
         )
     if accelerator.parallelism_config is not None:
         raise BsamRuntimeError("sharpness-aware methods do not work with Accelerate's parallelism_config: pass None")
     if accelerator.mixed_precision == "fp8":
         raise BsamRuntimeError(
-            "sharpness-aware methods do not work with mixed_precision='fp8', whose scales every pass would move: use "
+            "sharpness-aware methods do not work with mixed_precision='fp8', whose scales every pass would change: use "
             "'bf16', 'fp16' or 'no'"
         )

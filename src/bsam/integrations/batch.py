@@ -1,4 +1,4 @@
-"""The batch of a step, which every pass must see as the first one did."""
+"""Give every pass of a step the same batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..common.errors import BsamRuntimeError
 
 
 def new_containers(batch: Any) -> Any:
-    """Return the batch with new lists, tuples and dicts, so that a pass may ``pop`` from its own."""
+    """Copy the lists, tuples and dicts of a batch, so that a pass may ``pop`` from them."""
     return tree_map(lambda leaf: leaf, batch)
 
 
 def tensor_versions(batch: Any) -> list[tuple[Tensor, int]]:
-    """Return the tensors in the lists, tuples and dicts of a batch, with torch's counts of their in-place changes."""
+    """Return the tensors of a batch, with torch's counts of their in-place changes."""
     return [(t, t._version) for t in tree_leaves(batch) if isinstance(t, Tensor) and not t.is_inference()]
 
 
 def check_unchanged(before: list[tuple[Tensor, int]], function: str) -> None:
-    """Raise if a tensor was changed since :func:`tensor_versions`."""
+    """Raise an error if a tensor was changed in place since :func:`tensor_versions`."""
     if any(t._version != version for t, version in before):
         raise BsamRuntimeError(
-            f"{function} changes a tensor of its batch in place, so that later passes would see another batch: change "
-            "a copy of it, as in `x = x * 0.5` or `labels = labels.clone()`"
+            f"{function} changes a tensor of its batch in place, so later passes would see a different batch: change a "
+            "copy, as in `x = x * 0.5` or `labels = labels.clone()`"
         )

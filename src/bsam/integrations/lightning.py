@@ -21,10 +21,10 @@ from .batch import check_unchanged, new_containers, tensor_versions
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as _Base
-else:  # neither Lightning nor pytorch_lightning is imported here: the mixin goes with both
+else:  # imports neither lightning nor pytorch_lightning: the mixin works with both
     _Base = object
 
-STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}  # and what users derive from them
+STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}  # and classes that users derive from them
 
 
 @dataclass
@@ -38,20 +38,21 @@ class _FirstPass:
 
 
 class SharpnessAwareMixin(_Base):
-    """Make a LightningModule train exactly with a sharpness-aware optimizer in automatic optimization.
+    """Train a LightningModule with a sharpness-aware optimizer in automatic optimization.
 
-    Name it before the LightningModule, return the optimizer from ``configure_optimizers`` with ``self`` as its model,
-    and leave the rest as it is. The first pass of a step is the ``training_step`` that Lightning runs; the later ones
-    run it again at perturbed weights, with the same batch and the same random draws. What the Trainer does with the
-    gradient, such as ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling, it does with the direction.
+    Put it before LightningModule among the base classes, return the optimizer from ``configure_optimizers`` with
+    ``self`` as its model, and leave the rest as it is. The first pass of a step is the ``training_step`` that Lightning
+    runs; the later passes run it again at perturbed weights, with the same batch and the same random draws.
+    ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling act on the direction instead of the gradient.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
-    :attr:`extra_pass` is True, for what else ``training_step`` does once per batch. Each pass gets new lists, tuples
-    and dicts of the batch, with the same objects in them; changing a tensor of the batch in place raises an error.
+    :attr:`extra_pass` is True: check it if ``training_step`` does something else once per batch. Each pass gets new
+    lists, tuples and dicts of the batch, with the same objects in them; changing a tensor of the batch in place raises
+    an error.
 
-    With ``automatic_optimization = False`` the mixin only lets ``self.optimizers().step()`` step on what ``backward``
-    prepared, and with other optimizers it changes nothing. In automatic optimization it raises an error for MSAM, whose
-    only pass is not at ``w``, for ESAM and K-SAM, which choose samples, for ``m_sharpness``, and for strategies other
-    than a single device and DDP.
+    With ``automatic_optimization = False`` the mixin only lets ``self.optimizers().step()`` step on the direction that
+    ``backward`` prepared, and with other optimizers it changes nothing. In automatic optimization it raises an error
+    for methods whose first pass is not at ``w`` (MSAM) or which choose samples (ESAM, K-SAM), for ``m_sharpness``, and
+    for strategies other than a single device and DDP.
 
     Example::
 
@@ -76,23 +77,23 @@ class SharpnessAwareMixin(_Base):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        names = [each.__name__ for each in cls.__mro__]
+        names = [base.__name__ for base in cls.__mro__]
         if "LightningModule" in names[: cls.__mro__.index(SharpnessAwareMixin)]:
             raise BsamTypeError(
-                f"{cls.__name__} names SharpnessAwareMixin after LightningModule, whose methods then come first: write "
-                f"`class {cls.__name__}(SharpnessAwareMixin, LightningModule)`"
+                f"{cls.__name__} has SharpnessAwareMixin after LightningModule, whose methods would take precedence: "
+                f"write `class {cls.__name__}(SharpnessAwareMixin, LightningModule)`"
             )
-        owner = next((each for each in cls.__mro__ if "training_step" in vars(each)), None)
+        owner = next((base for base in cls.__mro__ if "training_step" in vars(base)), None)
         if owner is not None and owner.__name__ != "LightningModule":
             cls.training_step = _noting_first_pass(vars(owner)["training_step"])  # type: ignore[method-assign]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log as usual; in later passes do nothing."""
+        """Log as usual in the first pass, and nothing in later ones."""
         if not self.extra_pass:
             super().log(*args, **kwargs)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add the direction to ``p.grad``; ``loss`` is that of the first pass."""
+        """Add the direction to ``p.grad``; ``loss`` is the loss of the first pass."""
         optimizer = self._sharpness_aware()
         if optimizer is None:
             super().backward(loss, *args, **kwargs)
@@ -101,7 +102,7 @@ class SharpnessAwareMixin(_Base):
         _check(self, optimizer)
         assert first is not None
         check_unchanged(first.versions, "training_step")
-        self._first_pass = None  # which holds the batch
+        self._first_pass = None  # frees the batch
         ddp = find_ddp(trainer.strategy.model)
         if ddp is not None:
             optimizer.ranks.use(ddp)
@@ -110,6 +111,8 @@ class SharpnessAwareMixin(_Base):
 
         def closure() -> Tensor | None:
             if ready:
+                if optimizer._weights.moved:
+                    raise BsamRuntimeError(_other_first_pass(optimizer))
                 optimizer._rng.first_began_with(first.states)
                 return ready.pop() if scaler is None else _backward_unscaled(ready.pop(), scaler)
             args, kwargs = new_containers(first.arguments)
@@ -123,30 +126,30 @@ class SharpnessAwareMixin(_Base):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Take the step on what the closure prepared; none if ``training_step`` returned None."""
+        """Step on the direction that the closure prepared; do nothing if ``training_step`` returned None."""
         inner = getattr(optimizer, "optimizer", optimizer)
-        skips = getattr(self.trainer.fit_loop, "_skip_backward", False)  # in an epoch of weight averaging
+        skips = getattr(self.trainer.fit_loop, "_skip_backward", False)  # in the extra epoch of weight averaging
         with _closure_first(inner, skips) if isinstance(inner, SharpnessAware) else contextlib.nullcontext():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizers as usual; ``step()`` of a sharpness-aware one takes what ``backward`` prepared."""
-        answer = super().optimizers(use_pl_optimizer)
+        """Return the optimizers; ``step()`` of a sharpness-aware one steps on the direction ``backward`` prepared."""
+        optimizers = super().optimizers(use_pl_optimizer)
         if use_pl_optimizer and self._fabric is None:
-            for wrapper in answer if isinstance(answer, list) else [answer]:
+            for wrapper in optimizers if isinstance(optimizers, list) else [optimizers]:
                 if isinstance(wrapper, SharpnessAware):
                     wrapper.step = functools.partial(_manual_step, wrapper)  # type: ignore[method-assign]
-        return answer
+        return optimizers
 
     def _sharpness_aware(self) -> SharpnessAware | None:
-        """The optimizer of automatic optimization, if it is a sharpness-aware one."""
+        """Return the optimizer of automatic optimization if it is sharpness-aware, else None."""
         by_trainer = self._fabric is None and self._trainer is not None and self.automatic_optimization
         optimizers = self.trainer.optimizers if by_trainer else []
         return optimizers[0] if optimizers and isinstance(optimizers[0], SharpnessAware) else None
 
     @contextlib.contextmanager
     def _extra_pass(self) -> Iterator[None]:
-        torchmetrics = sys.modules.get("torchmetrics")  # where it is not imported, there are no metrics
+        torchmetrics = sys.modules.get("torchmetrics")  # there are no metrics unless it was imported
         metrics = [] if torchmetrics is None else [m for m in self.modules() if isinstance(m, torchmetrics.Metric)]
         before = [{name: _copied(value) for name, value in vars(metric).items()} for metric in metrics]
         self.extra_pass = True
@@ -159,7 +162,7 @@ class SharpnessAwareMixin(_Base):
 
 
 def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a ``training_step`` so that it can be run again; the outermost call counts where one calls its parent's."""
+    """Wrap a ``training_step`` so that it can be run again. If it calls its parent's, the outermost call counts."""
 
     @functools.wraps(step)
     def training_step(self: SharpnessAwareMixin, *args: Any, **kwargs: Any) -> Any:
@@ -182,31 +185,35 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
-    """Raise an error for what would not be exact."""
+    """Raise an error for settings under which training would not be exact."""
     strategy, problem = type(module.trainer.strategy), None
     lightnings = ("lightning.", "pytorch_lightning.")
     if optimizer.m_sharpness:
-        problem = "m_sharpness=True needs a first pass without DDP's reduction, and Lightning's has it: leave it out"
+        problem = "m_sharpness=True needs each rank's own gradient, but Lightning's first pass averages: leave it out"
     elif isinstance(optimizer, MSAM) or Need.PER_SAMPLE_LOSSES in optimizer.needs:
-        problem = (
-            f"the first pass of {optimizer.method()} is not the loss of the whole batch at w, which Lightning computes:"
-            " set automatic_optimization = False and call `optimizer.backward(closure)` and `optimizer.step()` in "
-            "training_step"
-        )
+        problem = _other_first_pass(optimizer)
     elif next(kind.__name__ for kind in strategy.__mro__ if kind.__module__.startswith(lightnings)) not in STRATEGIES:
-        problem = f"the strategy {strategy.__name__} is not supported: take a single device or DDP"
+        problem = f"the strategy {strategy.__name__} is not supported: use a single device or DDP"
     elif module._first_pass is None:
-        problem = "training_step was replaced after the class was made, so that it cannot be run again: override it"
+        problem = "training_step was replaced after the class was created and cannot be run again: override it instead"
     if problem is not None:
         raise BsamRuntimeError(problem)
+
+
+def _other_first_pass(optimizer: SharpnessAware) -> str:
+    return (
+        f"the first pass of {optimizer.method()} is not the loss of the whole batch at w, which Lightning computes: "
+        "set automatic_optimization = False and call `optimizer.backward(closure)` and `optimizer.step()` in "
+        "training_step"
+    )
 
 
 @contextlib.contextmanager
 def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
     """Let ``optimizer.step(closure)`` call the closure, which calls ``backward``, and then take the step.
 
-    If nothing was prepared, the step raises an error, except with ``skips`` and where ``training_step`` returned None.
-    ``step`` is replaced on the object, as schedulers do: the Trainer's hooks and its scaler see the optimizer itself.
+    If nothing was prepared, the step raises an error, except with ``skips`` and if ``training_step`` returned None.
+    Only ``step`` of the object is replaced, as schedulers do: the Trainer's hooks and scaler see the optimizer itself.
     """
     step = optimizer.step
 
@@ -224,7 +231,7 @@ def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
 
 
 def _manual_step(wrapper: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-    """Take a step in manual optimization. Without a closure Lightning passes one that only calls its hooks."""
+    """Take a step in manual optimization. If there is no closure, Lightning passes one that only calls its hooks."""
     method = wrapper.optimizer
     if closure is None and method._step_state.phase != "ready":
         return method.step()  # raises
@@ -233,12 +240,12 @@ def _manual_step(wrapper: Any, closure: Callable[[], Any] | None = None, **kwarg
 
 
 def _backward_unscaled(loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:
-    """Run backward on a loss that Lightning has scaled already, and return the loss without the scale."""
+    """Run backward on a loss that Lightning has already scaled, and return the unscaled loss."""
     if torch.is_grad_enabled():
         loss.backward()
     return loss.detach() / scaler.scale(torch.ones_like(loss))
 
 
 def _copied(value: Any) -> Any:
-    """Copy what a metric updates in place: a tensor, or a list of tensors."""
+    """Copy a value that a metric may update in place: a tensor, or a list of tensors."""
     return value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value

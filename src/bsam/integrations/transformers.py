@@ -25,19 +25,20 @@ from transformers import Trainer  # noqa: E402
 class SharpnessAwareTrainer(Trainer):
     """A ``transformers.Trainer`` that trains with a sharpness-aware method.
 
-    The method wraps the optimizer that the Trainer creates, or that it is given as ``optimizers``. Clipping, gradient
-    accumulation, mixed precision, label smoothing, gradient checkpointing, checkpoints and DDP are the Trainer's own:
-    every pass of a step is one call of its ``training_step``, so that ``compute_loss`` may be overridden as usual.
+    The method wraps the optimizer that the Trainer creates or gets as ``optimizers``. The Trainer itself does clipping,
+    gradient accumulation, mixed precision, label smoothing, gradient checkpointing, checkpoints and DDP: every pass of
+    a step is one call of its ``training_step``, so ``compute_loss`` can be overridden as usual.
 
-    The loss that is logged is that of the first pass. In later ones :attr:`extra_pass` is True and :meth:`log` does
-    nothing; code of yours that counts or stores something in ``compute_loss`` can ask for it. For a subclass of Trainer
-    put this class first: ``class MyTrainer(SharpnessAwareTrainer, Seq2SeqTrainer)``.
+    The logged loss is that of the first pass. In later passes :attr:`extra_pass` is True and :meth:`log` does nothing;
+    check it in a ``compute_loss`` that counts or stores something. To combine it with a subclass of Trainer, put this
+    class first: ``class MyTrainer(SharpnessAwareTrainer, Seq2SeqTrainer)``.
 
     Args:
-        method: the name of a method, as ``"bsam"`` or ``"sam"``, or a class that derives from
-            :class:`bsam.SharpnessAware`; ``"bsam"`` if not given. None if ``optimizers`` has such an optimizer already.
-        method_kwargs: the arguments of the method, such as ``{"rho": 0.05}``. AE-SAM's ``total_steps`` is known.
-        args, kwargs: those of ``Trainer``.
+        method: the name of a method, such as ``"bsam"`` (the default) or ``"sam"``, or a subclass of
+            :class:`bsam.SharpnessAware`. Leave it out if ``optimizers`` contains a sharpness-aware optimizer.
+        method_kwargs: the arguments of the method, such as ``{"rho": 0.05}``. The Trainer sets AE-SAM's
+            ``total_steps``.
+        args, kwargs: passed to ``Trainer``.
 
     Example::
 
@@ -66,26 +67,30 @@ class SharpnessAwareTrainer(Trainer):
         check_accelerator(self.accelerator)
         optim = str(getattr(self.args.optim, "value", self.args.optim))
         if "lomo" in optim or "layerwise" in optim:
-            raise BsamValueError(f"optim={optim!r} steps inside of backward, which runs several times: use another one")
+            raise BsamValueError(f"optim={optim!r} steps during backward, which runs several times: use another one")
         if self.is_distributed_loading_by_transformers:
-            raise BsamRuntimeError("a model that was sharded at loading (DistributedConfig) cannot be trained: use DDP")
+            raise BsamRuntimeError(
+                "a model that was sharded at loading (DistributedConfig) cannot be trained with a sharpness-aware "
+                "method: use DDP"
+            )
         if isinstance(self.optimizer, SharpnessAware):
             if method is not None or method_kwargs:
                 raise BsamValueError(
-                    "optimizers has a sharpness-aware optimizer already: pass its base optimizer, or no method"
+                    "optimizers already contains a sharpness-aware optimizer: leave out method and method_kwargs, or "
+                    "pass its base optimizer"
                 )
             _check_needs(type(self.optimizer))
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the Trainer's optimizer, with the method around it."""
+        """Create the Trainer's optimizer and wrap it in the method."""
         optimizer = super().create_optimizer(model)
-        known, inner = self.method_kwargs, getattr(optimizer, "optimizer", optimizer)
+        kwargs, inner = self.method_kwargs, getattr(optimizer, "optimizer", optimizer)
         if Need.TOTAL_STEPS in self.method.needs:
-            known = {"total_steps": max(1, self.state.max_steps), **known}  # 0 before train(), which calls this again
+            kwargs = {"total_steps": max(1, self.state.max_steps), **kwargs}  # 0 until train(), which calls this again
         if not isinstance(inner, SharpnessAware):
-            optimizer = self.optimizer = self.method(optimizer, self.model if model is None else model, **known)
-        elif "total_steps" in known:  # of an earlier train(), or of a larger batch size
-            inner.total_steps = known["total_steps"]  # type: ignore[attr-defined]
+            optimizer = self.optimizer = self.method(optimizer, self.model if model is None else model, **kwargs)
+        elif "total_steps" in kwargs:  # from an earlier train(), or from a larger batch size
+            inner.total_steps = kwargs["total_steps"]  # type: ignore[attr-defined]
         return optimizer
 
     def training_step(
@@ -93,11 +98,11 @@ class SharpnessAwareTrainer(Trainer):
     ) -> Tensor:
         """Run the passes of the method on one micro-batch; return the loss of the first."""
         one_pass = super().training_step
-        before = tensor_versions(dict(inputs))
+        versions = tensor_versions(dict(inputs))
 
         def closure() -> Tensor:
-            loss = one_pass(model, inputs, num_items_in_batch)  # makes new containers of its inputs
-            check_unchanged(before, "compute_loss")
+            loss = one_pass(model, inputs, num_items_in_batch)  # copies the containers of its inputs
+            check_unchanged(versions, "compute_loss")
             self.extra_pass = True
             return loss
 
@@ -107,18 +112,17 @@ class SharpnessAwareTrainer(Trainer):
             self.extra_pass = False
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log as the Trainer does, except in extra passes."""
+        """Log as usual in the first pass, and nothing in later ones."""
         if not self.extra_pass:
             super().log(*args, **kwargs)
 
 
 def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any]) -> type[SharpnessAware]:
     cls: Any = METHODS[method] if isinstance(method, str) and method in METHODS else method
-    optimizers = [name for name, known in METHODS.items() if not known.is_loss]
+    optimizers = [name for name, listed in METHODS.items() if not listed.is_loss]
     if not (isinstance(cls, type) and issubclass(cls, SharpnessAware)):
         raise BsamValueError(
-            f"method must be a class that derives from bsam.SharpnessAware, or one of {', '.join(optimizers)}, got "
-            f"{method!r}"
+            f"method must be a subclass of bsam.SharpnessAware or one of {', '.join(optimizers)}, got {method!r}"
         )
     _check_needs(cls)
     if kwargs.get("m_sharpness"):
@@ -131,4 +135,6 @@ def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any])
 
 def _check_needs(cls: type[SharpnessAware]) -> None:
     if Need.PER_SAMPLE_LOSSES in cls.needs:
-        raise BsamValueError(f"{cls.title} needs the losses of single samples, and the Trainer's is a mean")
+        raise BsamValueError(
+            f"{cls.title} needs per-sample losses, but the Trainer computes their mean: use another method"
+        )

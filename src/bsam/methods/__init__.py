@@ -1,4 +1,4 @@
-"""The methods, one file for each paper, and the registry of all of them."""
+"""The methods, one file per paper, and their registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .rst import RST
 from .saf import SAF
 from .sam import SAM
 
-# By their names on the command line: an optimizer, or for SAF and MESA a loss that any optimizer minimises.
+# By name on the command line: optimizers, and (SAF and MESA) losses that any optimizer can minimise.
 METHODS: dict[str, type[SharpnessAware] | type[Distillation]] = {
     "sam": SAM,
     "asam": ASAM,

@@ -30,19 +30,19 @@ class AESAM(SharpnessAware):
 
         \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
 
-    The first step has :math:`\mu = s` and :math:`v = 0`. Whether to make a second pass is decided on the host: a step
-    synchronizes with the device once, and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank decides
-    for itself, so its forward pass must not wait for the others (as SyncBatchNorm does), and each rank's
-    ``state_dict`` is its own.
+    The first step has :math:`\mu = s` and :math:`v = 0`. The host decides whether to make a second pass: a step
+    synchronizes with the device once and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank decides
+    for itself, so its forward pass must not wait for the other ranks (as SyncBatchNorm does), and each rank needs its
+    own ``state_dict``.
 
     Args:
         rho: the radius.
-        decay: :math:`\delta`, of the running mean and variance.
+        decay: :math:`\delta`, the decay of the running mean and variance.
         lambda_1: the threshold at the end, in standard deviations.
-        lambda_2: the threshold at the start.
-        total_steps: T, the steps of the whole training.
-        alpha: above 0, steps without SAM add the orthogonal part of SAM's last gradient, as LookSAM does (ours, not
-            the paper's).
+        lambda_2: the threshold at the start, in standard deviations.
+        total_steps: T, the number of steps of the whole training.
+        alpha: if positive, steps without SAM add the orthogonal part of SAM's last gradient, as LookSAM does (our
+            extension, not in the paper).
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -66,11 +66,10 @@ class AESAM(SharpnessAware):
         None known for ``alpha=0``; no official code was found to compare with. ``alpha`` is ours.
     """
 
-    title, reference = "AE-SAM", "Jiang et al., ICLR 2023"
+    title, reference, arxiv = "AE-SAM", "Jiang et al., ICLR 2023", "2304.14647"
     purpose = "SAM only on the steps whose gradient is large; roughly half of them."
     passes: float = 1.5
     needs = (Need.TOTAL_STEPS,)
-    capturable = False
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
     numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
@@ -100,7 +99,7 @@ class AESAM(SharpnessAware):
         return g if g_v is None else reused(g, g_v, self.alpha)
 
     def large(self, s: float) -> bool:
-        """Whether ``s`` is large among those so far, including itself."""
+        """Return whether ``s`` is large compared with the running statistics, which it updates first."""
         mu, var = self.recall("norm_mean"), self.recall("norm_var")
         mu = s if mu is None else self.decay * mu + (1 - self.decay) * s
         var = 0.0 if var is None else self.decay * var + (1 - self.decay) * (s - mu) ** 2

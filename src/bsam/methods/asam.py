@@ -21,16 +21,15 @@ class ASAM(SharpnessAware):
 
     .. math::  d = \nabla L(w + \rho\, T^2 g / |T g|), \qquad T = |w| + \eta, \qquad g = \nabla L(w)
 
-    ``T`` acts elementwise; it is 1 for biases. Weights and the scales of norm layers have the ``T`` of the formula.
+    ``T`` acts elementwise. The formula is for weights and the scales of norm layers; for biases ``T`` is 1.
 
     Args:
-        rho: the radius; the largest one if it follows the learning rate. The paper's: 0.5 for CIFAR-10, 1.0 for
+        rho: the radius; its maximum if it follows the learning rate. The paper uses 0.5 for CIFAR-10 and 1.0 for
             CIFAR-100.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
             schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
-            does.
-        lr_min: the learning rate at which it is smallest.
+        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        lr_min: the learning rate at which the radius is smallest.
         eta: added to the absolute values of the weights.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -55,14 +54,15 @@ class ASAM(SharpnessAware):
 
     Differences from the paper:
         The radius is fixed, as in the paper, unless ``rho_floor`` is given. The released code scales the parameters
-        whose name contains "weight". Here these are all parameters with two or more dimensions, and of the others those
-        named "weight"; without a model, every parameter of one dimension counts as a bias. The real and the imaginary
-        part of complex weights are scaled separately.
+        whose name contains "weight". Here all parameters with two or more dimensions are scaled, and one-dimensional
+        ones named "weight"; without a model, every one-dimensional parameter counts as a bias. The real and imaginary
+        parts of complex weights are scaled separately.
     """
 
-    title, reference = "ASAM", "Kwon et al., ICML 2021"
+    title, reference, arxiv = "ASAM", "Kwon et al., ICML 2021", "2102.11600"
     purpose = "SAM with radii that do not change when a layer is rescaled."
     memory = "5"
+    capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 

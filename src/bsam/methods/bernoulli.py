@@ -1,4 +1,4 @@
-"""Random decisions that depend only on the seed and the step: the same on every rank and after a resume."""
+"""Random decisions that depend only on the seed and the step, and so agree on all ranks and after a resume."""
 
 from __future__ import annotations
 

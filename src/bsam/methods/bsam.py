@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,7 +20,7 @@ from .asam import adapted
 class BSAM(SharpnessAware):
     r"""Bilateral Sharpness-Aware Minimization: flat on both sides, up the gradient and down.
 
-    (Not Bayesian SAM, which others call bSAM.)
+    Not to be confused with Bayesian SAM, which is also abbreviated bSAM.
 
     .. math::
         g_{\max} = \nabla L(w + \rho_{\max}\, g / |g|), \qquad g_{\min} = \nabla L(w - \rho_{\min}\, g / |g|)
@@ -28,28 +28,28 @@ class BSAM(SharpnessAware):
         d = g + g_{\max} - \frac{|g_{\max}|}{|g_{\min}|}\, g_{\min}, \qquad g = \nabla L(w)
 
     :math:`\rho_{\min}` follows the learning rate from ``rho_min`` at ``lr_max`` down to ``rho_min_floor`` at
-    ``lr_min``: near a minimum a fixed one overshoots it, and :math:`g_{\min}` turns against :math:`g`.
+    ``lr_min``: close to a minimum, a fixed radius overshoots it, and :math:`g_{\min}` turns against :math:`g`.
 
     Args:
         base: the optimizer that takes the step.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no buffers.
-            If the closure runs other modules, too, a list of all of them, this one first.
+            If the closure runs several modules, a list of them, the trained one first.
         rho_max: the radius uphill.
-        rho_min: the radius downhill, at its largest.
-        rho_min_floor: the radius downhill, at its smallest; equal to ``rho_min`` it stays fixed.
-        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest of
-            all steps so far and of what is known beforehand: ``max_lr`` or else ``initial_lr``, which torch's
-            schedulers store in the group, or else the learning rate when the optimizer was built. A warm-up to that
-            rate raises the radius with it. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
-            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups hold it as
-            ``sharpness_lr_max``, and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have an ``lr_max``
-            of their own.
-        lr_min: the learning rate at which it is smallest.
+        rho_min: the maximum of the radius downhill.
+        rho_min_floor: the minimum of the radius downhill; if equal to ``rho_min``, the radius is fixed.
+        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest
+            learning rate of all steps so far and of what is known beforehand: ``max_lr`` or ``initial_lr``, which
+            torch's schedulers store in the group, or else the learning rate when the optimizer was built. The radius
+            then rises during a warm-up to that rate. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
+            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups store it as
+            ``sharpness_lr_max``, and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have a setting
+            called ``lr_max``, too.
+        lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
-            the radii (ours, not the paper's).
+            the radii (our extension, not in the paper).
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
-        adaptive: both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` in place of ``g / |g|``
-            (ours, not the paper's).
+        adaptive: measure both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` instead of
+            ``g / |g|`` (our extension, not in the paper).
         eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
@@ -73,17 +73,18 @@ class BSAM(SharpnessAware):
         arXiv:2409.13173, Algorithm 1.
 
     Differences from the paper:
-        With the default arguments, none but for special cases: where :math:`|g_{\min}| = 0` the ratio is 0, and a
-        learning rate outside ``lr_min`` to ``lr_max`` leaves the radius downhill at its floor or at its top.
-        ``passes=2`` and ``adaptive=True`` are ours. The authors' released code steps from
+        With the default arguments, none except two special cases: if :math:`|g_{\min}| = 0`, the ratio is 0, and the
+        radius downhill stays between its minimum and maximum when the learning rate leaves ``lr_min`` to ``lr_max``.
+        ``passes=2`` and ``adaptive=True`` are our extensions. The authors' released code steps from
         :math:`w - \rho_{\min}\, g / |g|`, as ``start_from_min=True`` does, and has :math:`\rho_{\min} = 0` in its
         first step.
     """
 
-    title, reference = "BSAM", "Deng et al., arXiv 2024"
+    title, reference, arxiv = "BSAM", "Deng et al., arXiv 2024", "2409.13173"
     purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's cost."
     passes: float = 3
     memory = "3"
+    capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
 
@@ -117,6 +118,10 @@ class BSAM(SharpnessAware):
             raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
         super().__init__(base, model, settings, **options)
 
+    @classmethod
+    def passes_with(cls, arguments: Mapping[str, Any]) -> float:
+        return arguments.get("passes", cls.passes)
+
     def direction(self, L: Objective) -> Vector:
         g = L.grad()  # Algorithm 1, line 3
         v, Tg = adapted(self, g, self.eta) if self.adaptive else (g, g)
@@ -128,5 +133,5 @@ class BSAM(SharpnessAware):
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
 
     def extrapolated(self, g: Vector, g_max: Vector) -> Vector:
-        """Return ``g_min`` to first order in the radii, from the other two gradients."""
+        """Extrapolate ``g_min`` from the other two gradients, to first order in the radii."""
         return g - map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)

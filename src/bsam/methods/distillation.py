@@ -23,7 +23,6 @@ class Distillation(MethodInfo, nn.Module):
 
     passes = 1
     is_loss = True
-    capturable = False
 
     def __init__(self, *, lam: float, tau: float, start_epoch: int, label_smoothing: float, reduction: str) -> None:
         super().__init__()
@@ -39,10 +38,10 @@ class Distillation(MethodInfo, nn.Module):
 
     @abstractmethod
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
-        """Return the logits to stay close to, and a mask of the samples for which they are known."""
+        """Return the logits to stay close to, and a mask of the samples that have any."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, counted from 0. Call before each epoch."""
+        """Set the epoch, counted from 0. Call before each epoch."""
         self.epoch = check_count("epoch", epoch, low=0)
 
     def forward(
@@ -54,13 +53,13 @@ class Distillation(MethodInfo, nn.Module):
             outputs: the logits of the network.
             targets: the classes.
             inputs: the inputs of the network (MESA).
-            indices: the position of each sample in the training set (SAF).
+            indices: the positions of the samples in the training set (SAF).
         """
         if self.training:
             for name, value, need in (("inputs", inputs, Need.INPUTS), ("indices", indices, Need.SAMPLE_IDS)):
                 if value is None and need in self.needs:
                     raise BsamTypeError(f"{self.title} needs {name}: call loss(outputs, targets, {name}=...)")
-        # in half precision, rounding would exceed the divergence of logits that are close
+        # in half precision, rounding errors would exceed the divergence of similar logits
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
         if self.training and self.epoch >= self.start_epoch:

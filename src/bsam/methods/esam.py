@@ -18,22 +18,21 @@ from .ksam import hardest
 
 
 class ESAM(SharpnessAware):
-    r"""Efficient SAM: a perturbation of some of the weights, and the gradient there of the samples it affects most.
+    r"""Efficient SAM: perturb some of the weights, and take the gradient on the samples whose losses rise most.
 
     .. math::
         d = \nabla L_B(w + \epsilon), \qquad \epsilon = \frac{\rho}{\beta}\, g_S / |g_S|
 
     :math:`g_S` is the gradient with respect to the parameter tensors in S; each tensor is in S with probability
-    ``beta``. B is the fraction ``gamma`` of the samples, those whose losses rise most from :math:`w` to
+    ``beta``. B is the fraction ``gamma`` of the samples whose losses rise most from :math:`w` to
     :math:`w + \epsilon`. Each rank of DDP selects among its own samples. Sharded (FSDP) and compiled models compute all
-    gradients in the first pass, and those that are not in S are discarded.
+    gradients in the first pass and discard those that are not in S.
 
     Args:
         rho: the radius.
-        beta: the probability with which a parameter tensor takes part; gradients of the others are not computed in the
-            first pass.
+        beta: the probability that a parameter tensor is in S; the first pass computes no gradients of the others.
         gamma: the fraction of the batch used in the second pass (rounded down, at least one sample).
-        seed: of the random choice, which depends only on the seed and the step.
+        seed: the seed of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -59,10 +58,9 @@ class ESAM(SharpnessAware):
         None known.
     """
 
-    title, reference = "ESAM", "Du et al., ICLR 2022"
+    title, reference, arxiv = "ESAM", "Du et al., ICLR 2022", "2110.03141"
     purpose = "SAM with fewer gradients, then on fewer samples."
     needs = (Need.PER_SAMPLE_LOSSES,)
-    capturable = False
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class ESAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g_S = L.grad(wrt=bernoulli(self.seed, self.t, len(self.params), self.beta))
-        before = L.sample_losses
+        losses = L.sample_losses
         e = self.epsilon(g_S, "rho") / self.beta
-        rise = L.losses(at=e) - before
+        rise = L.losses(at=e) - losses
         return L.grad(at=e, subset=hardest(rise, int(self.gamma * len(rise))))

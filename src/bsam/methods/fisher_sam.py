@@ -15,18 +15,18 @@ from ..core.vector import Vector
 
 
 class FisherSAM(SharpnessAware):
-    r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information, where steep entries move less.
+    r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information; steep coordinates move less.
 
     .. math::
         d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad g = \nabla L(w)
 
         F^{-1} = 1 / (1 + \eta\, g^2) \quad \text{elementwise}
 
-    The result depends on the scale of the loss; that of a ``GradScaler`` is taken out first.
+    The result depends on the scale of the loss; gradients scaled by a ``GradScaler`` are unscaled first.
 
     Args:
         rho: the radius.
-        eta: how much the Fisher information counts; with 0 this is SAM.
+        eta: the weight of the Fisher information; 0 gives SAM.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -51,9 +51,10 @@ class FisherSAM(SharpnessAware):
         None known; no official code was found to compare with.
     """
 
-    title, reference = "Fisher SAM", "Kim et al., ICML 2022"
+    title, reference, arxiv = "Fisher SAM", "Kim et al., ICML 2022", "2206.04920"
     purpose = "SAM that moves less where the loss is already steep."
     memory = "3"
+    capturable = True
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from ..core.vector import Vector
 
 
 class FriendlySAM(SharpnessAware):
-    r"""Friendly SAM (F-SAM): perturb along what is particular to this batch, without the running mean of the gradients.
+    r"""Friendly SAM (F-SAM): perturb along the noise of the batch, its gradient minus a running mean of gradients.
 
     .. math::
         d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad g = \nabla L(w)
@@ -26,14 +26,13 @@ class FriendlySAM(SharpnessAware):
     The first step has no mean yet: it perturbs along ``g``, which becomes the mean.
 
     Args:
-        rho: the radius; the largest one if it follows the learning rate. The paper's for CIFAR-100: 0.2.
+        rho: the radius; its maximum if it follows the learning rate. The paper uses 0.2 for CIFAR-100.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
             schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
-            does.
-        lr_min: the learning rate at which it is smallest.
+        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        lr_min: the learning rate at which the radius is smallest.
         sigma: the weight of the mean that is subtracted.
-        decay: :math:`\lambda`, of the mean. The paper's for CIFAR-100: 0.6.
+        decay: :math:`\lambda`, the decay of the mean. The paper uses 0.6 for CIFAR-100.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -55,14 +54,13 @@ class FriendlySAM(SharpnessAware):
         Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024.
 
     Differences from the paper:
-        The paper updates the mean before it subtracts it. For ``sigma=1`` this gives the same direction, for other
-        values another one.
+        The paper updates the mean before it subtracts it. With ``sigma=1`` the direction is the same, with other
+        values it is not.
     """
 
-    title, reference = "F-SAM", "Li et al., CVPR 2024"
+    title, reference, arxiv = "F-SAM", "Li et al., CVPR 2024", "2403.12350"
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
     memory = "5, 1 kept"
-    capturable = False
 
     vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}

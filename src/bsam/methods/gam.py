@@ -16,9 +16,9 @@ from ..core.vector import TINY, Vector
 
 
 class GAM(SharpnessAware):
-    r"""Gradient norm Aware Minimization: flat to first order, where the gradient stays small all around.
+    r"""Gradient norm Aware Minimization: first-order flatness, small gradients in a whole neighbourhood.
 
-    The released form, without second derivatives, with :math:`g = \nabla L(w)`, :math:`h = g_1 - g` and
+    The released form needs no second derivatives; with :math:`g = \nabla L(w)`, :math:`h = g_1 - g` and
     :math:`\epsilon = \rho_n h / |h|`:
 
     .. math::
@@ -27,14 +27,14 @@ class GAM(SharpnessAware):
 
         d = n - \gamma\, (p - \mathrm{proj}_n p), \qquad n = \beta_1 g_1 + \beta_3 g_3, \qquad p = g + \beta_2 g_2
 
-    The paper's form, by Hessian-vector products: :math:`d = g + \gamma \rho_n H(w')\, g(w') / |g(w')|` at
+    The paper's form uses Hessian-vector products: :math:`d = g + \gamma \rho_n H(w')\, g(w') / |g(w')|` at
     :math:`w' = w + \rho_n f / |f|`, :math:`f = H g / |g|`.
 
     Args:
         rho: the radius of the differences (released form only).
         rho_norm: :math:`\rho_n`, the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
-        gamma: the weight of the orthogonal part; in the paper's form its alpha, the weight of the flatness term.
+        gamma: the weight of the orthogonal part; in the paper's form, the weight of the flatness term (its alpha).
         form: ``"released"`` or ``"paper"``; neither is a special case of the other.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -58,14 +58,14 @@ class GAM(SharpnessAware):
         Generalization", CVPR 2023.
 
     Differences from the paper:
-        The default is the form of the released code, which is another method than the paper's; ``form="paper"`` is the
-        paper's.
+        The default is the form of the released code, a different method; ``form="paper"`` is the paper's.
     """
 
-    title, reference = "GAM", "Zhang et al., CVPR 2023"
+    title, reference, arxiv = "GAM", "Zhang et al., CVPR 2023", "2303.03108"
     purpose = "First-order flatness: small gradients all around, where four passes are affordable."
     passes: float = 4
     memory = "6"
+    capturable = True
 
     def __init__(
         self,

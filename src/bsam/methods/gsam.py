@@ -23,12 +23,11 @@ class GSAM(SharpnessAware):
         g = \nabla L(w)
 
     Args:
-        rho: the radius, at its largest.
+        rho: the radius; its maximum if it follows the learning rate.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at
             ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
-            does.
-        lr_min: the learning rate at which it is smallest.
+        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        lr_min: the learning rate at which the radius is smallest.
         alpha: the weight of the orthogonal part.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -52,13 +51,14 @@ class GSAM(SharpnessAware):
         Sharpness-Aware Training", ICLR 2022.
 
     Differences from the paper:
-        The radius is constant unless ``rho_floor`` is given; the paper's follows the learning rate. The projection is
-        over all parameters at once.
+        The radius is constant unless ``rho_floor`` is given; the paper's follows the learning rate. The projection
+        treats all parameters as one vector.
     """
 
-    title, reference = "GSAM", "Zhuang et al., ICLR 2022"
+    title, reference, arxiv = "GSAM", "Zhuang et al., ICLR 2022", "2203.08065"
     purpose = "SAM that also closes the gap between the loss and the worst loss nearby."
     memory = "3"
+    capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 

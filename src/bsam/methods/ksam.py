@@ -20,12 +20,12 @@ class KSAM(SharpnessAware):
 
     .. math::  d = \nabla L_K(w + \rho\, g / |g|), \qquad g = \nabla L_K(w)
 
-    K are the k samples. Each rank of DDP chooses among its own samples. Statistics of batch norm are updated in the
-    forward pass that finds the samples, the only one over the whole batch.
+    K is the set of these samples. Each rank of DDP chooses among its own samples. The forward pass that finds them, the
+    only one over the whole batch, updates the statistics of batch norm.
 
     Args:
         rho: the radius.
-        k: the number of samples; a smaller batch is used whole.
+        k: the number of samples; batches with fewer samples are used whole.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -48,11 +48,12 @@ class KSAM(SharpnessAware):
         2022.
 
     Differences from the paper:
-        None known in the formula. The default of ``k`` is ours; it was not compared with the paper's.
+        None known in the formula. The default of ``k`` is ours; we have not compared it with the paper's.
     """
 
-    title, reference = "K-SAM", "Ni et al., 2022"
+    title, reference, arxiv = "K-SAM", "Ni et al., 2022", "2210.12864"
     purpose = "SAM on the k hardest samples of a large batch."
+    capturable = True
     needs = (Need.PER_SAMPLE_LOSSES,)
     counts_of_batch = ("k",)
 
@@ -75,6 +76,6 @@ class KSAM(SharpnessAware):
 
 
 def hardest(losses: Tensor, n: int) -> Tensor:
-    """Return the indices of the ``n`` largest losses (at least one; of equals the first), in ascending order."""
+    """Return the indices of the ``n`` largest losses in ascending order: at least one, and the first of equal ones."""
     order = losses.sort(descending=True, stable=True).indices
     return order[: max(1, n)].sort().values

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from ..core.vector import TINY, Vector
 
 
 class LookSAM(SharpnessAware):
-    r"""LookSAM: SAM every k-th step; in between, the gradient and the last orthogonal part of SAM's gradient.
+    r"""LookSAM: SAM every k-th step; in between, the gradient plus the orthogonal part of SAM's last gradient.
 
     .. math::
         d = \begin{cases}
@@ -27,7 +27,7 @@ class LookSAM(SharpnessAware):
 
     Args:
         rho: the radius.
-        k: SAM's gradient is computed every k steps; a step in between costs one pass.
+        k: the number of steps from one SAM gradient to the next; steps in between cost one pass.
         alpha: the weight of the orthogonal part.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -49,14 +49,14 @@ class LookSAM(SharpnessAware):
         Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
 
     Differences from the paper:
-        None known. Norms and projections are over all parameters; several other implementations take them per tensor.
+        None known. Norms and projections treat all parameters as one vector; several other implementations compute them
+        per tensor.
     """
 
-    title, reference = "LookSAM", "Liu et al., CVPR 2022"
+    title, reference, arxiv = "LookSAM", "Liu et al., CVPR 2022", "2203.02714"
     purpose = "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps."
     passes: float = 1.2
     memory = "4, 1 kept"
-    capturable = False
 
     vectors: ClassVar[tuple[str, ...]] = ("g_v",)
 
@@ -73,13 +73,17 @@ class LookSAM(SharpnessAware):
         self.k, self.alpha = check_count("k", k), check_number("alpha", alpha)
         super().__init__(base, model, {"rho": rho}, **options)
 
+    @classmethod
+    def passes_with(cls, arguments: Mapping[str, Any]) -> float:
+        return 1 + 1 / arguments["k"] if "k" in arguments else cls.passes
+
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")
         return sam_gradient(self, L, g) if self.t % self.k == 0 or g_v is None else reused(g, g_v, self.alpha)
 
 
 def sam_gradient(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
-    """Return SAM's gradient; its part orthogonal to ``g`` is remembered."""
+    """Return SAM's gradient, and remember its part orthogonal to ``g``."""
     g_s = L.grad(at=optimizer.epsilon(g, "rho"))
     optimizer.remember("g_v", (g_s - g).reject(g))  # = g_s.reject(g), with less rounding
     return g_s

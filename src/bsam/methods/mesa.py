@@ -25,18 +25,18 @@ class MESA(Distillation):
 
     with the logits :math:`z`, and :math:`\bar z` those of a moving average of the model.
 
-    Any optimizer can minimise it. The moving average is updated after each step of ``optimizer`` and is part of
-    ``state_dict``; it is evaluated in eval mode, without gradients. In eval mode the loss is the cross-entropy. In DDP
-    every rank averages the same weights; buffers (statistics of batch norm) are the rank's own.
+    Any optimizer can minimise it. The moving average is updated after each step of ``optimizer``, is part of
+    ``state_dict``, and is evaluated in eval mode without gradients. In eval mode the loss is the cross-entropy. With
+    DDP, all ranks have the same averaged weights, but each averages its own buffers (statistics of batch norm).
 
     Args:
-        model: the network in training (or its DDP or compiled wrapper).
-        optimizer: the optimizer after whose steps the average is updated.
-        decay: of the average.
+        model: the network in training, or its DDP or compiled wrapper.
+        optimizer: the optimizer that trains it; its steps update the average.
+        decay: the decay of the average.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
-        label_smoothing: of the cross-entropy.
+        label_smoothing: that of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
     Example:
@@ -56,7 +56,7 @@ class MESA(Distillation):
         None known.
     """
 
-    title, reference = "MESA", "Du et al., NeurIPS 2022"
+    title, reference, arxiv = "MESA", "Du et al., NeurIPS 2022", "2205.14083"
     purpose = "SAF without the table: an averaged model's logits."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
@@ -83,29 +83,29 @@ class MESA(Distillation):
             lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
         )
         self.decay = check_number("decay", decay, low=0, high=1)
-        self._followed = bare(model), optimizer  # in a tuple: the model's parameters are not this module's
+        self._followed = bare(model), optimizer  # a tuple, so that the model does not become a submodule
         self.average = copy.deepcopy(self._followed[0]).requires_grad_(False)
         self._wide = any(p.dtype in (torch.half, torch.bfloat16) for p in model.parameters())
-        if self._wide:  # in half precision, rounding would lose such small updates of the average
+        if self._wide:  # in half precision, such small updates of the average would be rounded away
             self.average.float()
         optimizer.register_step_post_hook(self.update)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._followed[1].register_step_post_hook(self.update)  # copies of optimizers come without hooks
+        self._followed[1].register_step_post_hook(self.update)  # copies of optimizers have no hooks
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer | None = None, *_: Any) -> None:
         """Update the average; the optimizer calls it after each step."""
-        skipped = getattr(optimizer, "found_inf", None)  # set by GradScaler on a fused optimizer, which skips by itself
-        share = 1 - self.decay if skipped is None else (1 - self.decay) * (skipped == 0)
-        # parameters() has tied weights once
+        found_inf = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers, which skip the step
+        share = 1 - self.decay if found_inf is None else (1 - self.decay) * (found_inf == 0)
+        # parameters() lists tied weights once
         networks = ([*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0]))
-        for own, new in zip(*networks, strict=True):
-            if own.is_floating_point() or own.is_complex():
-                own.add_((new - own) * share)
+        for average, new in zip(*networks, strict=True):
+            if average.is_floating_point() or average.is_complex():
+                average.add_((new - average) * share)
             else:
-                own.copy_(new)
+                average.copy_(new)
 
     @torch.no_grad()
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:

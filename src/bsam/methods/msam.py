@@ -17,17 +17,17 @@ from ..core.vector import Vector
 
 
 class MSAM(SharpnessAware):
-    r"""Momentum SAM: perturb against the base optimizer's momentum, at the cost of the base optimizer alone.
+    r"""Momentum SAM: perturb against the base optimizer's momentum, which costs no extra pass.
 
     .. math::  d = \nabla L(w - \rho\, v / |v|)
 
-    with SGD's momentum buffer or Adam's first moment as ``v``. The first step has none and is unperturbed. ``step``
-    returns the loss at the perturbed point: the only pass.
+    with SGD's momentum buffer or Adam's first moment as ``v``. The first step has no momentum yet and is unperturbed.
+    The only pass is at the perturbed point, and ``step`` returns the loss there.
 
     Args:
         base: the optimizer that takes the step; it must have momentum.
         rho: the radius.
-        m_sharpness: each rank of DDP runs its pass on its own, and the direction is averaged.
+        m_sharpness: each rank of DDP computes its gradient alone, and the direction is averaged.
         model, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -49,15 +49,16 @@ class MSAM(SharpnessAware):
         Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead", 2024.
 
     Differences from the paper:
-        None known in the formula. The released code leaves the weights perturbed between steps and decays them there;
-        here they are back at ``w`` after each step, and weight decay acts there. Without weight decay the trajectory is
-        the same.
+        None known in the formula. The released code leaves the weights perturbed between steps and applies weight decay
+        there; here they return to ``w`` after each step, and weight decay acts at ``w``. Without weight decay the
+        trajectories are the same.
     """
 
-    title, reference = "MSAM", "Becker et al., 2024"
+    title, reference, arxiv = "MSAM", "Becker et al., 2024", "2401.12033"
     purpose = "Perturbs against the momentum, without a second pass; tune its radius."
     passes: float = 1
     memory = "1"
+    capturable = True
     needs = (Need.MOMENTUM,)
 
     def __init__(
@@ -72,14 +73,14 @@ class MSAM(SharpnessAware):
         modules = (m for root in self.called_modules for m in root.modules())
         if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
             raise BsamValueError(
-                "an embedding of model has max_norm, which changes its weights in the forward pass, and the only pass "
-                "of MSAM is at perturbed weights: leave max_norm out, or use another method"
+                "an embedding of model has max_norm, which changes its weights in the forward pass, where those of "
+                "MSAM are perturbed: leave max_norm out, or use another method"
             )
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         if not group.get("momentum") and not group.get("betas", (0,))[0]:
             raise BsamValueError(
-                "MSAM perturbs along the momentum of base, and base has none: use SGD with momentum=0.9, or Adam(W)"
+                "MSAM perturbs along the momentum of base, which has none: use SGD with momentum=0.9, or Adam(W)"
             )
         return super().completed(group)
 
@@ -89,10 +90,10 @@ class MSAM(SharpnessAware):
 
     def momentum(self) -> Vector | None:
         """Return the momentum of the base optimizer; None before its first step."""
-        state = [self.base.state.get(p, {}) for p in self.params]
-        found = [own.get("momentum_buffer", own.get("exp_avg")) for own in state]
-        if all(v is None for v in found):
-            if any(state):
+        states = [self.base.state.get(p, {}) for p in self.params]
+        momenta = [state.get("momentum_buffer", state.get("exp_avg")) for state in states]
+        if all(v is None for v in momenta):
+            if any(states):
                 raise BsamValueError(
                     f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}: use "
                     "SGD with momentum, or Adam(W)"
@@ -100,5 +101,5 @@ class MSAM(SharpnessAware):
             return None
         return self.vector(
             torch.zeros_like(p, requires_grad=False) if v is None else v
-            for v, p in zip(found, self.params, strict=True)
+            for v, p in zip(momenta, self.params, strict=True)
         )

@@ -21,7 +21,7 @@ class PGN(SharpnessAware):
 
     Args:
         rho: the radius.
-        alpha: the share of SAM's gradient; 1 is SAM.
+        alpha: the weight of SAM's gradient; 1 gives SAM.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -44,11 +44,13 @@ class PGN(SharpnessAware):
         2022.
 
     Differences from the paper:
-        None known. The released code differs from both: it has ``g / |g|`` in place of the first ``g``.
+        None known. The released code differs from the paper and from this: it has ``g / |g|`` in place of the first
+        ``g``.
     """
 
-    title, reference = "PGN", "Zhao et al., ICML 2022"
+    title, reference, arxiv = "PGN", "Zhao et al., ICML 2022", "2202.03599"
     purpose = "A penalty on the gradient norm: a mix of SAM's and the plain gradient."
+    capturable = True
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,7 +16,7 @@ from .bernoulli import bernoulli
 
 
 class RST(SharpnessAware):
-    r"""Randomized Sharpness-Aware Training: SAM with probability p, else the plain gradient; G-RST by ``gamma``.
+    r"""Randomized Sharpness-Aware Training: SAM with probability p, else the plain gradient; ``gamma`` gives G-RST.
 
     .. math::
         d = \begin{cases}
@@ -28,8 +28,8 @@ class RST(SharpnessAware):
     Args:
         rho: the radius.
         p: the probability of SAM's gradient; a step costs 1 + p passes on average.
-        gamma: the weight of SAM's gradient; RST has 1.
-        seed: of the random choice, which depends only on the seed and the step.
+        gamma: the weight of SAM's gradient; 1 in RST.
+        seed: the seed of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -54,10 +54,9 @@ class RST(SharpnessAware):
         None known.
     """
 
-    title, reference = "RST", "Zhao et al., 2022"
+    title, reference, arxiv = "RST", "Zhao et al., 2022", "2203.09962"
     purpose = "SAM on a random share of the steps: a budget that is known beforehand."
     passes: float = 1.5
-    capturable = False
 
     def __init__(
         self,
@@ -73,6 +72,10 @@ class RST(SharpnessAware):
         self.p, self.gamma = check_number("p", p, low=0, high=1), check_number("gamma", gamma)
         self.seed = check_count("seed", seed, low=0)
         super().__init__(base, model, {"rho": rho}, **options)
+
+    @classmethod
+    def passes_with(cls, arguments: Mapping[str, Any]) -> float:
+        return 1 + arguments["p"] if "p" in arguments else cls.passes
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

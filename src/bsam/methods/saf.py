@@ -23,22 +23,22 @@ class SAF(Distillation):
         \mathrm{CE}(z, y)
         + \lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{\mathrm{past}} / \tau)\, \|\, \mathrm{softmax}(z / \tau))
 
-    with the logits :math:`z` and, of ``epochs_back`` epochs ago, :math:`z_{\mathrm{past}}`.
+    with the logits :math:`z`, and :math:`z_{\mathrm{past}}` those of ``epochs_back`` epochs ago.
 
     Any optimizer can minimise it. In train mode the logits of a sample are stored once an epoch, the first time it is
     seen, so that further passes of a sharpness-aware optimizer do not change them. Non-finite logits are not stored. In
-    eval mode the loss is the cross-entropy. The table is part of ``state_dict``. In DDP each rank stores the samples
-    that it sees; on a rank that did not see a sample ``epochs_back`` epochs ago it adds no second term, so let the
+    eval mode the loss is the cross-entropy. The table is part of ``state_dict``. With DDP, each rank stores the samples
+    that it sees, and a sample that the rank did not see ``epochs_back`` epochs ago adds no second term. So let the
     sampler give a rank the same samples in every epoch, and save one ``state_dict`` per rank.
 
     Args:
         samples: the size of the training set.
-        classes: the number of logits of a sample.
+        classes: the number of logits per sample.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
         epochs_back: how old the logits are.
-        label_smoothing: of the cross-entropy.
+        label_smoothing: that of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
     Example:
@@ -59,14 +59,12 @@ class SAF(Distillation):
         logits.
     """
 
-    title, reference = "SAF", "Du et al., NeurIPS 2022"
+    title, reference, arxiv = "SAF", "Du et al., NeurIPS 2022", "2205.14083"
     purpose = "Keeps logits near those of earlier epochs, which a table holds."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")
-    single_process = (
-        "remembers each sample's logits, and here other processes see them: train with one process, or by mesa"
-    )
+    single_process = "remembers each sample's logits, so it needs a single process: use mesa with several"
 
     table: Tensor
     stamp: Tensor
@@ -91,7 +89,7 @@ class SAF(Distillation):
             lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
         )
         self.epochs_back = check_count("epochs_back", epochs_back)
-        slots = self.epochs_back + 1  # this epoch's beside the one that is read
+        slots = self.epochs_back + 1  # one is read while this epoch's is written
         shape = slots, check_count("samples", samples), check_count("classes", classes)
         self.register_buffer("table", torch.zeros(shape, dtype=torch.half))
         # the epoch in which an entry was filled
@@ -110,7 +108,7 @@ class SAF(Distillation):
 
     def _apply(self, fn: Any, recurse: bool = True) -> SAF:
         super()._apply(fn, recurse)
-        self.table = self.table.half()  # whatever the module was cast to
+        self.table = self.table.half()  # also if the module is cast to another type
         return self
 
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
@@ -131,7 +129,7 @@ class SAF(Distillation):
         _, samples, classes = self.table.shape
         if logits.shape[1:] != (classes,):
             raise BsamValueError(
-                f"outputs must be one row of {classes} logits per sample, got the shape {tuple(logits.shape)}: is "
-                "classes= their number?"
+                f"outputs must have the shape (samples, {classes}), got {tuple(logits.shape)}: set classes= to the "
+                "number of logits per sample"
             )
         check_indices("indices", indices, len(logits), samples)

@@ -22,15 +22,14 @@ class SAM(SharpnessAware):
     Args:
         base: the optimizer that takes the step.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no buffers.
-            If the closure runs other modules, too, a list of all of them, this one first.
-        rho: the radius; the largest one if it follows the learning rate. The paper's: 0.05 for CIFAR-10, 0.1 for
+            If the closure runs several modules, a list of them, the trained one first.
+        rho: the radius; its maximum if it follows the learning rate. The paper uses 0.05 for CIFAR-10 and 0.1 for
             CIFAR-100.
         rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
             schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``. ``rho=a + b, rho_floor=a`` has the
             total radius of BSAM with ``rho_max=a, rho_min=b`` at every step.
-        lr_max: the learning rate at which the radius is largest; None takes the largest that is known, as :class:`BSAM`
-            does.
-        lr_min: the learning rate at which it is smallest.
+        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        lr_min: the learning rate at which the radius is smallest.
         m_sharpness: each rank of DDP perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
@@ -54,11 +53,12 @@ class SAM(SharpnessAware):
         ICLR 2021.
 
     Differences from the paper:
-        The paper's radius is fixed, as it is here unless ``rho_floor`` is given.
+        None, unless ``rho_floor`` is given: the paper's radius is fixed.
     """
 
-    title, reference = "SAM", "Foret et al., ICLR 2021"
+    title, reference, arxiv = "SAM", "Foret et al., ICLR 2021", "2010.01412"
     purpose = "Flat minima at twice the cost: the method to start with."
+    capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 

@@ -99,4 +99,4 @@ def variant_of(run: Run) -> MethodVariant:
 
 def passes_of(run: Run) -> float:
     """Return the forward and backward passes per step."""
-    return 1 if run.method == BASE else run.arguments.get("passes", METHODS[run.method].passes)
+    return 1 if run.method == BASE else METHODS[run.method].passes_with(run.arguments)
