@@ -137,10 +137,9 @@ FIRST = (  # files with the longest tests, that fork processes, or that import l
     "test_run.py",
     "test_cache.py",
     "test_accelerate.py",
-    "test_fabric.py",
     "test_lightning.py",
     "test_framework_ranks.py",
-    "test_peft.py",
+    "test_frameworks.py",
     "test_transformers.py",
 )
 
