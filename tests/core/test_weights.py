@@ -59,10 +59,11 @@ def test_the_memory_format_may_change_between_steps():
 def test_parameters_may_be_cast_between_steps(problem):
     optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
     optimizer.step(problem.loss)
-    problem.model.float()
-    problem.x = problem.x.float()
-    optimizer.zero_grad()
-    before = problem.weights()
-    optimizer.backward(problem.loss)
-    assert same(before, problem.weights())
-    assert problem.model[0].weight.grad.dtype == torch.float32
+    for dtype in (torch.float32, torch.float64):
+        problem.model.to(dtype)
+        problem.x = problem.x.to(dtype)
+        optimizer.zero_grad()
+        before = problem.weights()
+        optimizer.backward(problem.loss)
+        assert same(before, problem.weights())
+        assert problem.model[0].weight.grad.dtype == dtype

@@ -210,7 +210,7 @@ def test_what_a_function_must_not_return(case, package, monkeypatch):
     ("code", "end", "word"),
     [
         ("", ":load", "'load'"),
-        ("load = 3", ":load", "'load'"),
+        ("load = 3", ":load", "must be a function"),
         ("load = 3", ".inner:load", "cannot be imported"),
         ("import not_there_at_all", ":load", "not_there_at_all"),
         ("def load(:", ":load", "SyntaxError"),
