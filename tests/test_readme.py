@@ -95,7 +95,7 @@ def test_the_measurements_run(blocks, names):
     assert all(torch.equal(before[name], t) for name, t in names["model"].state_dict().items())
     assert names["top"].converged
     assert len(names["top"].values) == 5
-    assert names["plane"].loss[10, 10] == names["near"].loss
+    assert names["plane"].loss[10, 10] == names["sharp"].loss
     assert abs(names["total"].value) > names["total"].standard_error
 
 
