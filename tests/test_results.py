@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOISE, RADIUS, DIGITS = (
-    ROOT / "results" / name for name in ("cifar10-resnet18-noise40", "cifar10-resnet18-radius", "digits-radius")
+CLEAN, NOISE, RADIUS, DIGITS = (
+    ROOT / "results" / name
+    for name in ("cifar10-resnet18", "cifar10-resnet18-noise40", "cifar10-resnet18-radius", "digits-radius")
 )
 PAGES = {
     name: " ".join((ROOT / name).read_text(encoding="utf-8").split())
@@ -23,9 +24,9 @@ PAGES = {
 TITLES = {"sam": "SAM", "follow": "SAM (follow)", "bsam": "BSAM (Algorithm 1)", "bsam-2": "BSAM (2 passes)"}
 
 
-def last(name: str) -> float:
+def last(name: str, folder: Path = NOISE) -> float:
     """The test accuracy of the last epoch of a run, in %."""
-    return 100 * json.loads((NOISE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[-1])["test_accuracy"]
+    return 100 * json.loads((folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[-1])["test_accuracy"]
 
 
 def digits() -> dict[tuple[str, float], list[float]]:
@@ -114,7 +115,22 @@ def test_the_sentences_on_flipped_labels(sentence, pages):
     assert all(sentence in PAGES[page] for page in pages)
 
 
-@pytest.mark.parametrize("folder", [NOISE, RADIUS, DIGITS], ids=lambda folder: folder.name)
+def test_the_sentences_on_clean_labels():
+    """The differences on CIFAR-10 with seed 0, and the run that is in no table."""
+    found = {path.stem: last(path.stem, CLEAN) for path in CLEAN.glob("*.jsonl")}
+    bsam, two, wide = (found[f"{name}-seed0"] for name in ("bsam", "bsam-2", "bsam-2-rho0.1"))
+    fixed, falling = found["sam-rho0.1-seed0"], found["sam-follow-seed0"]
+    readme, results = PAGES["README.md"], PAGES["docs/results.md"]
+    for sam in (fixed, falling):
+        gaps_in_words = f"open: {bsam - sam:.2f} (2 passes: {two - sam:.2f}), 1 seed"
+        assert f"{gaps_in_words} | {bsam:.2f} and {sam:.2f} (seed 0) |" in results
+    assert f"BSAM with 2 passes reached {wide:.2f} (seed 0, `bsam-2-rho0.1-seed0.jsonl`" in results
+    assert f"{two - wide:.2f} points less than at 0.05 / 0.05 with the same seed" in results
+    assert wide < min(found[f"sgd-seed{seed}"] for seed in range(3))
+    assert f"On CIFAR-10 with clean labels: {fixed:.2f} and {falling:.2f} (1 seed each)" in readme
+
+
+@pytest.mark.parametrize("folder", [CLEAN, NOISE, RADIUS, DIGITS], ids=lambda folder: folder.name)
 def test_the_tables_are_those_of_the_folders(folder):
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     tables = re.findall(r"(?:^\|.*\n)+", (folder / "table.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -204,19 +220,20 @@ def coarse_figures(monkeypatch):
 
 
 @pytest.mark.usefixtures("coarse_figures")
-def test_tables_are_made_from_the_metrics(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("source", "written"), [(CLEAN, [CLEAN]), (NOISE, [NOISE, RADIUS])], ids=["clean", "noise"])
+def test_tables_are_made_from_the_metrics(source, written, tmp_path, monkeypatch):
     """The script gives the stored tables and numbers again."""
-    folder = tmp_path / NOISE.name
+    folder = tmp_path / source.name
     folder.mkdir()
-    for path in NOISE.glob("*.json*"):
+    for path in source.glob("*.json*"):
         (folder / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(sys, "argv", ["assemble.py", str(folder)])
     runpy.run_path(str(ROOT / "results" / "assemble.py"), run_name="__main__")
-    for stored in (NOISE, RADIUS):
+    for stored in written:
         made = tmp_path / stored.name
         assert (made / "table.md").read_text("utf-8") == (stored / "table.md").read_text("utf-8")
         assert json.loads((made / "results.json").read_text("utf-8")) == json.loads(
             (stored / "results.json").read_text("utf-8")
         )
-    listed = json.loads((NOISE / "runs.json").read_text("utf-8"))["runs"]
-    assert sorted(listed) == sorted(path.stem for path in NOISE.glob("*.jsonl"))
+    listed = json.loads((source / "runs.json").read_text("utf-8"))["runs"]
+    assert sorted(listed) == sorted(path.stem for path in source.glob("*.jsonl"))
