@@ -21,8 +21,8 @@ from bsam.report import measurements
 from bsam.training.files import LOCK
 from bsam.training.run_dir import RunDir, run_dir_name
 
-FEW = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-probes", "1", "--points", "3", "--device", "cpu")
-CHEAP = (*FEW, "--density-steps", "4", "--rho", "0.1")
+CHEAP = ("--k", "1", "--tol", "0.05", "--trace-samples", "6", "--density-probes", "1", "--density-steps", "4")
+CHEAP += ("--points", "3", "--rho", "0.1", "--device", "cpu")
 SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "1", "--batch", "64", "--device", "cpu")
 
 
@@ -39,6 +39,13 @@ def load(path):
     x, y = digits().test.x[:40], digits().test.y[:40]
     return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
 """
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch):
+    """Figures are empty files: tests/report looks into them."""
+    drawings = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in measurements.DRAWINGS.items()}
+    monkeypatch.setattr(measurements, "DRAWINGS", drawings)
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def test_interrupted_and_resumed_it_measures_the_saved_models(saved, capsys, mon
     assert all(f"out/{name}" in out for name in names)
     written = json.loads((saved / "out" / "flatness.json").read_text())
     assert written["models"][0] == kept["models"][0]
-    settings = {"k": 2, "tol": 0.01, "trace_samples": 6, "density_steps": 4, "density_probes": 1, "points": 3}
+    settings = {"k": 1, "tol": 0.05, "trace_samples": 6, "density_steps": 4, "density_probes": 1, "points": 3}
     settings |= {"rho": 0.1, "seed": 5, "mode": "eval", "span": 1.0}
     assert settings.items() <= written["settings"].items()
 
@@ -81,8 +88,8 @@ def test_interrupted_and_resumed_it_measures_the_saved_models(saved, capsys, mon
         batches = [(data.x[:40], data.y[:40])]
         near = sharpness(model, torch.nn.functional.cross_entropy, batches, 0.1, 0.1)
         assert entry["sharpness"]["bilateral"] == pytest.approx(near.bilateral, rel=1e-4)
-        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=2, tol=0.01)
-        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=1e-3)
+        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=1, tol=0.05)
+        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=0.02)
         land = landscape(model, torch.nn.functional.cross_entropy, batches, points=3, seed=5)
         assert entry["landscape"]["loss"] == pytest.approx(land.loss, rel=1e-4)
 
@@ -96,14 +103,6 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are empty files: tests/report looks into them."""
-    drawings = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in measurements.DRAWINGS.items()}
-    monkeypatch.setattr(measurements, "DRAWINGS", drawings)
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch, capsys, evenly):
     out = tmp_path / "out"
     monkeypatch.chdir(runs / "noisy.0")

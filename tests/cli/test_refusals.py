@@ -149,12 +149,13 @@ OTHERS = {
     "export mine --out net.onnx": "mine",
     "export float --out net.onnx": "--weight-bits",
 }
-ROWS = [
-    *((f"train --method bsam --epochs 3 --batch 64 --device cpu {flags}", word) for flags, word in TRAIN.items()),
-    *((f"train --method sgd --data folder:images --epochs 1 --batch 6 {flags}", word) for flags, word in IMAGES.items()),
-    *((f"train --method sgd --base sgd --data stick_figures --epochs 1 --batch 6 {flags}", word) for flags, word in POSE.items()),
-    *OTHERS.items(),
-]
+GROUPS = {
+    "train --method bsam --epochs 3 --batch 64 --device cpu": TRAIN,
+    "train --method sgd --data folder:images --epochs 1 --batch 6": IMAGES,
+    "train --method sgd --base sgd --data stick_figures --epochs 1 --batch 6": POSE,
+    "": OTHERS,
+}
+ROWS = [(f"{start} {rest}", word) for start, rows in GROUPS.items() for rest, word in rows.items()]
 
 
 @pytest.fixture(scope="module")
