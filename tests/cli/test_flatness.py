@@ -21,7 +21,7 @@ from bsam.report import measurements
 from bsam.training.files import LOCK
 from bsam.training.run_dir import RunDir, run_dir_name
 
-CHEAP = ("--k", "1", "--tol", "0.05", "--trace-samples", "6", "--density-probes", "1", "--density-steps", "4")
+CHEAP = ("--k", "1", "--tol", "0.2", "--trace-samples", "6", "--density-probes", "1", "--density-steps", "4")
 CHEAP += ("--points", "3", "--rho", "0.1", "--device", "cpu")
 SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "1", "--batch", "64", "--device", "cpu")
 
@@ -36,8 +36,8 @@ def load(path):
         raise KeyboardInterrupt
     model = DigitsNet()
     model.load_state_dict(torch.load(path, weights_only=True))
-    x, y = digits().test.x[:40], digits().test.y[:40]
-    return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
+    x, y = digits().test.x[:20], digits().test.y[:20]
+    return model, torch.nn.functional.cross_entropy, [(x[:15], y[:15]), (x[15:], y[15:])]
 """
 
 
@@ -77,7 +77,7 @@ def test_interrupted_and_resumed_it_measures_the_saved_models(saved, capsys, mon
     assert all(f"out/{name}" in out for name in names)
     written = json.loads((saved / "out" / "flatness.json").read_text())
     assert written["models"][0] == kept["models"][0]
-    settings = {"k": 1, "tol": 0.05, "trace_samples": 6, "density_steps": 4, "density_probes": 1, "points": 3}
+    settings = {"k": 1, "tol": 0.2, "trace_samples": 6, "density_steps": 4, "density_probes": 1, "points": 3}
     settings |= {"rho": 0.1, "seed": 5, "mode": "eval", "span": 1.0}
     assert settings.items() <= written["settings"].items()
 
@@ -85,11 +85,11 @@ def test_interrupted_and_resumed_it_measures_the_saved_models(saved, capsys, mon
     for name, entry in zip(("first.pt", "slow.pt"), written["models"], strict=True):
         model = DigitsNet()
         model.load_state_dict(torch.load(saved / name, weights_only=True))
-        batches = [(data.x[:40], data.y[:40])]
+        batches = [(data.x[:20], data.y[:20])]
         near = sharpness(model, torch.nn.functional.cross_entropy, batches, 0.1, 0.1)
         assert entry["sharpness"]["bilateral"] == pytest.approx(near.bilateral, rel=1e-4)
-        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=1, tol=0.05)
-        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=0.02)
+        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=1, tol=0.2)
+        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=0.1)
         land = landscape(model, torch.nn.functional.cross_entropy, batches, points=3, seed=5)
         assert entry["landscape"]["loss"] == pytest.approx(land.loss, rel=1e-4)
 
@@ -106,11 +106,11 @@ def runs(tmp_path_factory):
 def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch, capsys, evenly):
     out = tmp_path / "out"
     monkeypatch.chdir(runs / "noisy.0")
-    command = ["flatness", ".", "../clean", "--images", "100", "--out", str(out), *CHEAP]
+    command = ["flatness", ".", "../clean", "--images", "50", "--out", str(out), *CHEAP]
     assert cli.main(command) == 0
     assert re.search(r"^ noisy\.0 .*\n clean ", capsys.readouterr().out, re.MULTILINE)
     written = json.loads((out / "flatness.json").read_text())
-    assert written["settings"]["images"] == 100
+    assert written["settings"]["images"] == 50
     assert "loader" not in written["settings"]
     data, noisy, clean = digits().train, *written["models"]
     assert (noisy["file"], clean["file"]) == (str(runs / "noisy.0"), "../clean")
@@ -119,11 +119,11 @@ def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch
     for entry, folder, labels in ((noisy, "noisy.0", flipped), (clean, "clean", data.y)):
         model = DigitsNet()
         model.load_state_dict(load_file(runs / folder / "model.safetensors"))
-        some = evenly(labels, 100)
+        some = evenly(labels, 50)
         with torch.no_grad():
             logits = model.eval()(data.x[some])
         assert entry["sharpness"]["loss"] == pytest.approx(float(F.cross_entropy(logits, labels[some])), rel=1e-5)
-        assert entry["samples"] == 100
+        assert entry["samples"] == 50
         assert entry["run"] == json.loads((runs / folder / "config.json").read_text())
         assert entry["metrics"] == RunDir(runs / folder).metrics()[-1]
     assert noisy["sharpness"]["loss"] > clean["sharpness"]["loss"]
