@@ -157,8 +157,8 @@ def fail_to_connect(*_, **options):
         (["--ray", "--gpus-per-run", "1.5"], "gpus_per_run must be between 0 and 1, or a whole number; got 1.5"),
         (["--ray", "--gpus-per-run", "-1"], "gpus_per_run must be"),
         (["--ray", "--device", "cuda:1"], "device must be auto, cpu or cuda, got 'cuda:1'"),
-        (["--ray", "--jobs", "2"], "give one of them"),
-        (["--gpus-per-run", "0.5"], "is for --ray"),
+        (["--ray", "--jobs", "2"], "--jobs"),
+        (["--gpus-per-run", "0.5"], "--ray"),
     ],
 )
 def test_refusals(arguments, words, tmp_path, capsys):
