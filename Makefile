@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself, from nothing; the second time it is there already.
+# Targets that need .venv create it first.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -20,27 +20,27 @@ $(READY): $(DEMO) tests/peers.txt
 	$(PY) -m pip install --quiet --no-deps -r tests/peers.txt
 	touch $@
 
-demo: $(DEMO)  ## SGD, SAM and BSAM on digits with flipped labels (about a minute, after the set-up)
+demo: $(DEMO)  ## compare SGD, SAM and BSAM on digits with flipped labels (about a minute, plus the set-up)
 	$(PY) -m bsam demo
 
-test: lint  ## everything that CI checks: lint, types, layers, tests
+test: lint  ## run everything that CI checks: lint, types, layers, tests
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n 3 --dist worksteal
 
-lint: $(READY)  ## style, types and layers
+lint: $(READY)  ## check style, types and layers
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-docs: $(READY)  ## the documentation, in docs/_build/html
+docs: $(READY)  ## build the documentation in docs/_build/html
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -q -W --keep-going -n -E docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-bench: $(READY)  ## time and memory of a step against its gradient passes
+bench: $(READY)  ## measure time and memory of a step relative to its gradient passes
 	$(PY) benchmarks/step_time.py
 	$(PY) benchmarks/memory.py
 
-test-gpu:  ## the tests that need a CUDA device, with the python3 that has one
+test-gpu:  ## run the tests that need a CUDA device, with the python3 in PATH
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
 
 clean:  ## remove .venv, caches and runs

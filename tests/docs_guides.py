@@ -15,28 +15,28 @@ from bsam.report.measurements import DRAWINGS
 
 
 def in_small(text: str, changes: Mapping[str, str]) -> str:
-    """Replace parts of a guide's commands or code by what takes less time; each of them must be there."""
-    for of_the_guide, ours in changes.items():
-        assert of_the_guide in text
-        text = text.replace(of_the_guide, ours)
+    """Replace parts of a guide's commands or code, all of which must be there, with smaller ones."""
+    for part, smaller in changes.items():
+        assert part in text
+        text = text.replace(part, smaller)
     return text
 
 
 def definition(text: str, name: str) -> str:
-    """Return a class or function of a script, or of the code in a page, without its layout and its comments."""
+    """Return a class or function of a script or page as a syntax tree, without layout and comments."""
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)) or text
-    (found,) = (node for node in ast.parse(code).body if getattr(node, "name", "") == name)
-    return ast.dump(found)
+    (match,) = (node for node in ast.parse(code).body if getattr(node, "name", "") == name)
+    return ast.dump(match)
 
 
 def first_commands(text: str) -> str:
-    """Return the commands of a guide's first block, after the installation, each in one line."""
+    """Return the commands of a guide's first block after the installation, one per line."""
     block = re.search(r"```bash\npip install [^\n]*\n(.*?)```", text, flags=re.DOTALL)[1]
     return re.sub(r"\\\n\s*", "", block)
 
 
 def run_commands(commands: str, capsys: pytest.CaptureFixture[str], draw: bool = True) -> dict[str, str]:
-    """Run lines of ``bsam ...``, patterns of files as a shell expands them; returns what each command printed last.
+    """Run lines of ``bsam ...``, with file patterns expanded; return the last output of each command.
 
     Without ``draw``, the figures of ``bsam flatness`` are empty files.
     """

@@ -14,8 +14,8 @@ def stored(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def spread(found: dict[str, float] | None) -> str:
-    return "-" if found is None else f"{found['median']:.2f} [{found['q1']:.2f}, {found['q3']:.2f}]"
+def spread(ratio: dict[str, float] | None) -> str:
+    return "-" if ratio is None else f"{ratio['median']:.2f} [{ratio['q1']:.2f}, {ratio['q3']:.2f}]"
 
 
 def row(*cells: object) -> str:
@@ -23,9 +23,9 @@ def row(*cells: object) -> str:
 
 
 def step_times() -> list[str]:
-    found = [r for name in ("cuda_bf16", "cuda_fp32", "cpu") for r in stored(f"step_time_{name}")["results"]]
-    heads = [(r["model"], r["base"], f"{r['precision']} {r['mode']}", r["n"]) for r in found]
-    return [row(*head, *(spread(r["ratios"].get(c)) for c in COLUMNS)) for head, r in zip(heads, found, strict=True)]
+    results = [r for name in ("cuda_bf16", "cuda_fp32", "cpu") for r in stored(f"step_time_{name}")["results"]]
+    heads = [(r["model"], r["base"], f"{r['precision']} {r['mode']}", r["n"]) for r in results]
+    return [row(*head, *(spread(r["ratios"].get(c)) for c in COLUMNS)) for head, r in zip(heads, results, strict=True)]
 
 
 def method_costs() -> list[str]:
@@ -80,15 +80,15 @@ def image_files() -> list[str]:
 
 
 def quantized() -> list[str]:
-    found = stored("quantization_cuda")["results"]
-    return [row(r["model"], r["n"], *(spread(r["over_float"][name]) for name in ("SGD", "BSAM"))) for r in found]
+    results = stored("quantization_cuda")["results"]
+    return [row(r["model"], r["n"], *(spread(r["over_float"][name]) for name in ("SGD", "BSAM"))) for r in results]
 
 
 def many_runs() -> list[str]:
-    found = stored("executors_cpu")
+    results = stored("executors_cpu")
     return [
-        row(name, found["runs"], len(r["rounds"]), *(f"{r[key]:.2f}" for key in ("start", "wall", "overhead")))
-        for name, r in found["executors"].items()
+        row(name, results["runs"], len(r["rounds"]), *(f"{r[key]:.2f}" for key in ("start", "wall", "overhead")))
+        for name, r in results["executors"].items()
     ]
 
 

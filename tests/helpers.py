@@ -1,4 +1,4 @@
-"""What several test files use."""
+"""Functions that several test files use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def draw_images(
     classes: Sequence[str] = ("cat", "dog", "owl"),
     size: tuple[int, int] = (26, 20),
 ) -> Path:
-    """Write as many images of each class to ``folder/SET/CLASS`` as the set says: a colour per class, under noise."""
+    """Write images of noise, with a colour per class, to ``folder/SET/CLASS``; ``sets`` maps SET to their number."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -72,13 +72,13 @@ def flat(tensors) -> Tensor:
 
 
 def train(problem, optimizer, steps: int, closure=None) -> None:
-    """Steps on a problem; of any optimizer, with the mean loss or the closure that is given."""
+    """Take steps of any optimizer on a problem, with the mean loss or a closure."""
     for _ in range(steps):
         optimizer.step(closure or problem.loss)
 
 
 def train_base(problem, base, steps: int, factor: float = 1.0) -> None:
-    """Steps of a base optimizer alone, on ``factor`` times the mean loss."""
+    """Take steps of a base optimizer alone, on ``factor`` times the mean loss."""
     for _ in range(steps):
         base.zero_grad()
         (problem.losses().mean() * factor).backward()
@@ -97,17 +97,17 @@ def write_lspet(folder: Path, images: Sequence[np.ndarray], table: np.ndarray) -
 
 
 def draw_persons(folder: Path, n: int = 20, size: tuple[int, int] = (60, 50)) -> np.ndarray:
-    """Write n images of noise with 14 joints in each, in the layout of LSP Extended, and return the table of joints."""
+    """Write n images of noise with 14 joints each, in the layout of LSP Extended; return the table of joints."""
     random = np.random.default_rng(0)
     table = random.uniform(5, 45, (14, 3, n))
     table[:, 2] = random.random((14, n)) < 0.8
-    table[:10, 2] = 1  # among them those of the torso
+    table[:10, 2] = 1  # including the torso
     write_lspet(folder, [random.integers(0, 256, (size[1], size[0], 3), np.uint8) for _ in range(n)], table)
     return table
 
 
 def interrupted(loss: Callable[[], Tensor], call: int | None) -> Callable[[], Tensor]:
-    """A closure that returns a loss, and raises KeyboardInterrupt in this call, counted from 1; None: in none."""
+    """A closure that returns a loss and raises KeyboardInterrupt in its ``call``-th call, counted from 1."""
     calls = itertools.count(1)
 
     def closure() -> Tensor:

@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has imported torch and scikit-learn, which takes seconds, already."""
+"""Processes forked from a server that has already imported torch and scikit-learn, which takes seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dyna
 
 
 class Process:
-    """A call in another process, with the interface of ``subprocess.Popen`` as far as the tests use it."""
+    """A function call in another process, with the part of ``subprocess.Popen``'s interface that the tests use."""
 
     def __init__(self, function: Callable[..., object], *arguments: Any, **named: Any) -> None:
         self._process = CONTEXT.Process(target=function, args=arguments, kwargs=named)
@@ -38,12 +38,6 @@ class Process:
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -57,9 +51,9 @@ class Process:
 
 
 class Script(Process):
-    """``python script.py`` or ``python -m module`` with these arguments, in a session of its own.
+    """``python script.py`` or ``python -m module`` with these arguments, in a new session.
 
-    A UserWarning is an error. Both streams go into the file ``output``.
+    UserWarnings are errors. Both streams go to the file ``output``.
     """
 
     def __init__(
@@ -69,7 +63,7 @@ class Script(Process):
 
 
 class Command(Process):
-    """``python -m bsam`` with these arguments, in a session of its own."""
+    """``python -m bsam`` with these arguments, in a new session and process group, as in a terminal."""
 
     def __init__(self, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
         ends = [CONTEXT.Pipe(duplex=False) for _ in range(2)]
@@ -80,7 +74,7 @@ class Command(Process):
             end.close()
 
     def communicate(self, timeout: float = 100) -> tuple[str, str]:
-        """Return the rest of both streams, neither of which may be longer than what a pipe holds."""
+        """Return the rest of both streams, which must fit into a pipe's buffer."""
         self.wait(timeout)
         with self.stdout, self.stderr:
             return self.stdout.read(), self.stderr.read()
@@ -97,14 +91,11 @@ class Command(Process):
 
 @contextlib.contextmanager
 def group_of_two(rank: int, folder: Path) -> Iterator[None]:
-    """Make this process one of two ranks on gloo.
-
-    The ranks leave together, so that none is at work while the group of the other one is gone.
-    """
+    """Make this process one of two gloo ranks. Both leave together: neither destroys a group that the other uses."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     yield
-    gc.collect()  # models in reference cycles go before the group that they use
+    gc.collect()  # free models in reference cycles before the group that they use
     dist.barrier()
     dist.destroy_process_group()
 
@@ -116,7 +107,7 @@ def _run_script(script: Path | str, arguments: list[str], output: Path, environm
             os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     faulthandler.enable()
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules stay
     gc.set_threshold(20_000, 20, 50)
     warnings.simplefilter("error", UserWarning)
     os.environ |= environment
@@ -139,6 +130,6 @@ def _run_command(
     if cwd is not None:
         os.chdir(cwd)
     sys.argv = ["bsam", *arguments]
-    get_context = multiprocessing.get_context  # its workers are forked as well; test_workers.py starts one that is not
+    get_context = multiprocessing.get_context  # fork the workers as well
     multiprocessing.get_context = lambda method=None: get_context("fork")  # type: ignore[assignment]
     runpy.run_module("bsam", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""The pages of docs/: their code runs, their commands parse, their paths exist, their tables are the stored numbers."""
+"""The pages of docs/: code runs, commands parse, paths exist, and tables match the stored numbers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PAGES = {
 def blocks(page: str, language: str) -> list[tuple[int, str]]:
     """The blocks of a page in one language, each with the number of lines before it."""
     text = PAGES[page]
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    return [(text[: match.start(1)].count("\n"), match[1]) for match in found]
+    matches = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [(text[: match.start(1)].count("\n"), match[1]) for match in matches]
 
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """What a reader has: a model, batches, an empty folder; and torchrun's variables, for a world of one process."""
+    """A reader's model and batches, an empty folder, and torchrun's variables for a single process."""
     monkeypatch.chdir(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -127,7 +127,7 @@ def test_every_guide_has_code_or_commands():
 
 
 def commands(page: str) -> list[str]:
-    """The command lines of a page, without comments; of a transcript, those after the prompt."""
+    """The commands of a page without comments; in transcripts, the lines after the prompt."""
     lines = {kind: [line for _, block in blocks(page, kind) for line in _joined(block)] for kind in ("bash", "console")}
     typed, shown = lines["bash"], [line[2:] for line in lines["console"] if line.startswith("$ ")]
     return [line for line in (*typed, *shown) if line.strip() and not line.startswith("#")]
@@ -138,7 +138,7 @@ def _joined(block: str) -> list[str]:
 
 
 def check_command(line: str) -> None:
-    """Raise if a command would be refused for its name or its arguments."""
+    """Raise if the name or the arguments of a command are wrong."""
     words = shlex.split(line, comments=True)
     if words[0] == "sbatch":
         words = shlex.split(words[words.index("--wrap") + 1])
@@ -181,12 +181,12 @@ def test_the_paths_of_a_page_exist(page):
     missing = [path for path in named if not (ROOT / path).exists()]
     links = re.findall(r"\]\(([\w./-]+\.md)", PAGES[page])
     folder = (DOCS / page).parent
-    own = [link for link in links if not GENERATED & set(Path(link).parts)]
-    missing += [link for link in own if not (folder / link).exists()]
+    written = [link for link in links if not GENERATED & set(Path(link).parts)]
+    missing += [link for link in written if not (folder / link).exists()]
     assert not missing
 
 
-def test_every_promise_names_a_test():
+def test_every_guarantee_names_a_test():
     promises = re.split(r"\n(?=- )", PAGES["guarantees.md"].partition("\n- ")[2])
     assert len(promises) > 20
     assert all("`tests/" in promise or "`benchmarks/" in promise for promise in promises)
@@ -239,12 +239,12 @@ def test_the_flatness_of_the_networks_is_that_of_the_stored_files():
 
 
 def test_no_page_and_no_message_installs_from_the_index():
-    """The package is not there: extras are installed from a clone."""
+    """The package is not on the index: extras are installed from a clone."""
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/*.py")]
     assert not [page for page in pages if re.search(r"pip install ['\"]?bsam", page.read_text())]
 
 
-def test_the_table_of_extras_has_all_that_users_need():
+def test_the_table_of_extras_is_complete():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     section = (ROOT / "docs/guides/get-started.md").read_text().partition("### Extras")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)

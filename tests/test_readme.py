@@ -1,4 +1,4 @@
-"""The README's code runs as it stands."""
+"""The README's code runs, and its tables match the methods and the stored results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TEXT = README.read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def blocks():
-    """The pieces of code, in their order."""
+    """The code blocks, in order."""
     return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 @pytest.fixture
 def names():
-    """The names that a reader has."""
+    """A reader's names."""
     torch.manual_seed(0)
     x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -32,7 +32,7 @@ def names():
 
 
 class SAM(torch.optim.Optimizer):
-    """The interface of two half-steps, which the README shows as what a reader comes from."""
+    """The interface of two half-steps that the README's left-hand example uses."""
 
     def __init__(self, params, base, rho=0.05, **settings):
         super().__init__(params, {"rho": rho, **settings})
@@ -95,7 +95,7 @@ def test_the_measurements_run(blocks, names):
     assert all(torch.equal(before[name], t) for name, t in names["model"].state_dict().items())
     assert names["top"].converged
     assert len(names["top"].values) == 5
-    assert names["plane"].loss[10, 10] == names["near"].loss
+    assert names["plane"].loss[10, 10] == names["sharp"].loss
     assert abs(names["total"].value) > names["total"].standard_error
 
 
@@ -111,8 +111,8 @@ def test_the_results_are_those_of_the_stored_tables():
         header, _, *rows = (
             [cell.strip() for cell in line[1:-1].split("|")] for line in text.split("\n") if line[:1] == "|"
         )
-        found = {row[0]: f"{row[header.index(column)]} / {row[header.index(column) + 1]}" for row in rows}
-        return [found[method] for method in ("SGD", "SAM", "BSAM (Algorithm 1)")]
+        cells = {row[0]: f"{row[header.index(column)]} / {row[header.index(column) + 1]}" for row in rows}
+        return [cells[method] for method in ("SGD", "SAM", "BSAM (Algorithm 1)")]
 
     rows = dict(line[2:-2].split(" | ", 1) for line in TEXT.split("\n") if line.startswith("| CIFAR"))
     assert {name: row.split(" | ") for name, row in rows.items()} == {

@@ -1,13 +1,13 @@
 """Compare the training of two source trees, bit for bit.
 
-Trains every recipe at the scale smoke, and every method for two epochs on digits, on the CPU with both trees. Compares
-all numbers of metrics.jsonl and probe.jsonl except times, and each tensor of the trained networks. Exits with 1 if
+Trains every recipe at the scale smoke, and every method for two epochs on digits, with both trees on the CPU. Compares
+all numbers of metrics.jsonl and probe.jsonl except times, and all tensors of the trained networks. Exits with 1 if
 anything differs.
 
 Run: python tools/compare_training.py OLD NEW [--work FOLDER] [--only NAME ...]
 
-OLD and NEW are checkouts. Runs are kept in --work under a digest of their tree's sources: an interrupted comparison
-continues, and a tree is trained again only after its sources changed.
+OLD and NEW are checkouts. Runs are stored in --work under a digest of their tree's sources: an interrupted comparison
+continues, and a tree is trained again only if its sources have changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 LIST = "import bsam, json; from bsam.recipes import RECIPES; print(json.dumps([[*RECIPES], [*bsam.METHODS]]))"
 TRAIN = "import json, sys; from bsam.cli import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
-VARIANTS = {  # settings that take another path through a method; values of --set, or flags
+VARIANTS = {  # settings that take another path through a method
     "base-adamw": "--method base --base adamw --lr 0.001",
     "aesam-reuse": "--method aesam --set alpha=0.2",
     "bsam-2": "--method bsam --set passes=2",
@@ -45,23 +45,28 @@ DIGITS = "--data digits --epochs 2 --limit-train 512 --limit-test 256 --batch 64
 
 
 def main() -> int:
-    """Train, compare, print a line per run; return the exit status."""
+    """Train, compare and print one line per run; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")
     parser.add_argument("--work", type=Path, default=Path("runs/compare"), metavar="FOLDER")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="recipes to compare; methods: all methods on digits")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="recipes, or `methods`: all methods on digits (default: all)",
+    )
     arguments = parser.parse_args()
     trees = [arguments.old.resolve(), arguments.new.resolve()]
-    digests = [digest(tree) for tree in trees]
+    digests = [digest_of(tree) for tree in trees]
     if digests[0] == digests[1]:
         parser.error(f"{trees[0]} and {trees[1]} have the same sources")
-    found = subprocess.run([sys.executable, "-c", LIST], env=environment(trees[0]), capture_output=True, check=True)
-    recipes, methods = json.loads(found.stdout)
+    names = subprocess.run([sys.executable, "-c", LIST], env=environment(trees[0]), capture_output=True, check=True)
+    recipes, methods = json.loads(names.stdout)
     differing = compared = 0
     for name in arguments.only or ["methods", *recipes]:
         start = time.monotonic()
-        folders = [arguments.work.resolve() / one / name for one in digests]
+        folders = [arguments.work.resolve() / digest / name for digest in digests]
         problems = train(trees, folders, name, methods)
         for run in sorted(runs_in(folders[0]) | runs_in(folders[1])):
             differences = differences_of(*(folder / run for folder in folders))
@@ -75,7 +80,7 @@ def main() -> int:
 
 
 def train(trees: list[Path], folders: list[Path], name: str, methods: list[str]) -> list[str]:
-    """Train with both trees at once; return what went wrong."""
+    """Train with both trees at once; return the error messages."""
     processes = []
     for tree, folder in zip(trees, folders, strict=True):
         if name == "methods":
@@ -98,39 +103,39 @@ def train(trees: list[Path], folders: list[Path], name: str, methods: list[str])
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Return an environment in which Python imports bsam from a tree and computes with one thread of the CPU."""
+    """Return environment variables: import bsam from a tree, and use one thread on the CPU."""
     return {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def digest(tree: Path) -> str:
+def digest_of(tree: Path) -> str:
     """Return a digest of a tree's sources."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for file in sorted((tree / "src").rglob("*.py")):
-        found.update(str(file.relative_to(tree)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        sha.update(str(file.relative_to(tree)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return sha.hexdigest()[:16]
 
 
 def runs_in(folder: Path) -> set[str]:
-    """Return the directories of runs below a folder."""
+    """Return the run directories below a folder."""
     return {str(file.parent.relative_to(folder)) for file in folder.rglob("metrics.jsonl")}
 
 
 def differences_of(old: Path, new: Path) -> list[str]:
-    """Return in which numbers and tensors two runs differ; a number of one of them alone is a difference."""
-    found = []
+    """Return the names of numbers and tensors that differ between two runs, or that only one of them has."""
+    differences = []
     old_values, new_values = values_of(old), values_of(new)
     for name in sorted(old_values.keys() | new_values.keys()):
         a, b = (values.get(name, "missing") for values in (old_values, new_values))
         if a != b:
             both = f" {a} {b}" if len(str(a)) + len(str(b)) < 60 else ""
-            found.append(name + both)
+            differences.append(name + both)
     if not any(name.startswith("network ") for name in old_values) and not (old / "diverged.json").exists():
-        found.append("no trained network")
-    return found
+        differences.append("no trained network")
+    return differences
 
 
 def values_of(run: Path) -> dict[str, Any]:
-    """Return the numbers of each epoch and each tensor's type, shape and bytes, by name."""
+    """Return the numbers of every epoch, and type, shape and bytes of every tensor, by name."""
     values: dict[str, Any] = {}
     for file in (run / "metrics.jsonl", run / "probe.jsonl"):
         rows = file.read_text().splitlines() if file.exists() else []

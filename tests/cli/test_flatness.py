@@ -1,12 +1,9 @@
 """``bsam flatness``, on files with a loader and on run directories."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,31 +21,36 @@ from bsam.report import measurements
 from bsam.training.files import LOCK
 from bsam.training.run_dir import RunDir, run_dir_name
 
-FEW = ("--k", "2", "--tol", "0.01", "--trace-samples", "6", "--density-probes", "1", "--points", "3", "--device", "cpu")
-CHEAP = (*FEW, "--density-steps", "4", "--rho", "0.1")
-SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
+CHEAP = ("--k", "1", "--tol", "0.2", "--trace-samples", "6", "--density-probes", "1", "--density-steps", "4")
+CHEAP += ("--points", "3", "--rho", "0.1", "--device", "cpu")
+SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "1", "--batch", "64", "--device", "cpu")
 
 
 LOADER = """
-import time
 import torch
 from bsam.data.digits import digits
 from bsam.models.digits_net import DigitsNet
 
 def load(path):
     if path.name == "slow.pt" and not path.with_name("hurry").exists():
-        print("asleep", flush=True)
-        time.sleep(100)
+        raise KeyboardInterrupt
     model = DigitsNet()
     model.load_state_dict(torch.load(path, weights_only=True))
-    x, y = digits().test.x[:40], digits().test.y[:40]
-    return model, torch.nn.functional.cross_entropy, [(x[:30], y[:30]), (x[30:], y[30:])]
+    x, y = digits().test.x[:20], digits().test.y[:20]
+    return model, torch.nn.functional.cross_entropy, [(x[:15], y[:15]), (x[15:], y[15:])]
 """
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch):
+    """Figures are empty files: tests/report looks into them."""
+    drawings = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in measurements.DRAWINGS.items()}
+    monkeypatch.setattr(measurements, "DRAWINGS", drawings)
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """Two networks that were saved, and a loader beside them, in what is to be the current folder."""
+    """A folder with two saved networks and a loader."""
     for seed, name in enumerate(("first.pt", "slow.pt")):
         torch.manual_seed(seed)
         torch.save(DigitsNet().state_dict(), tmp_path / name)
@@ -56,80 +58,40 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_flatness_interrupted_and_resumed_measures_what_was_saved(saved, command, capsys, monkeypatch):
-    """With the loader in the current folder, Ctrl-C as a terminal sends it, and the same command again."""
-    arguments = ("flatness", "first.pt", "slow.pt", "--loader", "my_nets:load", "--out", "out", "--seed", "5", *CHEAP)
-    first = command(*arguments, cwd=saved)  # which is not on its path, as of the installed command
-    for line in first.stdout:
-        if "asleep" in line:  # the first one is done
-            break
-    os.killpg(first.pid, signal.SIGINT)
-    _, error = first.communicate(timeout=60)
-    assert (first.returncode, error) == (
-        130,
-        "bsam: interrupted. Finished models are saved in out; run the same command again to continue.\n",
-    )
+def test_interrupted_and_resumed_it_measures_the_saved_models(saved, capsys, monkeypatch):
+    """With a loader in the current folder, interrupted at the second model."""
+    arguments = ["flatness", "first.pt", "slow.pt", "--loader", "my_nets:load", "--out", "out", "--seed", "5", *CHEAP]
+    monkeypatch.chdir(saved)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(arguments) == 130
+    assert "Finished models are saved in out; run the same command again" in capsys.readouterr().err
     assert {path.name for path in (saved / "out").iterdir()} == {LOCK, "flatness.json"}
     kept = json.loads((saved / "out" / "flatness.json").read_text())
     assert [entry["file"] for entry in kept["models"]] == ["first.pt"]
 
     (saved / "hurry").touch()
-    monkeypatch.chdir(saved)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert cli.main(list(arguments)) == 0
-    out, error = capsys.readouterr()
-    assert error.startswith("models: 2 of 2, ")
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
     names = {"flatness.json", "spectrum.png", "density.png", "contours.png", "surfaces.png", "surfaces.html"}
     assert {path.name for path in (saved / "out").iterdir()} == {LOCK, *names}
     assert all(f"out/{name}" in out for name in names)
-    found = json.loads((saved / "out" / "flatness.json").read_text())
-    assert found["models"][0] == kept["models"][0]
-    wanted = {
-        "k": 2,
-        "tol": 0.01,
-        "trace_samples": 6,
-        "density_steps": 4,
-        "density_probes": 1,
-        "points": 3,
-        "rho": 0.1,
-        "seed": 5,
-        "mode": "eval",
-        "span": 1.0,
-    }
-    assert wanted.items() <= found["settings"].items()
+    written = json.loads((saved / "out" / "flatness.json").read_text())
+    assert written["models"][0] == kept["models"][0]
+    settings = {"k": 1, "tol": 0.2, "trace_samples": 6, "density_steps": 4, "density_probes": 1, "points": 3}
+    settings |= {"rho": 0.1, "seed": 5, "mode": "eval", "span": 1.0}
+    assert settings.items() <= written["settings"].items()
 
     data = digits().test
-    for name, entry in zip(("first.pt", "slow.pt"), found["models"], strict=True):
+    for name, entry in zip(("first.pt", "slow.pt"), written["models"], strict=True):
         model = DigitsNet()
         model.load_state_dict(torch.load(saved / name, weights_only=True))
-        batches = [(data.x[:40], data.y[:40])]
+        batches = [(data.x[:20], data.y[:20])]
         near = sharpness(model, torch.nn.functional.cross_entropy, batches, 0.1, 0.1)
         assert entry["sharpness"]["bilateral"] == pytest.approx(near.bilateral, rel=1e-4)
-        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=2, tol=0.01)
-        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=1e-3)
+        top = top_eigenvalues(HessianOperator(model, torch.nn.functional.cross_entropy, batches), k=1, tol=0.2)
+        assert entry["eigenvalues"]["values"] == pytest.approx(top.values.tolist(), rel=0.1)
         land = landscape(model, torch.nn.functional.cross_entropy, batches, points=3, seed=5)
         assert entry["landscape"]["loss"] == pytest.approx(land.loss, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["first.pt", "--loader", "no_nets:load"], "'no_nets' cannot be imported"),
-        (["first.pt", "--loader", "math:sqrt", "--points", "10"], "points must be odd"),
-        (["first.pt", "--loader", "math:sqrt", "--which", "smallest"], "which must be one of"),
-        (["first.pt", "--loader", "math:sqrt", "--device", "abacus"], "'abacus'"),
-        (["first.pt", "--loader", "os:fspath"], "for first.pt it returned str"),
-    ],
-)
-def test_flatness_names_the_culprit(arguments, words, saved, capsys, monkeypatch):
-    monkeypatch.chdir(saved)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert cli.main(["flatness", *arguments, "--out", "out"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bsam: ")
-    assert words in error
-    assert error.count("\n") == 1
-    assert {path.name for path in (saved / "out").glob("*")} <= {LOCK}
 
 
 @pytest.fixture(scope="module")
@@ -141,35 +103,27 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are empty files: another test looks for them, and what is in them is tested elsewhere."""
-    drawings = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in measurements.DRAWINGS.items()}
-    monkeypatch.setattr(measurements, "DRAWINGS", drawings)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_flatness_of_runs_is_that_of_what_they_were_trained_on(runs, tmp_path, monkeypatch, capsys, evenly):
+def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch, capsys, evenly):
     out = tmp_path / "out"
     monkeypatch.chdir(runs / "noisy.0")
-    command = ["flatness", ".", "../clean", "--images", "100", "--out", str(out), *CHEAP]
+    command = ["flatness", ".", "../clean", "--images", "50", "--out", str(out), *CHEAP]
     assert cli.main(command) == 0
     assert re.search(r"^ noisy\.0 .*\n clean ", capsys.readouterr().out, re.MULTILINE)
-    found = json.loads((out / "flatness.json").read_text())
-    assert found["settings"]["images"] == 100
-    assert "loader" not in found["settings"]
-    data, noisy, clean = digits().train, *found["models"]
+    written = json.loads((out / "flatness.json").read_text())
+    assert written["settings"]["images"] == 50
+    assert "loader" not in written["settings"]
+    data, noisy, clean = digits().train, *written["models"]
     assert (noisy["file"], clean["file"]) == (str(runs / "noisy.0"), "../clean")
     flipped, places = flip_labels(data.y, 0.4, 10, 0)
     assert json.loads((runs / "noisy.0/flipped.json").read_text()) == places.tolist()
     for entry, folder, labels in ((noisy, "noisy.0", flipped), (clean, "clean", data.y)):
         model = DigitsNet()
         model.load_state_dict(load_file(runs / folder / "model.safetensors"))
-        some = evenly(labels, 100)
+        some = evenly(labels, 50)
         with torch.no_grad():
             logits = model.eval()(data.x[some])
         assert entry["sharpness"]["loss"] == pytest.approx(float(F.cross_entropy(logits, labels[some])), rel=1e-5)
-        assert entry["samples"] == 100
+        assert entry["samples"] == 50
         assert entry["run"] == json.loads((runs / folder / "config.json").read_text())
         assert entry["metrics"] == RunDir(runs / folder).metrics()[-1]
     assert noisy["sharpness"]["loss"] > clean["sharpness"]["loss"]
@@ -180,32 +134,8 @@ def test_flatness_of_runs_is_that_of_what_they_were_trained_on(runs, tmp_path, m
     assert (out / "flatness.json").read_bytes() == before
 
 
-def test_a_run_in_a_directory_that_a_recipe_named_is_titled_by_method_and_seed(runs, tmp_path):
+def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path):
     run = RunDir(runs / "clean").run()
     named = tmp_path / run_dir_name(run)
     shutil.copytree(runs / "clean", named)
     assert find_models([named, runs / "noisy.0"]).titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
-
-
-def test_flatness_refuses_what_is_no_finished_run(runs, tmp_path, refused, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("empty", "begun"):
-        Path(name).mkdir()
-    config = (runs / "clean/config.json").read_text()
-    Path("begun/config.json").write_text(config)
-    Path("begun/metrics.jsonl").write_text('{"epoch": 1, "seconds": 1, "test_accuracy": 0.5}\n')
-    Path("net.pt").touch()
-    clean = runs / "clean"
-    for arguments, words in {
-        (clean, "empty"): "empty is not a run directory of bsam train: it has no config.json",
-        (clean, "begun"): "the run in begun is not finished (1 of 3 epochs)",
-        (clean, "net.pt"): f"{clean} is a folder and net.pt is not",
-        (clean, "nowhere"): "there is no run directory or file nowhere: check its name",
-        ("nowhere/net.pt",): "there is no run directory or file nowhere/net.pt: check its name",
-        (clean, "--loader", "math:sqrt"): "a run needs no loader",
-        ("net.pt",): "name the function that loads it with --loader MODULE:FUNCTION, or give a run directory",
-        ("net.pt", "--loader", "math:sqrt", "--images", "10"): "leave --images, --data-dir and --cache-dir out",
-        (clean, "--images", "0"): "images must be a whole number of at least 1",
-    }.items():
-        assert words in refused("flatness", *arguments, "--out", "out", *CHEAP)
-        assert {path.name for path in Path("out").glob("*")} <= {LOCK}

@@ -1,12 +1,15 @@
-"""The exit status and the last sentence of ``bsam``."""
+"""The exit status and the last sentence of ``bsam``, and ``bsam list``."""
 
+import re
 import sys
 
 import pytest
 
 import bsam
 from bsam import cli
+from bsam.models import MODELS
 from bsam.training.run_dir import RunDir
+from processes import Command
 
 SMALL = ["train", "--method", "sgd", "--limit-train", "128", "--limit-test", "50", "--device", "cpu"]
 
@@ -20,31 +23,48 @@ def test_version_and_help(capsys):
     assert "demo" in capsys.readouterr().out
 
 
+def test_lists(capsys):
+    assert cli.main(["list"]) == 0
+    everything = capsys.readouterr().out
+    lists = {}
+    for kind in ("methods", "models", "data", "recipes"):
+        assert cli.main(["list", kind]) == 0
+        lists[kind] = capsys.readouterr().out
+        assert lists[kind].strip() in everything
+    assert all(re.search(rf"^{name} ", lists["models"], re.MULTILINE) for name in MODELS)
+    assert "11,173,962" in lists["models"]
+    assert "fashion_mnist" in lists["data"]
+    assert "label-noise" in lists["recipes"]
+
+
 @pytest.mark.parametrize("module", ["rich", "safetensors"])
-def test_a_missing_package_is_named_before_anything_runs(module, tmp_path, refused, monkeypatch):
+def test_a_missing_package_is_an_error_before_anything_runs(module, tmp_path, error_of, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    error = refused(*SMALL, "--out", tmp_path / "out")
-    assert f"this needs {module}, which is not installed: pip install -c constraints.txt '.[train]'" in error
+    error = error_of(*SMALL, "--out", tmp_path / "out")
+    assert module in error
+    assert "'.[train]'" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_a_training_whose_output_is_closed_says_what_is_kept(tmp_path, command):
-    """As before `| head`."""
-    with command(*SMALL, "--epochs", "20", "--out", tmp_path / "run") as process:
+def test_a_training_whose_output_is_closed_says_what_is_saved(tmp_path):
+    """As before ``| head``."""
+    with Command(*SMALL, "--epochs", "20", "--out", tmp_path / "run") as process:
         assert any(line.startswith("epoch") for line in process.stdout)
         process.stdout.close()
         error = process.stderr.read()
-    kept = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
-    assert (process.returncode, error) == (141, f"bsam: the output pipe was closed. {kept}\n")
+    saved = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
+    assert (process.returncode, error) == (141, f"bsam: the output pipe was closed. {saved}\n")
     assert 1 <= len(RunDir(tmp_path / "run").metrics()) < 20
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["list", "--help"]])
-def test_a_list_whose_reader_is_gone_ends_quietly(arguments, command):
-    with command(*arguments) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 141
+def test_a_command_that_saves_nothing_ends_quietly_if_its_output_is_closed(tmp_path):
+    report = ("run", "training-curves", "--out", str(tmp_path / "out"), "--report")  # rich prints this one
+    for arguments in (("list",), report):
+        with Command(*arguments) as process:
+            process.stdout.close()
+            assert process.stderr.read() == ""
+        assert process.returncode == 141
+    assert (tmp_path / "out/table.md").exists()
 
 
 def test_an_error_that_names_no_file_of_the_user_keeps_its_traceback(monkeypatch):
@@ -52,5 +72,5 @@ def test_an_error_that_names_no_file_of_the_user_keeps_its_traceback(monkeypatch
         raise FileNotFoundError("weights.pt")
 
     monkeypatch.setattr(cli.listing, "_list", fail)
-    with pytest.raises(FileNotFoundError, match=r"weights\.pt"):
+    with pytest.raises(FileNotFoundError):
         cli.main(["list"])

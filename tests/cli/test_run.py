@@ -16,11 +16,12 @@ from bsam.recipes.choices import tuning_runs
 from bsam.recipes.scales import scale_of
 from bsam.recipes.states import states_of
 from bsam.report.plan import plan_info
-from bsam.running import executors, job
+from bsam.running import job
 from bsam.running.runner import run_all
 from bsam.training import loop
 from bsam.training.files import RunLocked
 from bsam.training.run_dir import run_dir_name
+from processes import Command
 
 CHEAP = {
     "classification": ["sgd"],
@@ -37,41 +38,29 @@ CHEAP = {
 SMOKE = "smoke: shows that it runs"
 
 
-@pytest.fixture
-def titles(monkeypatch):
-    """The titles of each figure that is saved."""
-    found, save = [], Figure.savefig
-
-    def savefig(drawn, *given, **named):
-        parts = [drawn, *drawn.subfigs]
-        found.append(" ".join([*(part.get_suptitle() for part in parts), *(ax.get_title() for ax in drawn.axes)]))
-        save(drawn, *given, **named)
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    return found
-
-
 def folders(out):
     return {path.name for path in out.iterdir() if path.is_dir()}
 
 
-ELSEWHERE = ("demo", "pose", "radius")  # tests of their own
+ELSEWHERE = ("demo", "pose", "radius")  # other files test them
 
 
 @pytest.fixture
-def fewer_images(monkeypatch):
-    """The scale smoke with as many steps on fewer images, and eigenvalues with fewer digits."""
+def small(monkeypatch):
+    """The scale smoke with one epoch on fewer images, rough eigenvalues, and small figures."""
     smoke = scale_of("smoke")
     fewer = {name: smoke.settings[name] // 8 for name in ("batch", "limit_train", "limit_test")}
-    smoke = replace(smoke, settings={**smoke.settings, **fewer})
+    smoke = replace(smoke, settings={**smoke.settings, **fewer, "epochs": 1})
     monkeypatch.setattr(scales, "SCALES", {**scales.SCALES, "smoke": smoke})
-    exact = loop.top_eigenvalues
-    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.1}))
+    exact, save = loop.top_eigenvalues, Figure.savefig
+    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
+    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
+    monkeypatch.setattr(Figure, "savefig", lambda drawn, file, **named: save(drawn, file, **{**named, "dpi": 40}))
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE])
-@pytest.mark.usefixtures("fewer_images")
-def test_smoke(name, tmp_path, capsys, titles):
+@pytest.mark.usefixtures("small")
+def test_smoke(name, tmp_path, capsys):
     """The cheapest methods of every recipe, really trained; then nothing is left to do."""
     only = ["--only", *CHEAP[name]] if name in CHEAP else []
     command = ["run", name, "--out", str(tmp_path), "--device", "cpu", *only]
@@ -83,9 +72,7 @@ def test_smoke(name, tmp_path, capsys, titles):
     assert all(0 <= run["last"]["test_accuracy"] <= 1 and len(run["machines"]) == 1 for run in trained)
     assert f"{len(trained)} runs: 0 ended, 0 started, {len(trained)} not started." in text
     for figure in RECIPES[name].figures:
-        assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
-    assert len(titles) == len(RECIPES[name].figures)
-    assert all(SMOKE in " ".join(each.split()) for each in titles)
+        assert (tmp_path / f"{figure}.png").stat().st_size > 2_000
     assert text.startswith(f"{RECIPES[name].title} ({SMOKE}). ")
     headings = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("#")]
     assert len(headings) > 1
@@ -97,10 +84,10 @@ def test_smoke(name, tmp_path, capsys, titles):
 
 
 def test_every_method_trains_at_the_scale_smoke(tmp_path):
-    """On a network that is smaller still."""
+    """On a smaller network and less data."""
     runs = [run for run in RECIPES["classification"].runs("smoke") if run.model == "resnet8"]
     assert len(runs) == 21
-    runs = [replace(run, model="digits_net", limit_test=20) for run in runs]
+    runs = [replace(run, model="digits_net", batch=16, limit_train=32, limit_test=20) for run in runs]
     assert all(state.finished for state in run_all(runs, tmp_path, device="cpu"))
 
 
@@ -115,7 +102,7 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_dry_run_of_the_demo_has_its_tuning_and_as_many_seeds_as_bsam_demo(tmp_path, capsys, monkeypatch):
+def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert cli.main(["run", "demo", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
@@ -140,7 +127,7 @@ def test_labels_of_runs_are_distinct(name, tmp_path):
 
 
 def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
-    """ResNet-18 on CIFAR-10 alone; the table has all that is there, and says what of the selection is missing."""
+    """The table shows all finished runs, and counts the missing runs of the selection."""
     command = ["run", "classification", "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -152,7 +139,7 @@ def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     assert [run["settings"]["model"] for run in done] == ["resnet8"]
     assert sum(cell["missing"] for cell in results["table"]) == len(results["runs"]) - 1
     for text in (capsys.readouterr().out, (tmp_path / "out" / "table.md").read_text()):
-        assert "not finished" not in text  # of those selected
+        assert "not finished" not in text
     assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "sam", "--report"]) == 0
     for text in (capsys.readouterr().out, (tmp_path / "out" / "table.md").read_text()):
         assert "1 run is not finished." in text
@@ -169,65 +156,7 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
     assert "paper: as published, after 200 epochs" in table
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["nothing"], "recipe must be one of classification"),
-        (["label-noise", "--scale", "huge"], "scale must be one of smoke, short, paper"),
-        (["label-noise", "--seeds", "0"], "seeds"),
-        (["label-noise", "--seeds", "1000000", "--dry-run"], "seeds must be a whole number between 1 and 100"),
-        (["label-noise", "--only", "msam"], "method of the recipe must be one of sgd, sam"),
-        (["label-noise", "--models", "resnet18"], "model of the recipe must be one of resnet8"),
-        (["label-noise", "--data", "cifar10"], "data set of the recipe must be one of digits; got 'cifar10'"),
-        (["demo", "--scale", "smoke"], "scale must be one of demo; got 'smoke'"),
-        (["label-noise", "--device", "tpu"], "device"),
-        (["label-noise", "--jobs", "0"], "jobs must be"),
-        (["label-noise", "--scale", "short", "--device", "cpu"], "--data-dir"),
-    ],
-)
-def test_refusals(arguments, sentence, tmp_path, capsys):
-    assert cli.main(["run", *arguments, "--out", str(tmp_path / "out")]) == 2
-    assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("below", "mode"), [("", ["--report"]), ("further", [])])
-def test_a_folder_that_cannot_be_is_refused(below, mode, tmp_path, capsys):
-    (tmp_path / "file").write_text("something else")
-    assert cli.main(["run", "label-noise", "--device", "cpu", "--out", str(tmp_path / "file" / below), *mode]) == 2
-    out, error = capsys.readouterr()
-    assert error.startswith(f"bsam: {tmp_path / 'file'}")
-    assert "cannot be used as a folder" in error
-    assert error.count("\n") == 1
-    assert "Test accuracy" not in out
-    assert (tmp_path / "file").read_text() == "something else"
-
-
-def test_torchrun_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["run", "label-noise", "--out", str(tmp_path)]) == 2
-    assert "instead of torchrun" in capsys.readouterr().err
-
-
-def test_a_recipe_that_nobody_listens_to_says_what_is_kept(tmp_path, command):
-    """As before `| head -1`."""
-    with command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu") as process:
-        assert "5 runs" in process.stdout.readline()
-        process.stdout.close()
-        error = process.stderr.read()
-    assert error.startswith("bsam: the output pipe was closed. ")
-    assert process.returncode == 141
-    assert not (tmp_path / "table.md").exists()
-
-
-def test_where_nothing_is_trained_nothing_has_to_be_said(tmp_path, command):
-    with command("run", "training-curves", "--out", str(tmp_path / "out"), "--report") as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 141
-    assert (tmp_path / "out" / "table.md").exists()
-
-
-def test_runs_that_fail_or_diverge_are_named_after_the_table_of_the_others(tmp_path, capsys, monkeypatch):
+def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, capsys, monkeypatch):
     runs = RECIPES["training-curves"].runs("smoke")[:3]
     runs = [replace(run, model="digits_net", epochs=1) for run in runs]
     runs[1:] = [replace(runs[1], arguments={"rho": -1.0}), replace(runs[2], lr=1e30)]
@@ -235,16 +164,16 @@ def test_runs_that_fail_or_diverge_are_named_after_the_table_of_the_others(tmp_p
     assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 2
     out, error = capsys.readouterr()
     assert "Written: " in out
-    assert error.startswith(f"bsam: 2 of 3 runs failed: {run_dir_name(runs[1])}: rho must be")
-    assert f"; {run_dir_name(runs[2])}: the " in error
+    assert "2 of 3 runs failed" in error
+    assert all(run_dir_name(run) in error for run in runs[1:])
     assert error.count("\n") == 1
     states = [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]]
     assert states == ["done", "missing", "diverged"]
     assert (tmp_path / run_dir_name(runs[1]) / "log.txt").exists()
 
 
-def test_what_a_tuning_run_was_to_choose_is_not_trained_where_it_fails(tmp_path, capsys, monkeypatch):
-    """Nor where another process holds it. The row without tuning is trained, and the other one is named."""
+def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch):
+    """Nor one whose tuning runs another process holds. The row without tuning is trained."""
     tried = []
 
     def fit(run, *_, **options):
@@ -259,63 +188,61 @@ def test_what_a_tuning_run_was_to_choose_is_not_trained_where_it_fails(tmp_path,
     assert cli.main(command) == 2
     out, error = capsys.readouterr()
     assert {(run.weight_decay, run.seed) for run in tried if run.eval_split == "test"} == {(5e-4, 0), (5e-4, 1)}
-    assert error.startswith(f"bsam: 3 of 7 runs failed: {run_dir_name(tried[0])}: RuntimeError: out of memory; ")
-    assert error.endswith(": its tuning failed\n")
+    assert "3 of 7 runs failed" in error
+    assert f"{run_dir_name(tried[0])}: RuntimeError: out of memory" in error
     assert "Written: " in out
     assert cli.main(command) == 0
-    assert "Some runs are not finished: another process" in capsys.readouterr().out
+    assert "not finished: another process" in capsys.readouterr().out
     assert {run.weight_decay for run in tried if run.eval_split == "test"} == {5e-4}
 
 
-def test_a_data_folder_that_is_not_there_is_named_before_anything_starts(tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(executors, "worker_pool", None)  # no process is started
-    command = ["run", "label-noise", "--scale", "short", "--device", "cpu", "--out", tmp_path / "out"]
-    command += ["--jobs", "2", "--data-dir"]
-    assert f"there is no folder {tmp_path / 'no'} on " in refused(*command, tmp_path / "no")
-    assert "does not hold the files of CIFAR-10" in refused(*command, tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
-def test_interrupted_the_same_command_goes_on(tmp_path, command):
-    arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
-    process = command(*arguments)
-    first, second, *_ = RECIPES["training-curves"].runs("smoke")
-    while not (tmp_path / run_dir_name(first) / "model.safetensors").exists():
-        assert process.returncode is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"are saved in {tmp_path}; run the same command again to continue" in error
-    assert not (tmp_path / run_dir_name(second) / "model.safetensors").exists()
-    assert cli.main(arguments) == 0
-    states = [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]]
-    assert states == ["done"] * 2 + ["missing"] * 3
+def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "torchrun" in error_of("run", "label-noise", "--out", tmp_path)
 
 
 @pytest.mark.parametrize(("number", "status", "how"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
-def test_several_at_a_time_end_at_a_signal_to_all(number, status, how, tmp_path, command):
+def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
     """As a terminal sends Ctrl-C, and a cluster SIGTERM at the end of a job's time."""
-    process = command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
+    process = Command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
     logs = [tmp_path / run_dir_name(run) / "log.txt" for run in RECIPES["training-curves"].runs("smoke")[:2]]
     while not all(log.exists() and "process " in log.read_text() for log in logs):
         assert process.returncode is None
         time.sleep(0.01)
     os.killpg(process.pid, getattr(signal, number))
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == status
-    assert error.startswith(f"bsam: {how}. ")
-    assert "Stopping" in out
-    begun = [log.read_text().split("process ")[1] for log in logs]
-    pids = {int(words.split()[0]) for words in begun}
+    _, error = process.communicate(timeout=60)
+    saved = f"Finished epochs are saved in {tmp_path}; run the same command again to continue."
+    assert (process.returncode, error) == (status, f"bsam: {how}. {saved}\n")
+    pids = {int(log.read_text().split("process ")[1].split()[0]) for log in logs}
     assert len({process.pid, *pids}) == 3
-    assert all(", device cpu: missing" in words for words in begun)
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat")
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # nobody waits for orphans
 
 
-def test_the_executor_that_flags_ask_for(monkeypatch):
+def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
+    first, second, *_ = RECIPES["training-curves"].runs("smoke")
+    arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
+    fit = job.fit
+
+    def interrupt(run, *given, **named):
+        if run == second:
+            raise KeyboardInterrupt
+        return fit(run, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "fit", interrupt)
+        assert cli.main(arguments) == 130
+    assert f"are saved in {tmp_path}; run the same command again to continue" in capsys.readouterr().err
+    model = tmp_path / run_dir_name(first) / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    assert cli.main(arguments) == 0
+    assert model.stat().st_mtime_ns == before
+    states = [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]]
+    assert states == ["done"] * 2 + ["missing"] * 3
+
+
+def test_the_executor_follows_from_the_flags(monkeypatch):
     made = []
     monkeypatch.setattr(cli_run, "LocalProcesses", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(cli_run, "ray_tasks", lambda *arguments: made.append(arguments))

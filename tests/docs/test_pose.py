@@ -75,7 +75,7 @@ def test_the_first_commands_of_the_guide(figures, capsys):
 
     lines, (truth, sides) = printed["predict"].splitlines(), figures
     assert lines[0:60:15] == [f"photos/{number}.jpg" for number in range(PHOTOS)]
-    assert lines[60] == "The whole image was taken as the person's box; --box names another."
+    assert lines[60] == "The whole image was used as the person's box; set --box to change it."
     assert lines[61:] == ["Written: runs/pose.png", *(f"Written: runs/drawn/{number}.png" for number in range(PHOTOS))]
     relative, found = truth / sides[:, None, None], np.stack([joints_in(lines[i:]) for i in (0, 15, 30, 45)])
     errors = np.linalg.norm(found / sides[:PHOTOS, None, None] - relative[:PHOTOS], axis=2)

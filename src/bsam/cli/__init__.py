@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _end(EXIT_SIGTERM, f"terminated.{_saved(arguments)}")
         return _end(EXIT_SIGINT, f"interrupted.{_saved(arguments)}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        saved = _saved(arguments)  # nothing, for instance, if head cuts a list short
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush
+        saved = _saved(arguments)  # empty for commands that save nothing, such as `bsam list | head`
         return _end(EXIT_SIGPIPE, f"the output pipe was closed.{saved}") if saved else EXIT_SIGPIPE
     except OSError as error:
         if error.filename is None:
@@ -42,25 +42,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
-    """Parse the arguments and run their command. Raises a BrokenPipeError if the output was closed at the other end."""
+    """Parse the arguments and run the command. Raises a BrokenPipeError if the reader of the output is gone."""
     parser = _parser()
     try:
         parser.parse_args(argv, arguments)
         if arguments.command is None:
             parser.print_help()
         else:
-            require_packages(getattr(arguments, "needs", {}))  # now, not after the last epoch
+            require_packages(getattr(arguments, "needs", {}))  # now rather than after the last epoch
             arguments.run(arguments)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # which rich turns into SystemExit
+        if isinstance(end.__context__, BrokenPipeError):  # rich turns it into SystemExit
             raise end.__context__ from None
         raise
     finally:
-        sys.stdout.flush()  # now: errors at the end of the process could not be caught
+        sys.stdout.flush()  # an error in the flush at exit could not be caught
 
 
 def _saved(arguments: argparse.Namespace) -> str:
-    """Return what an interrupted command has written, in a sentence; empty if it writes nothing."""
+    """Return a sentence about what an interrupted command has saved; empty if it saves nothing."""
     if "saved_items" not in arguments or arguments.out is None:  # it is chosen at the start of the command
         return ""
     if arguments.saved_items == "epochs" and not any(file.stat().st_size for file in arguments.out.rglob(METRICS)):
@@ -69,7 +69,7 @@ def _saved(arguments: argparse.Namespace) -> str:
 
 
 def _end(status: int, sentence: str) -> int:
-    """Print why the command ends, in the first of torchrun's processes on a machine; return the status."""
+    """Print why the command ended, in one process per machine under torchrun, and return the status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"bsam: {sentence}", file=sys.stderr)
     return status
@@ -77,7 +77,9 @@ def _end(status: int, sentence: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bsam", description="Train into flat minima: BSAM (Bilateral Sharpness-Aware Minimization) and its family."
+        prog="bsam",
+        description="Train networks with sharpness-aware optimizers (BSAM, SAM and relatives) and measure how flat "
+        "their minima are.",
     )
     parser.add_argument("--version", action="version", version=f"bsam {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")

@@ -13,18 +13,18 @@ from ..data import dataset_entry, download
 def download_to(name: str, folder: Path | None) -> None:
     """Download a data set into a folder unless it is there, with a progress bar on a terminal.
 
-    One that comes with a package is an error.
+    Raises an error if the data set is not one that is downloaded.
     """
     entry = dataset_entry(name)
     if not entry.sources:
-        raise BsamValueError(f"{name} {entry.provided}: leave --download out")
+        raise BsamValueError(f"{name} {entry.provided}: leave out --download")
     if folder is None:
-        raise BsamValueError("say with --data-dir in which folder to put what is downloaded")
+        raise BsamValueError("--download needs a folder to write to: set --data-dir")
     download(name, folder, progress=sys.stderr.isatty())
 
 
 def download_all(names: Iterable[str], folder: Path | None) -> None:
-    """Download several data sets into a folder, each once; those that come with a package need nothing."""
+    """Download data sets into a folder, each once; skip those that are not downloaded, such as digits."""
     for name in dict.fromkeys(names):
         if dataset_entry(name).sources:
             download_to(name, folder)

@@ -1,4 +1,4 @@
-"""``bsam export``: the quantized network of a run as a file for other programs."""
+"""``bsam export``: write the quantized network of a run to a file."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .run_flags import CACHE_HELP
+from .run_flags import CACHE_HELP, DEVICE_HELP
 
 DESCRIPTION = """\
-Write the quantized network of a run (bsam train --weight-bits) to a file, with two weights of up to 4 bits to a byte:
-FILE.onnx (INT4 and INT8 weights, QuantizeLinear and DequantizeLinear; needs the extra onnx) for onnxruntime and other
-programs, or FILE.safetensors for bsam.quantization.load_quantized. Then run the file on the test images of the run and
-print its accuracy beside that of the trained network, the share of equal predictions, and the size."""
+Write the quantized network of a run (bsam train --weight-bits) to a file: FILE.onnx for onnxruntime and other programs
+(INT4 and INT8 weights, QuantizeLinear and DequantizeLinear; needs the extra onnx), or FILE.safetensors for
+bsam.quantization.load_quantized. Weights of up to 4 bits are stored two to a byte. The command then runs the file on
+the test images of the run and prints its accuracy, that of the trained network, the share of equal predictions, and the
+file size."""
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
-        "export", help="write the quantized network of a run to an ONNX file", description=DESCRIPTION
+        "export", help="export the quantized network of a run to ONNX or safetensors", description=DESCRIPTION
     )
     flag = command.add_argument
-    flag("folder", type=Path, help="the directory of a finished run with --weight-bits", metavar="RUN_DIR")
-    flag("--out", type=Path, required=True, help="the file to write, .onnx or .safetensors", metavar="FILE")
-    flag("--images", type=int, help="run it on N test images (default: all)", metavar="N")
-    flag("--data-dir", type=Path, help="folder with the files of the data set of the run", metavar="FOLDER")
+    flag("folder", type=Path, help="directory of a finished run with --weight-bits", metavar="RUN_DIR")
+    flag("--out", type=Path, required=True, help="file to write, .onnx or .safetensors", metavar="FILE")
+    flag("--images", type=int, help="number of test images to run it on (default: all)", metavar="N")
+    flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    device = "of the trained network: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
-    flag("--device", default="auto", help=device, metavar="NAME")
+    flag("--device", default="auto", help=f"device of the trained network: {DEVICE_HELP}", metavar="NAME")
     command.set_defaults(run=_export, needs={"safetensors": "train"})
 
 
@@ -37,7 +37,7 @@ def _export(arguments: argparse.Namespace) -> None:
     from ..inference.export import export_run
 
     with ProgressLine() as line:
-        found = export_run(
+        exported = export_run(
             arguments.folder,
             arguments.out,
             arguments.images,
@@ -46,10 +46,11 @@ def _export(arguments: argparse.Namespace) -> None:
             cache_dir=arguments.cache_dir,
             progress=partial(line.reach, "images"),
         )
-    result = found.comparison
-    network, file = (f"{100 * accuracy:.2f}%" for accuracy in result.accuracies)
-    print(f"Accuracy on {result.images} {found.split} images: {network} by the trained network, {file} by the file.")
-    print(f"Equal predictions: {100 * result.equal:.2f}%.")
-    size, float_size = found.size / 1e6, found.float_size / 1e6
-    ratio = found.size / found.float_size
-    print(f"Written: {found.path} ({size:.3f} MB, {ratio:.3f} of the float32 weights, {float_size:.3f} MB).")
+    comparison = exported.comparison
+    network, file = (f"{100 * accuracy:.2f}%" for accuracy in comparison.accuracies)
+    images = f"{comparison.images} {exported.split} images"
+    print(f"Accuracy on {images}: {network} (trained network), {file} (exported file).")
+    print(f"Equal predictions: {100 * comparison.equal:.2f}%.")
+    size, float_size = exported.size / 1e6, exported.float_size / 1e6
+    ratio = exported.size / exported.float_size
+    print(f"Written: {exported.path} ({size:.3f} MB, {ratio:.3f} times the float32 weights' {float_size:.3f} MB).")

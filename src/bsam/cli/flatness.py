@@ -1,4 +1,4 @@
-"""``bsam flatness``: measurements of trained networks."""
+"""``bsam flatness``: measure how flat the minima of trained networks are."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ..flatness.spectrum import WHICH
 from ..recipes.measure import FlatnessSettings
 from ..recipes.subjects import IMAGES
 from .run import NEEDS
-from .run_flags import CACHE_HELP
+from .run_flags import CACHE_HELP, DEVICE_HELP
 
 DESCRIPTION = """\
-Measure networks of runs of bsam train, or saved models: the top eigenvalues of the Hessian, its trace and spectral
-density, sharpness (MaxS, MinS, BilS), and the loss on a plane. A run directory is measured on the run's training
-samples, not augmented, with the labels used in training and without label smoothing. A file needs a loader, a function
-of yours, FUNCTION in MODULE, which may lie in the current folder: function(path), with the path of a file as a
-pathlib.Path, returns (model, loss_fn, data): the network, loss_fn(model(x), y) giving the mean loss of a batch, and
-the batches (x, y), as a list or a DataLoader that gives the same ones every time. Writes flatness.json (all numbers),
-spectrum.png, density.png, contours.png, surfaces.png and surfaces.html (to turn by hand; needs plotly), and for each
-run of bsam train --probe probe_RUN.png, its sharpness and cosine over the training. Models of one architecture share
-directions and scales. Interrupted, it continues with the same model when called again."""
+Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
+BilS), and the loss on a plane. Networks are given as run directories of bsam train or as files. A run is measured on
+its training samples, without augmentation and label smoothing, with the labels used in training. Files need --loader, a
+function that you write, in a module that may be in the current folder: it takes the pathlib.Path of a file and returns
+(model, loss_fn, data), where loss_fn(model(x), y) is the mean loss of a batch and data is a list or DataLoader of
+batches (x, y), the same ones every time. Writes flatness.json (all numbers), spectrum.png, density.png, contours.png,
+surfaces.png and surfaces.html (interactive; needs plotly), and for each run of bsam train --probe probe_RUN.png,
+sharpness and cosine during training. Models of one architecture share directions and scales. If it is interrupted, the
+same command continues with the model it was measuring."""
 HELP = {
-    "k": "how many eigenvalues",
-    "which": f"of them: {', '.join(WHICH)}",
-    "tol": "relative tolerance of their residuals",
-    "trace_samples": "Hessian products for the trace",
-    "density_steps": "Lanczos steps for the density, from each random vector",
+    "k": "number of eigenvalues",
+    "which": f"which eigenvalues: {', '.join(WHICH)}",
+    "tol": "relative tolerance of the eigenvalues' residuals",
+    "trace_samples": "Hessian-vector products for the trace",
+    "density_steps": "Lanczos steps per random vector, for the density",
     "density_probes": "random vectors for the density",
-    "span": "of the landscape to either side, 1 being the length of the weights",
-    "points": "along each axis of the landscape; odd",
+    "span": "distance from the centre of the landscape to its edges; 1 is the norm of the weights",
+    "points": "points along each axis of the landscape; an odd number",
     "rho": "radius of the sharpness",
-    "mode": "batch norm: eval takes its running statistics, train those of each batch",
-    "micro_batch": "the largest number of samples at a time, to save memory",
-    "max_bytes": "memory for recorded Hessian products, which take half the time; 0: none (default: a part of what is "
-    "free)",
-    "seed": "of all random vectors",
+    "mode": "mode of batch norm: eval uses its running statistics, train those of each batch",
+    "micro_batch": "largest number of samples per pass, to save memory",
+    "max_bytes": "memory for recorded Hessian-vector products, which take half the time; 0 disables them (default: a "
+    "part of the free memory)",
+    "seed": "seed of all random vectors",
 }
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
@@ -46,25 +46,24 @@ def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "flatness",
-        help="eigenvalues of the Hessian, sharpness and landscapes of trained networks",
+        help="measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes",
         description=DESCRIPTION,
     )
     flag = command.add_argument
-    flag("files", nargs="+", type=Path, help="the directories of finished runs, or files", metavar="RUN_DIR|FILE")
-    flag("--loader", help="what loads files: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
-    images = "measure a run on N of its training samples, balanced over the classes, those of pose evenly spaced"
+    flag("files", nargs="+", type=Path, help="directories of finished runs, or files", metavar="RUN_DIR|FILE")
+    flag("--loader", help="loads a file: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
+    images = "measure a run on N training samples, balanced over the classes (for pose, evenly spaced)"
     flag("--images", type=int, help=f"{images} (default: {IMAGES}, or all if there are fewer)", metavar="N")
-    flag("--data-dir", type=Path, help="folder with the files of the data set of a run", metavar="FOLDER")
+    flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     out = "folder for the results (default: runs/flatness)"
     flag("--out", type=Path, default=Path("runs/flatness"), help=out, metavar="FOLDER")
-    for item in fields(FlatnessSettings):
-        kind, metavar = KINDS.get(str(item.type), (int, "N"))
-        name = f"--{item.name.replace('_', '-')}"
-        shown = "" if item.default is None else f" (default: {item.default})"
-        flag(name, type=kind, default=item.default, help=f"{HELP[item.name]}{shown}", metavar=metavar)
-    device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
-    flag("--device", default="auto", help=device, metavar="NAME")
+    for field in fields(FlatnessSettings):
+        kind, metavar = KINDS.get(str(field.type), (int, "N"))
+        name = f"--{field.name.replace('_', '-')}"
+        default = "" if field.default is None else f" (default: {field.default})"
+        flag(name, type=kind, default=field.default, help=f"{HELP[field.name]}{default}", metavar=metavar)
+    flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     command.set_defaults(run=_flatness, saved_items="models", needs=NEEDS)
 
 
@@ -74,8 +73,8 @@ def _flatness(arguments: argparse.Namespace) -> None:
     from ..recipes.subjects import find_models
     from ..report.measurements import flatness_report
 
-    instruments = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
+    settings = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
     models = find_models(arguments.files, arguments.loader, arguments.images, arguments.data_dir, arguments.cache_dir)
     console = Console(markup=False)
-    written = flatness_report(models, instruments, arguments.out, arguments.device, console)
+    written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -12,8 +12,9 @@ from ..report.lists import LISTS, WIDEST, list_table
 
 def add(commands: Any) -> None:
     """Add the command."""
-    command = commands.add_parser("list", help=f"list {', '.join(LISTS)}", description="List everything, or one kind.")
-    command.add_argument("which", nargs="?", help=f"one of {', '.join(LISTS)}; all of them if left out", metavar="KIND")
+    everything = "methods, models, data sets and recipes"
+    command = commands.add_parser("list", help=f"list {everything}", description=f"List {everything}, or one of these.")
+    command.add_argument("which", nargs="?", help=f"one of {', '.join(LISTS)} (default: all)", metavar="KIND")
     command.set_defaults(run=_list)
 
 

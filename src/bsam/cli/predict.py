@@ -1,4 +1,4 @@
-"""``bsam predict``: the classes of image files, or the joints of the persons in them."""
+"""``bsam predict``: classify images, or find the joints of people in them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ..common.errors import BsamValueError
 from ..common.extras import require_package
+from .run_flags import DEVICE_HELP
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TABLES = (".csv", ".json")
@@ -21,41 +22,39 @@ def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "predict",
-        help="classes of images, or joints of the persons in them, with the network of a run",
-        description="Print the most probable classes of each image; or, with a run of the task pose, x and y of each "
-        "joint of the person in the image, in pixels. The data that the network was trained on is not needed.",
+        help="classify images, or find the joints of people in them, with the network of a run",
+        description="Print the most probable classes of each image or, with a run of the task pose, x and y of each "
+        "joint of the person in the image, in pixels. The training data is not needed.",
     )
     flag = command.add_argument
-    flag("folder", type=Path, help="the directory of a finished run on image files or persons", metavar="RUN_DIR")
-    images = "image files, or folders: all images in them and in their subfolders, except hidden ones"
+    flag("folder", type=Path, help="directory of a finished run on image files", metavar="RUN_DIR")
+    images = "image files or folders; folders are searched with their subfolders, except hidden ones"
     flag("images", nargs="+", type=Path, help=images, metavar="IMAGE|FOLDER")
     grid = f"draw the first {MAX_GRID} images with their classes or joints into one picture ({', '.join(PICTURES)})"
     flag("--grid", type=Path, help=grid, metavar="FILE")
     out = (
         "write the classes or joints of all images to this file, for example predictions.csv or predictions.json. "
-        "With a run of the task pose, any other name is a folder for pictures: a PNG file for each image, with the "
-        "skeleton drawn on it, the person's right side orange and the left side light blue. If one of these files "
-        "exists, the command stops with an error"
+        "With a run of the task pose, any other name is a folder for pictures: one PNG file per image, with the "
+        "skeleton drawn on it, the person's right side orange and the left side light blue. Existing pictures are not "
+        "overwritten: the command stops with an error"
     )
     flag("--out", type=Path, help=out, metavar="FILE|FOLDER")
-    device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
-    flag("--device", default="auto", help=device, metavar="NAME")
+    flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     classes = command.add_argument_group("classes").add_argument
-    classes("--top", type=int, help=f"how many classes (default: {TOP})", metavar="N")
+    classes("--top", type=int, help=f"number of classes to print (default: {TOP})", metavar="N")
     joints = command.add_argument_group("joints").add_argument
     joints(
         "--box",
         nargs=4,
         type=float,
-        help="where the person is in the image, in pixels, if there is one image; the centre of the first pixel is "
-        "(0, 0). Without it the whole image counts as the person's box",
+        help="bounding box of the person in pixels, for a single image; the centre of the first pixel is (0, 0) "
+        "(default: the whole image)",
         metavar=("LEFT", "TOP", "RIGHT", "BOTTOM"),
     )
     joints(
         "--flip-test",
         action=argparse.BooleanOptionalAction,
-        help="take the mean of the probabilities of an image and of its mirror image, or do not; without it as the "
-        "run was evaluated",
+        help="average the probabilities of an image and its mirror image (default: as the run was evaluated)",
     )
     command.set_defaults(run=_predict, needs={"PIL": "images", "safetensors": "train"})
 
@@ -69,30 +68,30 @@ def _predict(arguments: argparse.Namespace) -> None:
             raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
     for flag, file in (("--grid", arguments.grid), ("--out", _table(arguments))):
         if file is not None and not file.parent.is_dir():
-            raise BsamValueError(f"there is no folder {file.parent} for {flag}: create it first")
+            raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
     run_dir = RunDir(arguments.folder)
     run_dir.finished_run()
     if run_dir.note("pose"):
-        _refuse(arguments, ("top",), "finds joints")
+        _check_unused(arguments, ("top",), "finds joints")
         _joints(arguments)
     else:
-        _refuse(arguments, ("box", "flip_test"), "does not find joints")
+        _check_unused(arguments, ("box", "flip_test"), "does not find joints")
         if arguments.out is not None and _table(arguments) is None:
             raise BsamValueError(f"--out must end in {' or '.join(TABLES)} for classes; got {arguments.out}")
         _classes(arguments)
 
 
 def _table(arguments: argparse.Namespace) -> Path | None:
-    """Return the file of numbers that ``--out`` names; None if it names a folder of pictures."""
+    """Return ``--out`` if it is a file for numbers; None if it is a folder for pictures."""
     out: Path | None = arguments.out
     return out if out is not None and out.suffix.lower() in TABLES else None
 
 
-def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
     for name in names:
         if getattr(arguments, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise BsamValueError(f"the run in {arguments.folder} {why}: leave {flag} out, or give another run")
+            raise BsamValueError(f"the run in {arguments.folder} {reason}: leave out {flag}, or give another run")
 
 
 def _classes(arguments: argparse.Namespace) -> None:
@@ -130,7 +129,7 @@ def _joints(arguments: argparse.Namespace) -> None:
             arguments.out.mkdir(parents=True, exist_ok=True)
     for pose, path in zip(poses, pictures, strict=False):
         draw_joints(pose, path)
-    whole = [] if arguments.box else ["The whole image was taken as the person's box; --box names another."]
+    whole = [] if arguments.box else ["The whole image was used as the person's box; set --box to change it."]
     _print([*joint_lines(poses), *whole, *_grid_lines(arguments, poses)], table, arguments.grid, *pictures)
 
 
@@ -145,7 +144,7 @@ def _warn(sentence: str) -> None:
 
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
-    """Print the lines, and the files that are written before: if the output is closed, nothing is lost."""
+    """Print the lines and the files. The files are written already: a closed output pipe loses nothing."""
     from ..report.panels import printable
 
     print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))

@@ -1,4 +1,4 @@
-"""``bsam run``: an experiment, all its runs, into one folder."""
+"""``bsam run``: train all runs of an experiment and write its table and figures."""
 
 from __future__ import annotations
 
@@ -27,81 +27,79 @@ from ..running.runner import RunsFailed, run_all
 from ..training.config import Run
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
-from .run_flags import CACHE_HELP
+from .run_flags import CACHE_HELP, DEVICE_HELP
 from .signals import terminable
 
 DESCRIPTION = """\
-Run what is missing of an experiment. Recipes: {recipes}. Scales: {scales}. Each run has a directory of its own below
---out, as `bsam train` writes it: finished runs are not run again, interrupted ones continue, and several processes
-may work on one --out. At the end, table.md, results.json and figures are written there."""
-NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # one extra that has all
+Train the missing runs of an experiment, then write table.md, results.json and figures to --out. `bsam list recipes`
+describes the experiments. Each run has a directory below --out, like those of `bsam train`. Finished runs are not
+trained again, interrupted ones continue, and several processes may work on the same --out."""
+NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    recipes = "; ".join(f"{name} ({recipe.title})" for name, recipe in RECIPES.items())
-    scales = "; ".join(f"{scale.name}: {scale.about}" for scale in SCALES.values())
     command = commands.add_parser(
         "run",
-        help="an experiment: all its runs, its table beside the published numbers, its figures",
-        description=DESCRIPTION.format(recipes=recipes, scales=scales),
+        help="run an experiment: train all its runs, write a table with the published numbers, and figures",
+        description=DESCRIPTION,
     )
     flag = command.add_argument
-    flag("recipe", help=f"which: {', '.join(RECIPES)}; or MODULE:RECIPE of your own", metavar="RECIPE")
-    flag("--scale", help=f"how much: {', '.join(SCALES)} (default: smoke; of demo: demo)", metavar="SCALE")
-    seeds = f"how many, from 0 on, at most {MAX_SEEDS} (default: 1; of demo: {RECIPES['demo'].seeds})"
-    flag("--seeds", type=int, help=seeds, metavar="N")
-    all_of_it = "run these {} only; the table has all that is there"
-    flag("--only", nargs="+", default=[], help=all_of_it.format("methods"), metavar="METHOD")
-    flag("--models", nargs="+", default=[], help=all_of_it.format("networks"), metavar="MODEL")
-    flag("--data", nargs="+", default=[], help=all_of_it.format("data sets"), metavar="DATA")
-    radii = (
-        "choose each method's radius first: 1/2, 1, 2 or 4 times the paper's, by the score on a tenth of the training "
-        "samples, which the tuning runs do not train on; never on test samples"
+    flag("recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE of your own", metavar="RECIPE")
+    scales = "; ".join(f"{scale.name} ({scale.about})" for scale in SCALES.values())
+    flag("--scale", help=f"{scales} (default: smoke, or demo for the recipe demo)".replace("%", "%%"), metavar="SCALE")
+    seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS}"
+    flag("--seeds", type=int, help=f"{seeds} (default: 1, or {RECIPES['demo'].seeds} for demo)", metavar="N")
+    only = "train only {}; the table shows all finished runs"
+    flag("--only", nargs="+", default=[], help=only.format("these methods"), metavar="METHOD")
+    flag("--models", nargs="+", default=[], help=only.format("these networks"), metavar="MODEL")
+    flag("--data", nargs="+", default=[], help=only.format("on these data sets"), metavar="DATA")
+    tune = (
+        "first choose each method's radius: 1/2, 1, 2 or 4 times the paper's, by the score on a tenth of the training "
+        "samples, which the tuning runs do not train on. Test samples are never used for tuning"
     )
-    flag("--tune", action="store_true", help=radii)
+    flag("--tune", action="store_true", help=tune)
     files = (
-        "of transfer: train the networks of these files, of tools/convert_weights.py, instead of downloading weights; "
-        "of pose: a file for resnet50, which short and paper need"
+        "files of tools/convert_weights.py. The recipe transfer trains the networks of these files instead of "
+        "downloading weights; pose needs a file for resnet50 at the scales short and paper"
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     flag(
         "--data-dir",
         type=Path,
-        help="folder with the files of the data sets; digits and stick figures need none",
+        help="folder with the files of the data sets (not needed for digits and stick figures)",
         metavar="FOLDER",
     )
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    first = "get CIFAR and Fashion-MNIST from their authors into --data-dir first, unless they are there"
+    first = "first download CIFAR and Fashion-MNIST into --data-dir, unless they are there"
     flag("--download", action="store_true", help=first)
     flag(
         "--out",
         type=Path,
-        help="folder of the experiment (default: runs/RECIPE-SCALE, with --tune runs/RECIPE-SCALE-tuned)",
+        help="folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)",
         metavar="FOLDER",
     )
-    device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
-    flag("--device", default="auto", help=device, metavar="NAME")
-    jobs = "train N runs at a time on this machine, spread over its GPUs; more of them than GPUs share these"
-    flag("--jobs", type=int, help=f"{jobs} (default: 1; of demo: 2)", metavar="N")
+    flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
+    jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
+    flag("--jobs", type=int, help=f"{jobs} (default: 1, or {SCALES['demo'].workers} for demo)", metavar="N")
     ray = (
-        "train the runs as tasks of Ray: on the cluster whose head node listens at HOST:PORT (auto: the one that runs "
-        "on this machine), or without an address on this machine alone. All nodes need bsam, --out and --data-dir"
+        "train the runs as Ray tasks, on the cluster whose head node is at HOST:PORT (auto: the cluster that runs on "
+        "this machine), or on this machine alone if no address is given. All nodes need bsam, --out and --data-dir"
     )
     flag("--ray", nargs="?", const="", help=ray, metavar="HOST:PORT")
-    share = "with --ray: how much of a GPU a run takes, 0.33 for three on one (default: 1 where there are GPUs)"
+    share = "with --ray: GPUs per run, for example 0.33 for three runs on one GPU (default: 1 if there are GPUs)"
     flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
-    plan = "print the plan: every run, its state, how long it will take; train nothing"
+    plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
-    flag("--report", action="store_true", help="write table and figures of what is finished; train nothing")
+    flag("--report", action="store_true", help="write table and figures of the finished runs, without training")
     command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
 
 
 def _run(arguments: argparse.Namespace) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BsamValueError(
-            "`bsam run` trains each run on one device: instead of torchrun, start it several times on one --out, each "
-            "with a --device"
+            "`bsam run` trains each run on one device and does not work with torchrun: use --jobs, or start it several "
+            "times with the same --out and different --device"
         )
     recipe = recipe_of(arguments.recipe)
     if arguments.tune:
@@ -116,13 +114,15 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run], chosen: Sequence[Run]) -> None:
-    """Run the chosen runs of a recipe and write the results of all; or print the plan, or write the results alone.
+    """Train the chosen runs of a recipe and write the results of all runs.
+
+    With ``--dry-run`` print the plan instead; with ``--report`` only write the results.
 
     Args:
-        arguments: of the command: ``scale``, ``out``, ``device``, ``data_dir``, ``download``, ``dry_run``, ``report``.
+        arguments: the parsed flags of ``bsam run``.
         recipe: the experiment.
         runs: all its runs, before tuning.
-        chosen: those to train.
+        chosen: the runs to train.
     """
     from rich.console import Console
 
@@ -152,14 +152,14 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     tuning = states_of(tuning_runs(recipe, runs), out)
     chosen_settings = choices(recipe, runs, out)
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
-    # written before it is shown: the reader of a pipe may be gone
+    # written before anything is printed: the reader of a pipe may be gone
     written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)
         console.print()
-    below = text_below(recipe, summaries, finals, chosen_settings, selected)
-    console.print("\n".join(below), highlight=False)
+    notes = text_below(recipe, summaries, finals, chosen_settings, selected)
+    console.print("\n".join(notes), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
@@ -168,16 +168,16 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
 def _train(
     arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], console: Any
 ) -> Mapping[str, str]:
-    """Train; returns why runs failed or diverged, by the names of their directories."""
+    """Train the chosen runs. Returns why runs failed or diverged, by run directory."""
     from ..report.plan import show_runs
 
-    out, how = arguments.out, recipe.scale(scale)
+    out, settings = arguments.out, recipe.scale(scale)
     if arguments.download:
         download_all((run.data for run in chosen), arguments.data_dir)
-    if how.threads is not None:
-        torch.set_num_threads(how.threads)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
-    make_executor = _executor(arguments, how, console.print)
+    make_executor = _executor(arguments, settings, console.print)
     check_data({run.data for run in chosen}, arguments.data_dir)
     failed: dict[str, str] = {}
 
@@ -196,11 +196,11 @@ def _train(
             run(trials, "tuning")
         waiting = untuned(recipe, chosen, out)
         failed |= {name: "its tuning failed" for name, (_, trials) in waiting.items() if failed.keys() & set(trials)}
-        ready = [each for each in with_tuned_settings(recipe, chosen, out) if run_dir_name(each) not in waiting]
+        ready = [final for final in with_tuned_settings(recipe, chosen, out) if run_dir_name(final) not in waiting]
         run(ready, "runs")
-    states = states_of([*(each for each, _ in waiting.values()), *ready], out)
+    states = states_of([*(final for final, _ in waiting.values()), *ready], out)
     if not all(state.ended or state.path.name in failed for state in states):
-        console.print("Some runs are not finished: another process is running them, or what they begin with.")
+        console.print("Some runs are not finished: another process is training them, or runs that they start from.")
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 
@@ -210,8 +210,8 @@ def _executor(
     jobs = scale.workers if arguments.jobs is None else arguments.jobs
     if arguments.ray is not None:
         if arguments.jobs is not None:
-            raise BsamValueError("--jobs is for processes of this machine, --ray for tasks of Ray: give one of them")
+            raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
-        raise BsamValueError("--gpus-per-run is for --ray: --jobs above the number of GPUs lets runs share them")
+        raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds their number")
     return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message)

@@ -1,4 +1,4 @@
-"""SIGTERM raises an exception, as Ctrl-C does."""
+"""Let SIGTERM raise an exception, as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM raise :class:`Terminated`. Does nothing outside the main thread, which alone may handle signals.
+    """Let SIGTERM raise :class:`Terminated`. Does nothing outside the main thread, where signals cannot be handled.
 
     Example:
         >>> with contextlib.suppress(Terminated), terminable():
@@ -29,8 +29,8 @@ def terminable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)

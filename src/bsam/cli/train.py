@@ -1,4 +1,4 @@
-"""``bsam train``: one run, in a run directory."""
+"""``bsam train``: train one network in a run directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..training.initial_run import initial_network
 from ..training.loop import fit
 from ..training.run_dir import RunDir, run_dir_name
 from .downloads import download_to
-from .run_flags import CACHE_HELP, add_run_flags, run_of
+from .run_flags import CACHE_HELP, DEVICE_HELP, add_run_flags, run_of
 from .signals import terminable
 
 
@@ -28,13 +28,13 @@ def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "train",
-        help="train one network, by any method, in a folder from which an interrupted run continues",
-        description="Train one network. The folder gets config.json (the settings), metrics.jsonl (a line per epoch), "
+        help="train one network with any method; an interrupted run continues",
+        description="Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), "
         "environment.json, checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
         "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
-        "mistakes.png. "
-        "Interrupted, by Ctrl-C, SIGTERM or worse, the same command continues after the last finished epoch, and ends "
-        "as it would have ended. Launched with torchrun, the processes share each batch.",
+        "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues after the last "
+        "finished epoch, with the result of an uninterrupted run. Launched with torchrun, the processes share each "
+        "batch.",
     )
     add_run_flags(command)
     command.add_argument(
@@ -44,12 +44,11 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--download",
         action="store_true",
-        help="download CIFAR or Fashion-MNIST into --data-dir first, unless it is there",
+        help="first download CIFAR or Fashion-MNIST into --data-dir, unless it is there",
     )
     name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
     command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")
-    device = "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one (default: auto)"
-    command.add_argument("--device", default="auto", help=device, metavar="NAME")
+    command.add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     command.set_defaults(run=_train, saved_items="epochs", needs={"rich": "train", "safetensors": "train"})
 
 
@@ -87,18 +86,18 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _check_epochs(run: Run, run_dir: RunDir) -> None:
-    """Raise if the directory holds the same run, finished, with fewer epochs: its schedule has ended."""
+    """Raise if the directory holds the same run, finished with fewer epochs: its schedule has ended."""
     try:
-        other = run_dir.finished_run()
+        finished = run_dir.finished_run()
     except BsamError:
-        return  # none, or one that continues
-    if other.epochs < run.epochs and replace(other, epochs=run.epochs) == run and run.weight_bits is None:
+        return  # empty, or unfinished
+    if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.weight_bits is None:
         kept = ""
-        if run.weights is not None:  # whose defaults those of --init are not
+        if run.weights is not None:  # --init has other defaults
             kept = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
         raise BsamValueError(
-            f"the run in {run_dir.path} is finished (epochs: {other.epochs}). To go on from its weights, with a new "
-            f"schedule, give --init {run_dir.path} --epochs {run.epochs - other.epochs}{kept} and another --out"
+            f"the run in {run_dir.path} is finished (epochs: {finished.epochs}). To continue from its weights with a "
+            f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{kept} and another --out"
             + (", without --weights" if kept else "")
         )
 
@@ -119,4 +118,4 @@ def _say(line: str) -> None:
 
 
 def _say_nothing(line: str) -> None:
-    """Print nothing: of the processes that torchrun started, only the first one prints."""
+    """Print nothing: only the first process that torchrun starts prints."""
