@@ -39,6 +39,12 @@ class Process:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
+    def poll(self) -> int | None:  # as benchmarks/kill_and_resume.py does
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         self._process.kill()
 

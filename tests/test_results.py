@@ -96,9 +96,10 @@ def noise_claims() -> list[tuple[str, list[str]]]:
         (f"below**, by {one - wide2['mean']:.1f}, 1 seed | {wide2_mean} and {one:.2f} (seed 1) |", [results]),
         (f"BSAM is {span('bsam', 'sam')} points above SAM", [readme, guide]),
         (f"is {span('sam-rho0.1', 'bsam')} points above BSAM", [readme, guide]),
-        (f"it is {span('bsam', 'sam-follow')} points below (2 seeds)", [readme]),
-        (f"SAM {fixed_mean}, BSAM {wide_mean} (2 seeds each), and BSAM with two passes {wide2_mean} (1 seed", [readme]),
-        (f"the labels flipped: {fixed_mean} ± {fixed['std']:.2f} (2) fixed", [readme]),
+        (f"SAM is {span('bsam', 'sam-follow')} points below BSAM (2 seeds)", [readme]),
+        (f"SAM reaches {fixed_mean} and BSAM {wide_mean} (2 seeds each)", [readme]),
+        (f"and BSAM with two passes {wide2_mean} (1 seed;", [readme]),
+        (f"the labels flipped, {fixed_mean} ± {fixed['std']:.2f} (2) at a fixed radius", [readme]),
         (f"{follow_mean} ± {follow['std']:.2f} (2) with BSAM's schedule", [readme]),
         (f"SAM at 0.1 reaches {fixed_mean}, and {follow_mean} if its radius falls to 0.05 (2 seeds each", [guide]),
         (f"From 0.05 to 0.1, SAM gains {span('sam-rho0.1', 'sam')} points", [page]),
@@ -127,7 +128,7 @@ def test_the_sentences_on_clean_labels():
     assert f"BSAM with 2 passes reached {wide:.2f} (seed 0, `bsam-2-rho0.1-seed0.jsonl`" in results
     assert f"{two - wide:.2f} points less than at 0.05 / 0.05 with the same seed" in results
     assert wide < min(found[f"sgd-seed{seed}"] for seed in range(3))
-    assert f"On CIFAR-10 with clean labels: {fixed:.2f} and {falling:.2f} (1 seed each)" in readme
+    assert f"on CIFAR-10 with clean labels, {fixed:.2f} and {falling:.2f} (1 seed each)" in readme
 
 
 @pytest.mark.parametrize("folder", [CLEAN, NOISE, RADIUS, DIGITS], ids=lambda folder: folder.name)

@@ -49,7 +49,7 @@ def test_a_folder_of_images_from_start_to_end(photos, weights, tmp_path, capsys)
     assert train(*command) == 0
     printed, error = capsys.readouterr()
     assert "18 of 18" in error
-    assert f"Loaded {len(load_file(weights)) - 2} tensors of resnet.safetensors" in printed
+    assert f"Loaded {len(load_file(weights)) - 2} tensors from resnet.safetensors" in printed
     note = {name: json.loads((out / f"{name}.json").read_text()) for name in ("config", "data", "inputs", "weights")}
     assert all(f"{name}.json" in printed.splitlines()[-1] for name in note)
     expected = {"model": "timm:test_resnet", "weights": "resnet.safetensors", "data": "folder:images"}

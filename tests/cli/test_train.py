@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import bsam
 from bsam import cli
+from bsam.data.entries import ArrayData
 from bsam.training.config import Run
 from bsam.training.run_dir import RunDir, run_dir_name
 from processes import Command
@@ -174,5 +174,5 @@ def test_too_large_a_radius_is_reported_once_after_the_first_epoch(tmp_path, cap
 def test_a_missing_package_of_the_data_is_an_error(tmp_path, error_of, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("bsam.tasks.image_inputs._load_arrays", bsam.data.load)
+    monkeypatch.setattr("bsam.tasks.image_inputs._load_arrays", ArrayData.load)  # without its cache
     assert "pip install" in error_of(*SHORT, "--out", tmp_path / "out")

@@ -53,7 +53,9 @@ def assert_same_state(ours, expected, atol=1e-6):
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
 @pytest.mark.parametrize(("precision", "autocast"), [("32-true", None), ("bf16-mixed", torch.bfloat16)])
-def test_fabric(lightning, example, precision, autocast):
+def test_fabric(lightning, example, precision, autocast, monkeypatch):
+    enabled = torch.backends.mkldnn.enabled  # torch switches it off where bfloat16 fails
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", enabled)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     _, (net, accuracy), out = example("fabric_loop", epochs=2, precision=precision)
     model = digits_network()

@@ -49,7 +49,7 @@ class Result:
 
     @property
     def last(self) -> Epoch:
-        """The epoch that is reported: always the last one, not the best one."""
+        """The reported epoch, which is the last one, not the best one."""
         return self.epochs[-1]
 
     @property
