@@ -58,8 +58,7 @@ def test_the_memory_format_may_change_between_steps():
 
 def test_parameters_may_be_cast_between_steps(problem):
     optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
-    optimizer.step(problem.loss)
-    for dtype in (torch.float32, torch.float64):
+    for dtype in (torch.float32, torch.float64, torch.float32):
         problem.model.to(dtype)
         problem.x = problem.x.to(dtype)
         optimizer.zero_grad()

@@ -265,6 +265,30 @@ def test_scaler_ignores_an_overflow_in_a_pass_of_the_probe(problem, method, over
     assert overflow or numbers(probe.readings[0]) == pytest.approx(expected, rel=1e-9)
 
 
+def test_an_overflow_in_a_pass_of_the_probe_does_not_move_the_start(problem):
+    """BSAM from the released code starts its step at a point other than w; with two passes the probe adds one."""
+    ends = []
+    for probed in (False, True):
+        own, scaler = problem.clone(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        optimizer = bsam.BSAM(base(own.model.parameters()), own.model, passes=2, start_from_min=True)
+        seen = Counted(own.loss)
+        if probed:
+            Probe(every=1).attach(optimizer)
+        optimizer.backward(lambda seen=seen: seen() * (float("inf") if seen.calls == 3 else 1.0), scaler=scaler)
+        scaler.step(optimizer)
+        assert seen.calls == 2 + probed
+        ends.append(own.weights())
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+def test_a_step_that_overflows_is_not_recorded(problem):
+    optimizer, scaler = built("bsam", problem), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    probe = Probe(every=1).attach(optimizer)
+    optimizer.backward(lambda: problem.loss() * float("inf"), scaler=scaler)
+    scaler.step(optimizer)
+    assert (optimizer.t, probe.readings) == (0, [])
+
+
 def test_copies_of_the_optimizer_have_no_observers(problem):
     optimizer = built("bsam", problem)
     probe = Probe(every=1).attach(optimizer)

@@ -52,7 +52,7 @@ class Buffers:
 
     @torch.no_grad()
     def begin_pass(self, modules: Iterable[nn.Module]) -> None:
-        """Save the buffers before the first pass of a step; restore them before every later pass."""
+        """Before the first pass, save the buffers; before the second, keep what the first left; then restore them."""
         if not self._saved:
             self.save(modules)
         if self._passes == 1:

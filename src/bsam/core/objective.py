@@ -98,7 +98,7 @@ class Objective:
     def close(self, failed: bool) -> None:
         """Restore the weights, the modules and the random generators; if a pass failed, also buffers and gradients.
 
-        Calling it again has no effect.
+        May be called again after an interrupt.
         """
         self._weights.restore()
         self._modules.restore()
@@ -192,8 +192,8 @@ class Objective:
 
     @contextlib.contextmanager
     def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
-        """Return the context of one pass: moved weights, fresh gradients, the buffers and draws of the first pass."""
-        if at is None or self.overflowed():  # after an overflow, ``at`` is NaN, and some losses raise at NaN weights
+        """Return the context of one pass: moved weights, the buffers from before the step, the first pass's draws."""
+        if at is None or self.overflowed():  # then ``at`` may be NaN, and some losses raise at NaN weights
             self._weights.restore()
         else:
             self._weights.move(at)

@@ -2,7 +2,7 @@
 
 # The life of a step, ``optimizer.step(closure)``:
 #
-# 1. ``step`` clears ``p.grad`` and calls ``backward``. (Loops that clip or scale gradients call the two separately.)
+# 1. ``step`` clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call ``backward`` and ``step``.)
 # 2. ``backward`` reads the parameter groups again: ``Weights`` lists the parameters that require a gradient.
 # 3. It creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
 #    itself, such as methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them.
@@ -18,20 +18,22 @@
 #      - modules that the closure runs but this optimizer does not train keep their gradients (``OtherModules``).
 #    ``GraphCheck`` raises if the closure returns a loss that an earlier pass returned. With ``model=None``, the first
 #    step raises if the closure runs batch norm in training mode.
-# 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute nothing. Norms and inner products are computed at once,
-#    and stay on the device.
+# 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
+#    are computed at once, and stay on the device. If a scaled gradient is non-finite, later passes run at w, and the
+#    direction is NaN, so that the scaler skips the step.
 # 7. Observers, such as ``bsam.flatness.Probe``, read the passes.
-# 8. ``_store`` restores the weights bit for bit from a backup (``Weights.restore``), evaluates the direction in place,
-#    and adds it to ``p.grad``. It also keeps the values to remember (``MethodState``) and the point to step from, if
-#    that is not w (``StepState``). They wait for ``step``: if ``GradScaler`` skips it, ``zero_grad`` discards them, or
-#    the next ``backward`` if every ``p.grad`` is None.
+# 8. ``_store`` restores the weights bit for bit from a backup (``Weights.restore``) and evaluates the direction in the
+#    memory of one of the gradients. With the earlier ``p.grad`` added, this becomes ``p.grad``. The values to remember
+#    (``MethodState``) and the point to step from, if that is not w (``StepState``), wait for ``step``. If
+#    ``GradScaler`` skips it, ``zero_grad`` discards them, or the next ``backward`` if every ``p.grad`` is None.
 # 9. Buffers and random generators end up as the first pass left them. If a pass raises, weights, buffers and ``p.grad``
-#    are as they were before ``backward``; the generators are not rewound.
+#    are as they were before ``backward``; the generators stay where the first pass left them, or where it stopped.
 # 10. ``step`` moves the weights to the point to step from, runs the base optimizer on ``p.grad``, stores the remembered
 #     values, and counts.
 #
-# BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. On one
-# device, the others only check (step_state.py, graph_check.py), replay random numbers (rng.py) or save (wrapper.py).
+# BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. They call
+# helpers: closure.py calls the closure; layout.py and foreach.py compute on lists of tensors; rng.py replays random
+# numbers; step_state.py holds the phase and the point to step from; wrapper.py completes and saves parameter groups.
 
 from __future__ import annotations
 
@@ -255,6 +257,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             with calls_seen(refuse_batch_norm) if self._may_miss_modules else contextlib.nullcontext():
                 d = L.scaled(self.direction(L))
             self._may_miss_modules = False
+            if L.overflowed():  # the scaler will skip this step
+                self._step_state.offset, observers = None, []
             with L.extra_evaluations():
                 for observer in observers:
                     observer.observe(self, L)
@@ -295,7 +299,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if offset is not None:
             offset = Vector(offset.tensors(), offset.layout)  # a copy: evaluating d overwrites gradients
         self._fill(d, L.held, L.has_grad)
-        if offset is not None and not L.overflowed():
+        if offset is not None:
             self._step_state.keep(offset, local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
         self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
 

@@ -57,7 +57,7 @@ class Term:
         return self._norm
 
     def move_to(self, buckets: BucketedTensors) -> None:
-        """Move the entries to other memory, which must not be overwritten."""
+        """Copy the entries to memory that is kept between steps, and so must never become ``p.grad``."""
         for source, target in zip(self.buckets, buckets, strict=True):
             torch._foreach_copy_(target, source)
         self.buckets, self.scratch = buckets, False
