@@ -41,7 +41,7 @@ bench: $(READY)  ## measure time and memory of a step relative to its gradient p
 	$(PY) benchmarks/memory.py
 
 test-gpu:  ## run the tests that need a CUDA device, with the python3 in PATH
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests --ignore tests/docs
 
 clean:  ## remove .venv, caches and runs
 	rm -rf docs/_build docs/methods docs/reference/settings.md docs/reference/command-line.md docs/reference/examples.md
