@@ -38,13 +38,13 @@ def add(commands: Any) -> None:
     )
     add_run_flags(command)
     command.add_argument(
-        "--data-dir", type=Path, help="folder with the files of the data set and of --weights", metavar="FOLDER"
+        "--data-dir", type=Path, help="folder with the files of the data set (and of --weights)", metavar="FOLDER"
     )
     command.add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     command.add_argument(
         "--download",
         action="store_true",
-        help="first download CIFAR or Fashion-MNIST into --data-dir, unless it is there",
+        help="first download CIFAR or Fashion-MNIST into --data-dir, if it is not there yet",
     )
     name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
     command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")
@@ -86,7 +86,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _check_epochs(run: Run, run_dir: RunDir) -> None:
-    """Raise if the directory holds the same run, finished with fewer epochs: its schedule has ended."""
+    """Raise if the directory holds the same run, finished after fewer epochs: its schedule has ended."""
     try:
         finished = run_dir.finished_run()
     except BsamError:

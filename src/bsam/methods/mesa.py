@@ -57,7 +57,7 @@ class MESA(Distillation):
     """
 
     title, reference, arxiv = "MESA", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "SAF without the table: an averaged model's logits."
+    purpose = "SAF with an averaged model instead of a table."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")

@@ -82,7 +82,7 @@ def score_of_data(data: str) -> PoseScore:
 
 POSE_RECIPE = Recipe(
     "pose",
-    "Human pose estimation by SimCC",
+    "Human pose estimation with SimCC",
     pose,
     by_method,
     published_table=PUBLISHED,
