@@ -33,8 +33,7 @@ def add(commands: Any) -> None:
         "environment.json, checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
         "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
         "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues after the last "
-        "finished epoch, with the result of an uninterrupted run. Launched with torchrun, the processes share each "
-        "batch.",
+        "finished epoch, with the result of an uninterrupted run. With torchrun, the processes share each batch.",
     )
     add_run_flags(command)
     command.add_argument(
