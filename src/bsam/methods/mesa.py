@@ -36,7 +36,7 @@ class MESA(Distillation):
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
-        label_smoothing: that of the cross-entropy.
+        label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
     Example:

@@ -70,7 +70,7 @@ class Recipe:
         grid: called with a scale; returns the runs of one seed.
         cell: the position of a run in the table.
         rows: the header of the first column, which says what the rows are.
-        published_table: published numbers, shown beside ours.
+        published_table: published numbers, shown next to ours.
         figures: names in ``bsam.report.results.FIGURES``, or functions ``draw(recipe, states, path)``.
         axis: the horizontal axis of the figure ``accuracy_lines``.
         scales: the scales that it can be run on, by name or as objects; the first is the default.

@@ -118,8 +118,8 @@ class TaskSettings:
     data: str = setting(
         "digits",
         "a data set from `bsam list data`; folder:PATH for your own images, with one folder per class; or "
-        "MODULE:FUNCTION for a function of yours that returns the data, in a module that is installed or in the "
-        "current folder",
+        "MODULE:FUNCTION for your own function that returns the data, in a module that is installed or in the current "
+        "folder",
         check_name,
     )
     image_size: int | None = setting(
