@@ -70,7 +70,7 @@ def test_smoke(name, tmp_path, capsys):
     trained = [run for run in results["runs"] if run["state"] == "done"]
     assert {run["folder"] for run in trained} == folders(tmp_path)
     assert all(0 <= run["last"]["test_accuracy"] <= 1 and len(run["machines"]) == 1 for run in trained)
-    assert f"{len(trained)} runs: 0 ended, 0 started, {len(trained)} not started." in text
+    assert f"{len(trained)} runs: 0 finished, 0 in progress, {len(trained)} not started." in text
     for figure in RECIPES[name].figures:
         assert (tmp_path / f"{figure}.png").stat().st_size > 2_000
     assert text.startswith(f"{RECIPES[name].title} ({SMOKE}). ")
@@ -79,7 +79,7 @@ def test_smoke(name, tmp_path, capsys):
     assert all(line.endswith(f" ({SMOKE})") for line in headings)
     assert all(f"{line.removeprefix('## ')}" in text for line in headings[1:])
     assert cli.main([*command, "--dry-run"]) == 0
-    left = f"{len(trained)} runs: {len(trained)} ended, 0 started, 0 not started."
+    left = f"{len(trained)} runs: {len(trained)} finished, 0 in progress, 0 not started."
     assert left in " ".join(capsys.readouterr().out.split())
 
 
@@ -95,8 +95,9 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     command = ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "112 runs: 0 ended, 0 started, 112 not started. Time left: unknown before the first epoch." in " ".join(
-        text.split()
+    assert (
+        "112 runs: 0 finished, 0 in progress, 112 not started. Time left: unknown before the first epoch."
+        in " ".join(text.split())
     )
     assert text.count("missing") == 112
     assert not (tmp_path / "out").exists()
@@ -106,7 +107,7 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     monkeypatch.setenv("COLUMNS", "160")
     assert cli.main(["run", "demo", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "29 runs: 0 ended, 0 started, 29 not started." in " ".join(text.split())
+    assert "29 runs: 0 finished, 0 in progress, 29 not started." in " ".join(text.split())
     labels = [line.split("  ")[0] for line in map(str.strip, text.splitlines()) if line.startswith("DigitsNet")]
     assert len(labels) == len(set(labels)) == 29
     planned = []
@@ -131,7 +132,7 @@ def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     command = ["run", "classification", "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "21 runs: 0 ended, 0 started, 21 not started." in text
+    assert "21 runs: 0 finished, 0 in progress, 21 not started." in text
     assert text.count("ResNet-18, CIFAR-10,") == 21
     assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "--device", "cpu"]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -96,7 +96,7 @@ ROWS = {
     "bad joints": ({"joints.mat": b"MATLAB"}, lambda: read_lspet(FOLDER), BsamRuntimeError, "joints.mat"),
     "no persons": ({}, lambda: read_mpii(FOLDER), BsamRuntimeError, "mpii_human_pose"),
     "text": ({}, decoded(b"not an image"), BsamValueError, "cat.jpg"),
-    "postscript": ({}, decoded(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n"), BsamValueError, "no image"),
+    "postscript": ({}, decoded(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n"), BsamValueError, "not an image"),
     "cut jpeg": ({}, decoded(encoded(SMALL, "JPEG")[:-400]), BsamValueError, "truncated"),
     "cut png": ({}, decoded(encoded(SMALL)[:-400]), BsamValueError, "truncated"),
     "floats": ({}, decoded(encoded(SMALL.astype(np.float32), "TIFF")), BsamValueError, "floating-point"),

@@ -72,6 +72,6 @@ def test_the_code_of_the_guide(folder, capsys):
     exec(in_small(code, SMALL_CODE), names)
     assert names["run"].settings().items() >= {"lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}.items()
     *told, accuracy, predicted = capsys.readouterr().out.splitlines()
-    assert told == ["The initial weights are random: --weights names pretrained ones."]
+    assert told == ["The initial weights are random; to load pretrained ones, use --weights."]
     assert accuracy == f"test accuracy {names['result'].score:.1%}"
     assert re.fullmatch(rf"new/circle\.png ({'|'.join(SHAPES)}) [\d.]+%", predicted)

@@ -104,7 +104,7 @@ def test_the_code_of_the_guide(figures, capsys):
     expected = {"base": "adam", "lr": 1e-3, "batch": 11, "weight_decay": 0.0, "label_smoothing": 0.0}
     assert names["run"].settings().items() >= expected.items()
     told, score, *joints = capsys.readouterr().out.splitlines()
-    assert told == "The initial weights are random: --weights names pretrained ones."
+    assert told == "The initial weights are random; to load pretrained ones, use --weights."
     assert score == f"PCK {names['result'].score:.1%}"
     assert [re.fullmatch(r"([\w ]+) -?[\d.]+ -?[\d.]+", line)[1] for line in joints] == list(LSP.joints)
 

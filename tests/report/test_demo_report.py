@@ -25,9 +25,7 @@ SGD = row("SGD", 70.0, 2.0, 96.0)
 
 
 TUNED = {"weight_decay": 0.1}
-REACHES = (
-    "SGD with weight decay 0.1, tuned, in place of 0.0005 reaches {} ± 0.5 % and memorises 4 % of the flipped labels"
-)
+REACHES = "SGD with tuned weight decay 0.1 instead of 0.0005 reaches {} ± 0.5 % and memorises 4 % of the flipped labels"
 FLAT = [row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1)]
 SENTENCES = [
     (
@@ -38,7 +36,7 @@ SENTENCES = [
     *(
         (
             [SGD, row("SAM", mean, std)],
-            f"The effect is not there for SAM, which is {where}: {mean} ± {std} against 70.0",
+            f"SAM does not help here. It is {where}: {mean} ± {std} against 70.0",
         )
         for mean, std, where in (
             (72.0, 1.0, "within the spread (2.0 points) of SGD"),
@@ -49,15 +47,18 @@ SENTENCES = [
     ),
     ([SGD, row("SAM", 75.0, 1.0, 96.0)], "SAM is 5.0 points above SGD, but does not memorise less: 75.0 ± 1.0 against"),
     ([SGD, replace(row("SAM", 90.0, 1.0, n=3), diverged=2)], "SGD 96 %. With 2 more seeds it diverged."),
-    ([SGD, row("BSAM", 90.0, None, n=1)], "Nothing is concluded for BSAM, of which one seed is finished: 90.0 against"),
+    (
+        [SGD, row("BSAM", 90.0, None, n=1)],
+        "Only one seed of BSAM is finished, which is too few to compare: 90.0 against",
+    ),
     ([SGD, replace(row("PGN", 0.0, 0.0), ours=None, diverged=5)], "PGN diverged with every seed."),
     ([SGD, row("SAM", 90.0, 1.0), row("BSAM", 90.5, 1.5)], "BSAM is 0.5 points above SAM, within the spread (1.5)."),
     ([SGD, row("SAM", 90.0, 1.0), row("BSAM", 87.0, 1.5)], "SAM is 3.0 points above BSAM, more than the spread (1.5)."),
     (FLAT, "SAM has the best accuracy and the smallest λmax (3.1)."),
     (
         [*FLAT, row(TUNED_SGD, 92.0, 0.5, 4.0, TUNED, top=57.2)],
-        "A small λmax is not the same as a good accuracy: the most accurate, SGD, tuned weight decay, has 57.2, and "
-        "SAM the smallest, 3.1.",
+        "A small λmax does not imply high accuracy: SGD, tuned weight decay is the most accurate, with λmax 57.2, but "
+        "SAM has the smallest λmax, 3.1.",
     ),
     ([SGD, row(TUNED_SGD, 89.1, 0.5, 4.0, TUNED)], f"{REACHES.format(89.1)}."),
     *(
@@ -67,13 +68,13 @@ SENTENCES = [
         )
         for mean, where in (
             (89.1, "within a standard deviation (1.0 points) of"),
-            (93.0, "by more than the spread (1.0), 3.0 points, above"),
-            (80.0, "by more than the spread (1.0), 10.0 points, below"),
+            (93.0, "3.0 points, more than the spread (1.0), above"),
+            (80.0, "10.0 points, more than the spread (1.0), below"),
         )
     ),
     ([row("SAM", 90.0, 1.0)], "Without SGD there is nothing to compare with."),
     ([replace(SGD, ours=None), row("SAM", 90.0, 1.0)], "Without SGD there is nothing to compare with."),
-    ([row("SGD", 70.0, None, n=1), row("SAM", 90.0, None, n=1)], "One seed has no spread: nothing is concluded"),
+    ([row("SGD", 70.0, None, n=1), row("SAM", 90.0, None, n=1)], "With one seed there is no spread to compare with"),
 ]
 
 

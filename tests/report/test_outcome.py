@@ -60,7 +60,7 @@ def test_pose_that_is_not_better_than_the_mean_pose(tmp_path):
     (tmp_path / "baseline.json").write_text(json.dumps(note))
     run = Run("sam", base="adam", **POSE)
     found = sentence(tmp_path, run, (3.0,), test_pck=0.01, test_pck_head=0.0, test_loss=3.0)
-    assert "not better than the baseline (mean pose, no network): pck 0.01 and 0.39" in found
+    assert "no better than the baseline (mean pose, no network): pck 0.01 and 0.39" in found
     assert sentence(tmp_path, run, (3.0,), test_pck=0.4, test_pck_head=0.4, test_loss=3.0) is None
 
 
@@ -69,7 +69,7 @@ def test_classes_of_image_files_are_counted_in_the_directory(tmp_path, monkeypat
     run = Run("saf", data="folder:pets", model="resnet8")
     found = sentence(tmp_path, run, (1.2, 1.1), test_accuracy=0.3, test_loss=1.1)
     assert found == (
-        "The network is not better than chance: accuracy 0.3000, 3 classes, loss 1.1 (1.099 by guessing). Try another "
+        "The network is no better than chance: accuracy 0.3000, 3 classes, loss 1.1 (1.099 by guessing). Try another "
         "--lr (now 0.05) or more epochs."
     )
 

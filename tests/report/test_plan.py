@@ -22,7 +22,7 @@ def test_the_plan(shown):
     # SAM as measured; three passes by the median second of a pass: 1.5, 2, 2, 2
     assert [seconds for _, _, seconds in plan] == [0.0, 2 * 3.0, 3 * 3 * 2.0, 3 * 3.0, 3 * 3 * 2.0]
     text = shown(plan_table(recipe, states), totals(states))
-    assert "5 runs: 1 ended, 1 started, 3 not started. Time left: about 51 s." in text
+    assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 51 s." in text
     assert all(name_of(run) in text for run in runs)
     assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
 

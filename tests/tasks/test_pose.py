@@ -349,5 +349,5 @@ def test_persons_from_files_are_streamed_and_give_the_same_numbers(lspet):
     for name, found in own.predictions(network).items():
         assert np.array_equal(streamed.predictions(network)[name], found)
     assert streamed.notes()["data"]["split"] == "90/10 of the images, seed 0; 2 persons of known size are scored"
-    assert streamed.initialise(network) == ["The initial weights are random: --weights names pretrained ones."]
+    assert streamed.initialise(network) == ["The initial weights are random; to load pretrained ones, use --weights."]
     assert own.initialise(network) == []

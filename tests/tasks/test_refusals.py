@@ -18,7 +18,7 @@ CLASSES = Run("sgd")
 POSE = Run("sgd", task="pose", model="simcc_resnet8", data="stick_figures", label_smoothing=0.0, image_size=32)
 
 SETTINGS = [
-    (POSE, {"model": "resnet8"}, "joints"),
+    (POSE, {"model": "resnet8"}, "pose network"),
     (POSE, {"model": "timm:test_resnet"}, "joints"),
     (POSE, {"model": "resnet9"}, "resnet9"),
     (POSE, {"data": "digits"}, "--task classification"),
@@ -65,7 +65,7 @@ def hidden(data):
 FIGURES = stick_figures(4, side=32)
 DATA = {
     "head_sizes": replace(FIGURES, skeleton=MPII),
-    "joints without a score": replace(FIGURES, skeleton=replace(LSP, edges=())),
+    "no score for the joints": replace(FIGURES, skeleton=replace(LSP, edges=())),
     "no joint is visible": hidden(FIGURES),
     "side must be": stick_figures(4, side=30),
     "leave image_size": FIGURES,

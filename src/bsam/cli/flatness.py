@@ -20,9 +20,9 @@ its training samples, without augmentation and label smoothing, with the labels 
 function that you write, in a module that may be in the current folder: it takes the pathlib.Path of a file and returns
 (model, loss_fn, data), where loss_fn(model(x), y) is the mean loss of a batch and data is a list or DataLoader of
 batches (x, y), the same ones every time. Writes flatness.json (all numbers), spectrum.png, density.png, contours.png,
-surfaces.png and surfaces.html (interactive; needs plotly), and for each run of bsam train --probe probe_RUN.png,
-sharpness and cosine during training. Models of one architecture share directions and scales. If it is interrupted, the
-same command continues with the model it was measuring."""
+surfaces.png and surfaces.html (interactive; needs plotly). A run trained with --probe also gets probe_RUN.png, with
+sharpness and cosine during training. Models with the same architecture share directions and scales. If it is
+interrupted, the same command continues with the model it was measuring."""
 HELP = {
     "k": "number of eigenvalues",
     "which": f"which eigenvalues: {', '.join(WHICH)}",

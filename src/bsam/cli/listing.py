@@ -13,7 +13,9 @@ from ..report.lists import LISTS, WIDEST, list_table
 def add(commands: Any) -> None:
     """Add the command."""
     everything = "methods, models, data sets and recipes"
-    command = commands.add_parser("list", help=f"list {everything}", description=f"List {everything}, or one of these.")
+    command = commands.add_parser(
+        "list", help=f"list {everything}", description=f"List {everything}, or only one kind."
+    )
     command.add_argument("which", nargs="?", help=f"one of {', '.join(LISTS)} (default: all)", metavar="KIND")
     command.set_defaults(run=_list)
 

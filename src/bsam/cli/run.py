@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
     )
     flag("--tune", action="store_true", help=tune)
     files = (
-        "files of tools/convert_weights.py. The recipe transfer trains the networks of these files instead of "
+        "files from tools/convert_weights.py. The recipe transfer trains the networks of these files instead of "
         "downloading weights; pose needs a file for resnet50 at the scales short and paper"
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
@@ -71,7 +71,7 @@ def add(commands: Any) -> None:
         metavar="FOLDER",
     )
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    first = "first download CIFAR and Fashion-MNIST into --data-dir, unless they are there"
+    first = "first download CIFAR and Fashion-MNIST into --data-dir, if they are not there yet"
     flag("--download", action="store_true", help=first)
     flag(
         "--out",
@@ -200,7 +200,7 @@ def _train(
         run(ready, "runs")
     states = states_of([*(final for final, _ in waiting.values()), *ready], out)
     if not all(state.ended or state.path.name in failed for state in states):
-        console.print("Some runs are not finished: another process is training them, or runs that they start from.")
+        console.print("Some runs are not finished: another process is training them, or the runs that they start from.")
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 

@@ -39,9 +39,9 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
         default = field.default
         if field.name == "model":
             of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
-            default = f"the network of --init, or of the file of --weights; otherwise {of_data}"
+            default = f"the network of --init or of the --weights file; otherwise {of_data}"
         if field.name == "weights":
-            default = "`pretrained` for networks of timm, otherwise `random`"
+            default = "`pretrained` for timm networks, otherwise `random`"
         for defaults, when in (
             (FINE_TUNING, "with pretrained weights"),
             (QUANTIZED, "with quantization"),
@@ -94,7 +94,7 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 
 def _method(name: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the method and arguments of a name such as ``bsam-2``, in any case."""
+    """Return the method and arguments of a name such as ``bsam-2``, in upper or lower case."""
     known = {variant.name: variant for variant in variants().values() if not variant.radii}
     name = find_name("method", name, (BASE, *known))
     is_base = name == BASE or known[name].method == BASE  # Run distinguishes sgd from base

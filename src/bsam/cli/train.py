@@ -33,18 +33,17 @@ def add(commands: Any) -> None:
         "environment.json, checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
         "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
         "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues after the last "
-        "finished epoch, with the result of an uninterrupted run. Launched with torchrun, the processes share each "
-        "batch.",
+        "finished epoch, with the result of an uninterrupted run. With torchrun, the processes share each batch.",
     )
     add_run_flags(command)
     command.add_argument(
-        "--data-dir", type=Path, help="folder with the files of the data set and of --weights", metavar="FOLDER"
+        "--data-dir", type=Path, help="folder with the files of the data set (and of --weights)", metavar="FOLDER"
     )
     command.add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     command.add_argument(
         "--download",
         action="store_true",
-        help="first download CIFAR or Fashion-MNIST into --data-dir, unless it is there",
+        help="first download CIFAR or Fashion-MNIST into --data-dir, if it is not there yet",
     )
     name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
     command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")
@@ -86,7 +85,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _check_epochs(run: Run, run_dir: RunDir) -> None:
-    """Raise if the directory holds the same run, finished with fewer epochs: its schedule has ended."""
+    """Raise if the directory holds the same run, finished after fewer epochs: its schedule has ended."""
     try:
         finished = run_dir.finished_run()
     except BsamError:

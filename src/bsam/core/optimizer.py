@@ -10,7 +10,7 @@
 #    (``radii``); some of them follow the learning rate (schedule.py).
 # 5. ``L.grad(at=e)`` runs one pass (objective.py). It moves the weights to w + e (``Weights.move``), calls the closure,
 #    runs backward on the loss unless the closure did, and turns ``p.grad`` into a ``Vector``. ``GradientMemory``
-#    (weights.py) decides which memory a gradient is in.
+#    (weights.py) decides where each gradient is stored.
 #    All passes evaluate the same function, because
 #      - every pass starts with the buffers from before the step, such as batch norm's statistics (``Buffers``);
 #      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``);
@@ -154,7 +154,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         settings[OWN] = (*settings, OWN, *self.vectors)
         for group in base.param_groups:
             check_names(group, settings, base.defaults)
-        groups = [self.completed({**settings, **group}) for group in base.param_groups]  # raises before it writes
+        groups = [self.completed({**settings, **group}) for group in base.param_groups]  # raises before any write
         self.__setstate__(
             {
                 "base": base,
@@ -223,7 +223,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self.param_groups[0][name] if name in self.numbers else self._method_state.recall(name, self._weights)
 
     def mean_over_ranks(self, number: float) -> float:
-        """Return a number that is equal on all DDP ranks: under ``no_sync`` its mean, otherwise the number itself."""
+        """Return a number that all DDP ranks agree on: under ``no_sync`` the mean, otherwise the number itself."""
         return self.ranks.mean(number)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
@@ -394,7 +394,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             group["steps_taken"] += 1
 
     def count_step(self) -> None:
-        """Count a step that a CUDA graph replays. Call it before every replay; :meth:`step` itself counts.
+        """Count a step that a CUDA graph replays. Call it before every replay; :meth:`step` counts automatically.
 
         It also synchronizes the :meth:`generators` that are registered with the graph with the default generators.
         """

@@ -113,7 +113,7 @@ class Ranks:
         return mean([number], [self.ddp.process_group], self.ddp.device)[0] if self.under_no_sync else number
 
     def mean_losses(self, losses: list[float], mesh: Any) -> list[float]:
-        """Average losses as gradients are: over ``mesh`` with FSDP, over DDP's ranks if it reduces this pass."""
+        """Average losses like gradients: over ``mesh`` with FSDP, over the ranks of DDP if it reduces this pass."""
         if mesh is not None:
             return mean(losses, mesh.get_all_groups(), mesh.device_type)
         return mean(losses, [self.ddp.process_group], self.ddp.device) if self.reduces_each_pass else losses

@@ -206,7 +206,7 @@ def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
     if missing:
         raise BsamRuntimeError(
             f"no {layout.title} in {folder}: {', '.join(missing)} missing in {directory}; unpack {layout.source.url} "
-            f"there (the commands do this with --download), or have the pickles in {layout.python}"
+            f"there (the commands do this with --download), or put the pickles into {layout.python}"
         )
     return directory, is_binary
 

@@ -1,4 +1,4 @@
-"""The kinds of data sets that a run can name."""
+"""The kinds of data sets that a run can use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .pose.layouts import PersonFiles
 from .pose.persons import PoseData
 from .sources import Source
 
-IN_FILES = "is not downloaded, put its files into --data-dir"
+IN_FILES = "cannot be downloaded (put its files into --data-dir)"
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class DatasetEntry(ABC):
     name: str
     title: str
     classes: int | None
-    provided: ClassVar[str] = IN_FILES  #: where it comes from if there is nothing to download, after its name
+    provided: ClassVar[str] = IN_FILES  #: why there is nothing to download, as the end of a sentence about it
 
     @abstractmethod
     def resolve(self, folder: Path | None = None) -> KnownData:
-        """Return the entry of the kind that the data has, with the defaults of runs on it."""
+        """Return the entry for this kind of data, with the defaults for runs on it."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Files to download; none if it comes with a package, or if the user gets them."""
+        """Files to download; none if the data comes with a package or the user must get it."""
         return ()
 
     def is_in(self, folder: Path, /) -> bool:
@@ -53,21 +53,19 @@ class DatasetEntry(ABC):
         return bool(self.sources)
 
     def check(self, folder: Path | None = None) -> None:
-        """Raise if the data set is read from files and these are not in the folder."""
+        """Raise if the data set is read from files and they are not in the folder."""
         if not self.needs_folder:
             return
         place = self._folder(folder)
         if not place.is_dir():
-            raise BsamRuntimeError(f"{self.title} is read from files, and there is no folder {place} on {node()}")
+            raise BsamRuntimeError(f"{self.title} is read from files, but there is no folder {place} on {node()}")
         if self.sources and not self.is_in(place):
             raise BsamRuntimeError(f"{place} on {node()} does not hold the files of {self.title}: see --download")
 
     def _folder(self, folder: Path | None) -> Path:
         if self.needs_folder and folder is None:
-            download = ", or where to --download them to" if self.sources else ""
-            raise BsamRuntimeError(
-                f"{self.title} is read from files: say in which folder they are (--data-dir){download}"
-            )
+            download = ", and --download to download them into it" if self.sources else ""
+            raise BsamRuntimeError(f"{self.title} is read from files: give their folder with --data-dir{download}")
         return folder or Path()
 
     def _subfolder(self, folder: Path | None) -> Path:
@@ -83,10 +81,10 @@ class KnownData(DatasetEntry):
     Args:
         name: its name on the command line.
         title: its name in tables.
-        classes: number of classes, or of joints; None: as many as there are folders.
+        classes: number of classes, or of joints; None means one class per folder.
         augmentation: the default, one of :data:`bsam.data.augment.AUGMENTATIONS`, or for persons of
             :data:`bsam.data.pose.augment.POSE_AUGMENTATIONS`.
-        model: the default, one of :data:`bsam.models.MODELS`; None: the network that the weights file is for.
+        model: the default, one of :data:`bsam.models.MODELS`; None means the network that the weights file is for.
     """
 
     augmentation: str
@@ -99,7 +97,7 @@ class KnownData(DatasetEntry):
 
     @property
     def images(self) -> str:
-        """What the images are, for lists."""
+        """A description of the images, for lists."""
         return "files"
 
     @property
@@ -115,7 +113,7 @@ class ArrayData(KnownData):
     Args:
         channels: channels of an image.
         side: side of an image, in pixels.
-        read: returns the data set in a folder, or the one of a package, which ignores the folder.
+        read: returns the data set in a folder; data from a package ignores the folder.
         is_in: returns whether the files to download are in a folder.
         sources: files to download; none if it comes with a package.
     """
@@ -144,10 +142,10 @@ class ArrayData(KnownData):
 
 @dataclass(frozen=True)
 class ImageData(KnownData):
-    """Images in files, which are resized to what the network takes.
+    """Images in files, which are resized to the input size of the network.
 
     Args:
-        files: lists them in a folder.
+        files: lists the files in a folder.
         in_data_dir: whether the user must name that folder.
     """
 
@@ -160,12 +158,12 @@ class ImageData(KnownData):
         return self.in_data_dir
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
-        """Return its image files in a folder; raise if there are more or fewer classes than it has."""
+        """Return its image files in a folder; raise if the number of classes is wrong."""
         files = self.files(self._subfolder(folder))
         if self.classes is not None and len(files.class_names) != self.classes:
             raise BsamValueError(
-                f"{self.title} has {self.classes} classes, and {files.folder} has {len(files.class_names)}: it holds "
-                "other data, or is not complete"
+                f"{self.title} has {self.classes} classes, but {files.folder} has {len(files.class_names)}: it holds "
+                "other data, or is incomplete"
             )
         return files
 
@@ -175,7 +173,7 @@ class PersonData(KnownData):
     """Persons in image files, with their joints.
 
     Args:
-        persons: lists them in a folder.
+        persons: lists the persons in a folder.
         in_data_dir: whether the user must name that folder.
     """
 
@@ -207,7 +205,7 @@ class DrawnPersonData(KnownData):
 
     @property
     def images(self) -> str:
-        """That they are drawn."""
+        """A description of the images, for lists."""
         return "drawn"
 
     @property

@@ -72,7 +72,7 @@ class Dataset:
         mean: mean of the training pixels per channel; of ``x / 255`` if they are bytes.
         std: standard deviation of the training pixels per channel, in the same unit.
         class_names: in the order of the labels, if known.
-        split: which images are training and which are test images, in words, where there is a choice.
+        split: description of how the images were split into training and test sets, if there was a choice.
         digest: SHA-256 of the pixels, the labels and their order, if known; the images then stay in host memory.
     """
 
@@ -100,7 +100,8 @@ class Dataset:
 
         Args:
             train: images and labels to train on. Images have the shape (n, side, side), (n, side, side, channels) or
-                (n, channels, side, side), and are uint8 or floating-point numbers. Labels are whole numbers from 0.
+                (n, channels, side, side), and are uint8 or floating-point numbers. Labels are whole numbers starting
+                at 0.
             test: images and labels to test on.
             validation: images and labels to choose settings on.
             class_names: in the order of the labels; by default their numbers.
@@ -123,7 +124,7 @@ class Dataset:
             if part.x.shape[1:] != shape or part.x.dtype != sets["train"].x.dtype:
                 raise BsamValueError(
                     f"{name} images are {tuple(part.x.shape[1:])} of {part.x.dtype}, and train images {tuple(shape)} "
-                    f"of {sets['train'].x.dtype}: bring them into one form"
+                    f"of {sets['train'].x.dtype}: give all of them one shape and dtype"
                 )
         mean, std = mean_and_std(sets["train"].x)
         names = tuple(map(str, class_names or range(classes)))

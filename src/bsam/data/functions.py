@@ -1,4 +1,4 @@
-"""Data sets that a function of the user returns, named as ``MODULE:FUNCTION``."""
+"""Data sets returned by a user's function, which is given as ``MODULE:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROLE = "data set"
 
 @dataclass(frozen=True)
 class FunctionData(DatasetEntry):
-    """What a function of the user returns; see the guide "Your own data set"."""
+    """A data set that a user's function returns; see the guide "Your own data set"."""
 
     provided: ClassVar[str] = "is read by your function"
 
     def resolve(self, folder: Path | None = None) -> KnownData:
-        """Call the function, and return the entry of what it returned; consecutive calls share the data."""
+        """Call the function, and return the entry for its result; consecutive calls share the data."""
         return _call(self.name, folder)
 
     def check(self, folder: Path | None = None) -> None:
@@ -51,7 +51,7 @@ def _call(name: str, folder: Path | None) -> KnownData:
 
 
 def _entry(name: str, data: object) -> KnownData:
-    """Return the entry of what a function returned, after checking it."""
+    """Check the result of a function, and return its entry."""
     if isinstance(data, Dataset):
         arrays = _checked_arrays(replace(data, name=name))
         channels, side = arrays.train.x.shape[1:3]
@@ -64,8 +64,8 @@ def _entry(name: str, data: object) -> KnownData:
         augmented = ("scale-rotate-flip", "simcc_resnet50")
         return PersonData(name, name, joints, *augmented, lambda _: persons, in_data_dir=False)
     raise BsamTypeError(
-        f"it must return a Dataset (as of Dataset.from_arrays), ImageFiles or PersonFiles of bsam.data, and returned "
-        f"{type(data).__name__}"
+        "the function must return a Dataset (for example from Dataset.from_arrays), ImageFiles or PersonFiles from "
+        f"bsam.data, but returned {type(data).__name__}"
     )
 
 
@@ -80,10 +80,10 @@ def _checked_arrays(data: Dataset) -> Dataset:
         class_names=data.class_names or tuple(map(str, range(data.classes))),
     )
     if checked.classes != data.classes:
-        raise BsamValueError(f"classes is {data.classes}, and there are {checked.classes} class_names")
+        raise BsamValueError(f"classes is {data.classes}, but there are {checked.classes} class_names")
     channels = checked.train.x.shape[1]
     if {len(data.mean), len(data.std)} - {1, channels}:
-        raise BsamValueError(f"mean and std must have one number per channel, of {channels}")
+        raise BsamValueError(f"mean and std must have one number for each of the {channels} channels")
     sets = {"train": checked.train, "validation": checked.validation, "test": checked.test}
     return replace(data, class_names=checked.class_names, **sets)  # type: ignore[arg-type]
 
@@ -98,7 +98,7 @@ def _checked_files(files: ImageFiles) -> ImageFiles:
             raise BsamValueError(f"{name} must have one label per file, got {len(labels)} for {len(part.names)} files")
         sets[name] = LabelledFiles(tuple(map(str, part.names)), labels)
     if len(files.class_names) < 2:
-        raise BsamValueError(f"class_names must be at least 2, got {files.class_names!r}")
+        raise BsamValueError(f"class_names must have at least 2 entries, got {files.class_names!r}")
     folder = Path(files.folder)
     _check_there(folder, [name for part in sets.values() for name in part.names])
     names = tuple(map(str, files.class_names))
@@ -125,10 +125,10 @@ def _checked_persons(persons: PersonFiles) -> PersonFiles:
 
 
 def _indices(name: str, values: Any, count: int) -> tuple[int, ...]:
-    """Return whole numbers from 0 to ``count - 1`` as Python's."""
+    """Return whole numbers from 0 to ``count - 1`` as Python integers."""
     array = np.asarray(values)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise BsamTypeError(f"{name} must be a row of whole numbers, got {array.dtype} of the shape {array.shape}")
+        raise BsamTypeError(f"{name} must be a 1-D array of whole numbers, got {array.dtype} of shape {array.shape}")
     if len(array) and not (array.min() >= 0 and array.max() < count):
         raise BsamValueError(f"{name} must be between 0 and {count - 1}, got {array.min()} to {array.max()}")
     return tuple(array.tolist())

@@ -1,4 +1,4 @@
-"""Download of data sets from their authors' sites; SHA-256 digests are compared before anything is unpacked."""
+"""Download data sets from their authors' sites; SHA-256 digests are compared before anything is unpacked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source:
     Args:
         url: its address.
         sha256: SHA-256 of its content.
-        makes: name of what is in the folder afterwards: the directory inside the archive, or the file itself.
+        makes: name of the resulting directory (from the archive) or file.
     """
 
     url: str

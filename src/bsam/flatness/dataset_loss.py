@@ -82,7 +82,7 @@ class DatasetLoss:
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Set the mode, and restore weights, flags, buffers and the random state on exit, also after an error."""
+        """Set the mode, and restore weights, flags, buffers and the random state on exit, even after an error."""
         if [id(p) for p in self.model.parameters() if p.requires_grad] != [id(p) for p in self.weights.params]:
             raise BsamRuntimeError(
                 "the model's trainable parameters have changed since this object was created (a layer was replaced, "

@@ -22,7 +22,7 @@ from .preserve import temporarily
 from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
 from .second_derivatives import Substitutes
 
-NEGLIGIBLE = 1e-2  # of a product's norm: smaller parts of a product are compared relative to this
+NEGLIGIBLE = 1e-2  # share of a product's norm; the errors of smaller parts are compared with this
 
 
 class HessianOperator:

@@ -76,10 +76,10 @@ def landscape(
         points: grid points per axis; odd, so that the model is at the centre.
         dims: 1 or 2.
         seed: seed of the random directions.
-        directions: ``"filter"`` draws random directions and scales each filter to the length of the model's; filters of
-            zeros, biases and norm layers do not move. ``"hessian"`` uses the unit eigenvectors of the largest
-            eigenvalues. Or pass vectors, such as those of :func:`plane_through`; with the same vectors, several models
-            are shown in parallel planes on one scale.
+        directions: ``"filter"`` draws random directions and scales each filter to the norm of the model's filter;
+            biases, norm layers and filters of zeros do not move. ``"hessian"`` uses the unit eigenvectors of the
+            largest eigenvalues. Or pass vectors, such as those of :func:`plane_through`; with the same vectors, several
+            models are shown in parallel planes on one scale.
         accuracy: whether to compute the accuracy too, the fraction of labels that equal the argmax over dimension 1.
         progress: called after each point with the number done and the total number.
 

@@ -28,7 +28,7 @@ def temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved(model: nn.Module, mode: str) -> Iterator[None]:
-    """Set the mode of a model, and restore its flags, its buffers and the random state on exit, also after an error.
+    """Set the mode of a model, and restore its flags, its buffers and the random state on exit, even after an error.
 
     Compiled parts run eagerly, because their graphs have no second derivative. Recurrent networks run without cuDNN,
     which has no second derivative, and in eval mode no first one. Attention runs without torch's fast path, which

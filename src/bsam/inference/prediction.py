@@ -81,7 +81,7 @@ def _files_below(folder: Path) -> list[Path]:
 def decoded_batches(
     paths: Mapping[Path, bool], read: Callable[[Path], T], size: int, on_message: Callable[[str], None]
 ) -> Iterator[list[tuple[Path, T]]]:
-    """Yield batches of paths with what ``read`` returns for them; only one batch is in memory.
+    """Yield batches of paths and the results of ``read``; only one batch is in memory at a time.
 
     Files in folders that cannot be decoded are left out, with a message at the end; other files that cannot be decoded
     raise an error.
@@ -141,8 +141,8 @@ def predict(
     inputs = Inputs.from_json(note) if note else None
     if inputs is None or not inputs.takes_files:
         raise BsamValueError(
-            f"the run in {folder} was trained on {run.data}, whose images are not like those of files (bytes with 1 or "
-            "3 channels): give another run"
+            f"the run in {folder} was trained on {run.data}, whose images differ from those in image files (bytes with "
+            "1 or 3 channels): give another run"
         )
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))

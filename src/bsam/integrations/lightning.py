@@ -45,9 +45,9 @@ class SharpnessAwareMixin(_Base):
     runs; the later passes run it again at perturbed weights, with the same batch and the same random draws.
     ``gradient_clip_val``, ``accumulate_grad_batches`` and loss scaling act on the direction instead of the gradient.
     In later passes ``self.log`` does nothing, torchmetrics that are attributes of the module keep their state, and
-    :attr:`extra_pass` is True: check it if ``training_step`` does something else once per batch. Each pass gets new
-    lists, tuples and dicts of the batch, with the same objects in them; changing a tensor of the batch in place raises
-    an error.
+    :attr:`extra_pass` is True: check it if ``training_step`` does something else once per batch. Each pass gets fresh
+    copies of the batch's lists, tuples and dicts, with the same objects in them; changing a tensor of the batch in
+    place raises an error.
 
     With ``automatic_optimization = False`` the mixin only lets ``self.optimizers().step()`` step on the direction that
     ``backward`` prepared, and with other optimizers it changes nothing. In automatic optimization it raises an error

@@ -29,9 +29,9 @@ LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
     """Find silent mistakes in a training loop. Call this once, before training.
 
-    The closure is evaluated twice at ``w``, with the same random draws. Reported are
+    The closure is evaluated twice at ``w``, with the same random draws. The check reports
 
-    - a closure that does not compute the same loss twice (it takes another batch, or draws from NumPy);
+    - a closure that does not compute the same loss twice (it takes a new batch, or draws from NumPy);
     - a loss, or a part of it, that was computed outside the closure;
     - batch norm and other buffers of modules that are not in ``model``;
     - parameters that get a gradient but are not in ``base``, and parameters of ``base`` that get none;

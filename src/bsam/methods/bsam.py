@@ -37,10 +37,10 @@ class BSAM(SharpnessAware):
         rho_max: the radius uphill.
         rho_min: the maximum of the radius downhill.
         rho_min_floor: the minimum of the radius downhill; if equal to ``rho_min``, the radius is fixed.
-        lr_max: the learning rate at which the radius downhill is largest. None takes, for each group, the largest
-            learning rate of all steps so far and of what is known beforehand: ``max_lr`` or ``initial_lr``, which
-            torch's schedulers store in the group, or else the learning rate when the optimizer was built. The radius
-            then rises during a warm-up to that rate. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
+        lr_max: the learning rate at which the radius downhill is largest. None means, for each group, the largest
+            learning rate so far, but at least the peak known in advance: ``max_lr`` or ``initial_lr``, which torch's
+            schedulers store in the group, or else the learning rate when the optimizer was built. The radius then
+            rises during a warm-up to that rate. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
             ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups store it as
             ``sharpness_lr_max``, and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have a setting
             called ``lr_max``, too.
@@ -51,7 +51,7 @@ class BSAM(SharpnessAware):
         adaptive: measure both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` instead of
             ``g / |g|`` (our extension, not in the paper).
         eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
+        m_sharpness: each DDP rank perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:

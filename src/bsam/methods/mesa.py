@@ -36,7 +36,7 @@ class MESA(Distillation):
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
-        label_smoothing: that of the cross-entropy.
+        label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
     Example:
@@ -57,7 +57,7 @@ class MESA(Distillation):
     """
 
     title, reference, arxiv = "MESA", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "SAF without the table: an averaged model's logits."
+    purpose = "SAF with an averaged model instead of a table."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")

@@ -38,7 +38,7 @@ class SAF(Distillation):
         tau: :math:`\tau`, the temperature.
         start_epoch: the number of epochs (counted from 0) without the second term.
         epochs_back: how old the logits are.
-        label_smoothing: that of the cross-entropy.
+        label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
     Example:
@@ -60,7 +60,7 @@ class SAF(Distillation):
     """
 
     title, reference, arxiv = "SAF", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "Keeps logits near those of earlier epochs, which a table holds."
+    purpose = "Keeps logits close to those of earlier epochs, stored in a table."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")
@@ -108,7 +108,7 @@ class SAF(Distillation):
 
     def _apply(self, fn: Any, recurse: bool = True) -> SAF:
         super()._apply(fn, recurse)
-        self.table = self.table.half()  # also if the module is cast to another type
+        self.table = self.table.half()  # even if the module is cast to another type
         return self
 
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:

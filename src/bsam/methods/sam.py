@@ -30,7 +30,7 @@ class SAM(SharpnessAware):
             total radius of BSAM with ``rho_max=a, rho_min=b`` at every step.
         lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
-        m_sharpness: each rank of DDP perturbs along its own gradient.
+        m_sharpness: each DDP rank perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
 
     Example:

@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """ResNet with a stem for small images: a 3x3 convolution with stride 1, and no pooling before the global one.
 
-    Shortcuts are projections if the shape changes, also in ResNet-20 and other networks for CIFAR, where He et al. pad
+    Shortcuts are projections if the shape changes, even in ResNet-20 and other networks for CIFAR, where He et al. pad
     with zeros.
 
     Convolutions are initialized as in He et al. (2015) (normal with variance 2 / fan-out), batch norm with 1 and 0, and

@@ -1,4 +1,4 @@
-"""Import timm, also with a CPU build of torch."""
+"""Import timm, even with a CPU build of torch."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         network: a network from :func:`bsam.models.build`.
         name: the name it was built with.
         source: a file (safetensors or ``torch.save``), or ``"pretrained"`` to download weights with timm.
-        keep_head: load the classifier too; its number of classes must be that of the file.
+        keep_head: load the classifier too; the network and the file must have the same number of classes.
 
     Example:
         >>> import tempfile, torch
@@ -110,7 +110,7 @@ def check_model(path: Path, name: str) -> None:
 
 
 def check_download(name: str) -> str:
-    """Return timm's name of a network; raise if the network is not from timm, so there is no download."""
+    """Return a network's name in timm; raise if it is not from timm, so that there is nothing to download."""
     network = timm_name(model_entry(name).name)
     if network is None:
         raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")

@@ -109,7 +109,7 @@ CIFAR_RECIPES = (
     ),
     Recipe(
         "label-noise",
-        "A part of the training labels flipped",
+        "Training with flipped labels",
         label_noise,
         by_noise,
         published_table=LABEL_NOISE,

@@ -30,7 +30,7 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     if sgd is None:
         lines = ["Without SGD there is nothing to compare with."]
     elif _accuracy(sgd).std is None:
-        lines = ["One seed has no spread: nothing is concluded from the differences."]
+        lines = ["With one seed there is no spread to compare with, so the differences mean little."]
     else:
         lines = [_against_sgd(row, sgd) for row in rows.values()]
         several = [row for row in rows.values() if _accuracy(row).std is not None]
@@ -43,9 +43,9 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         *(f"{row} diverged with every seed." for row in lost),
         f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
         f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
-        f"Nothing is chosen on the test set: the column chosen shows the best of {len(WEIGHT_DECAYS)} candidates by "
-        f"the accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
-        "other run has.",
+        f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
+        f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+        "other run uses.",
         "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
     ]
 
@@ -78,14 +78,14 @@ def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
     if row.diverged:
         numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
     if _accuracy(row).std is None:
-        return f"Nothing is concluded for {row.cell.row}, of which one seed is finished: {numbers}"
+        return f"Only one seed of {row.cell.row} is finished, which is too few to compare: {numbers}"
     ours, theirs = row.details[MEMORISED.name], sgd.details[MEMORISED.name]
     if gap > spread and ours and theirs and ours.mean >= theirs.mean:
         return f"{row.cell.row} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
     if gap > spread:
         return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
-    return f"The effect is not there for {row.cell.row}, which is {below}: {numbers}"
+    return f"{row.cell.row} does not help here. It is {below}: {numbers}"
 
 
 def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
@@ -126,14 +126,14 @@ def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
     if best[2] == flattest[2]:
         return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
     return [
-        f"A small λmax is not the same as a good accuracy: the most accurate, {best[2]}, has {best[1]:.1f}, and "
-        f"{flattest[2]} the smallest, {flattest[1]:.1f}."
+        f"A small λmax does not imply high accuracy: {best[2]} is the most accurate, with λmax {best[1]:.1f}, but "
+        f"{flattest[2]} has the smallest λmax, {flattest[1]:.1f}."
     ]
 
 
 def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
     start = (
-        f"SGD with {chosen_text(tuned.chosen)}, tuned, in place of {run.weight_decay:g} reaches {_score(tuned)} % and "
+        f"SGD with tuned {chosen_text(tuned.chosen)} instead of {run.weight_decay:g} reaches {_score(tuned)} % and "
         f"memorises {_share(tuned)} of the flipped labels"
     )
     if not others:
@@ -144,5 +144,5 @@ def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> s
         where = f"within a standard deviation ({spread:.1f} points) of"
     else:
         side = "above" if gap > 0 else "below"
-        where = f"by more than the spread ({spread:.1f}), {abs(gap):.1f} points, {side}"
+        where = f"{abs(gap):.1f} points, more than the spread ({spread:.1f}), {side}"
     return f"{start}: {where} {best.cell.row}, the best of the others ({_score(best)} %)."

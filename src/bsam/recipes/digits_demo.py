@@ -3,7 +3,7 @@
 All methods share learning rate, schedule, weight decay, batch size and epochs. Only radii (for SAF and MESA the weight
 of their loss) are chosen, from three candidates per method: by the accuracy after the last epoch on the validation set,
 which has clean labels, with a separate seed. Clean labels favour no method, but real noisy data does not have them. One
-more row is SGD whose weight decay is chosen from as many candidates in the same way. Only the final runs see the test
+more row is SGD with a weight decay chosen in the same way, also from three candidates. Only the final runs see the test
 set.
 
 The shared settings and the candidates were chosen with seeds 20000 to 20005, which the demo does not use, by three
@@ -41,7 +41,7 @@ NOTES = (
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",
     f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
-    f"{_SHARED['weight_decay']:g} (except the tuned one), batch {_SHARED['batch']} and epochs.",
+    f"{_SHARED['weight_decay']:g} (unless tuned), batch size {_SHARED['batch']} and the number of epochs.",
 )
 
 
@@ -72,7 +72,7 @@ def candidates(run: Run) -> list[dict[str, Any]]:
 
 
 def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:
-    """Return the grid of these methods before tuning; with SGD also SGD whose weight decay is chosen."""
+    """Return the grid of these methods before tuning; if SGD is one of them, also SGD with tuned weight decay."""
     names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
     if not names:
         raise BsamValueError("methods must name at least one method, got none")

@@ -45,8 +45,8 @@ class Axis:
     """The horizontal axis of a figure of scores.
 
     Args:
-        label: of the axis.
-        value: returns the position of a run.
+        label: the label of the axis.
+        value: returns the position of a run on the axis.
         log: whether it is logarithmic.
     """
 
@@ -70,7 +70,7 @@ class Recipe:
         grid: called with a scale; returns the runs of one seed.
         cell: the position of a run in the table.
         rows: the header of the first column, which says what the rows are.
-        published_table: published numbers, shown beside ours.
+        published_table: published numbers, shown next to ours.
         figures: names in ``bsam.report.results.FIGURES``, or functions ``draw(recipe, states, path)``.
         axis: the horizontal axis of the figure ``accuracy_lines``.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
@@ -78,13 +78,13 @@ class Recipe:
         details: further columns of the table.
         notes: called with one of the runs; returns the lines below the table.
         findings: called with the cells of the table and the states of the runs; returns sentences on what they show.
-        measures: metrics of a run, each in its own column in place of ``TableCell.column``; empty shows the measure
-            of the task alone. Such a table has no other columns.
+        measures: metrics of a run, each in its own column instead of ``TableCell.column``, without other columns; if
+            empty, the table shows only the measure of the task.
         tunable: whether ``--tune`` can choose its radii.
         smoke: the name of the scale that runs under the name ``smoke``.
         seeds: the default number of seeds.
         method_title: returns the name of a run's method in lists of runs.
-        remark: on the numbers, added to the titles of tables and figures.
+        remark: a remark on the numbers, added to the titles of tables and figures.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Recipe:
             cells.add(cell)
 
     def at(self, scale: str) -> Recipe:
-        """Return the recipe with the remark that its numbers have on a scale, which is added to its title too."""
+        """Return the recipe at a scale: at ``smoke``, its title and remark say that the numbers mean nothing."""
         if scale != "smoke" or self.smoke != "smoke":
             return self
         return replace(self, title=f"{self.title} ({SMOKE})", remark=SMOKE)
@@ -188,10 +188,10 @@ class Recipe:
 
 
 def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
-    """Return the runs with another seed; a run that begins with one of them then begins with the one of its seed.
+    """Return the runs with another seed. A run that starts from another one then starts from that with its own seed.
 
     Args:
-        runs: with any seed.
+        runs: the runs, with any seed.
         seed: the new seed.
         more: other settings that change.
     """

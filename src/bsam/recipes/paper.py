@@ -28,7 +28,7 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """Published numbers, which tables and figures show beside ours.
+    """Published numbers, which tables and figures show next to ours.
 
     Args:
         keys: names of the settings that identify a number: fields of :class:`bsam.training.Run`, arguments of a

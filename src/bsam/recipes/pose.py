@@ -57,7 +57,7 @@ def pose(scale: Scale | str) -> list[Run]:
     begin with pretrained weights from a file: see :func:`bsam.recipes.initial_weights.with_weights`.
     """
     settings = {**POSE, **SETTINGS[scale_of(scale).name], "task": "pose"}
-    # the paper does not state its radii for poses; these are those of CIFAR-10
+    # the paper does not state its radii for poses; we use those of CIFAR-10
     methods = [(variants()[name].method, arguments(variants()[name], "cifar10")) for name in METHODS]
     return [Run(method, radii, **settings) for method, radii in [(BASE, {}), *methods]]
 
@@ -82,7 +82,7 @@ def score_of_data(data: str) -> PoseScore:
 
 POSE_RECIPE = Recipe(
     "pose",
-    "Human pose estimation by SimCC",
+    "Human pose estimation with SimCC",
     pose,
     by_method,
     published_table=PUBLISHED,

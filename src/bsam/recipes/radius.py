@@ -98,7 +98,7 @@ def radius_findings(_: Sequence[CellSummary], states: Sequence[RunState]) -> lis
             if differences:
                 lines.append(f"{variants()[name].title}, total radius {total:g}: {'; '.join(differences)}.")
     if lines:
-        lines.insert(0, "Differences in points, mean ± standard error over the seeds that both have (their number):")
+        lines.insert(0, "Differences in points, mean ± standard error over the shared seeds (number of seeds):")
     return lines
 
 

@@ -80,7 +80,7 @@ SCALES: Mapping[str, Scale] = {
         ),
         Scale(
             "short",
-            "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour of a large GPU",
+            "the paper's protocol with fewer epochs, 24 on CIFAR: about an hour on a large GPU",
             ("resnet18",),
             CIFAR,
             probe=20,

@@ -68,7 +68,7 @@ def find_models(
     folders = [path for path in paths if path.is_dir()]
     if folders and len(folders) < len(paths):
         file = next(path for path in paths if path not in folders)
-        raise BsamValueError(f"{folders[0]} is a folder and {file} is not: measure them in two calls")
+        raise BsamValueError(f"{folders[0]} is a folder, but {file} is not: measure them in two calls")
     if folders:
         options = {"data_dir": data_dir, "cache_dir": cache_dir}
         places = {name: path for name, path in options.items() if path is not None}
@@ -95,7 +95,7 @@ def _runs(
     paths: Sequence[Path], loader_name: str | None, images: int | None, places: Mapping[str, Path]
 ) -> MeasuredModels:
     if loader_name is not None:
-        raise BsamValueError(f"{paths[0]} is a folder, and a run needs no loader: leave --loader out, or give files")
+        raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
     images = check_count("images", IMAGES if images is None else images)
     for path in paths:
         if (task := RunDir(path).finished_run().task) not in TASKS:
@@ -111,7 +111,7 @@ def _runs(
 
 
 def _run_title(path: Path) -> str:
-    """Return the name of the directory; method and seed instead of the long default name."""
+    """Return the name of the directory, or the method and seed if it has the long default name."""
     run = RunDir(path).run()
     return f"{variant_of(run).title}, seed {run.seed}" if path.name == run_dir_name(run) else path.name
 

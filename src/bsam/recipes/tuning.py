@@ -18,7 +18,7 @@ TUNING_FACTORS = (0.5, 1, 2, 4)  # on the paper's radii
 
 @dataclass(frozen=True)
 class Tuning:
-    """How settings are chosen before the final runs: by the score after the last epoch on another split than test.
+    """How settings are chosen before the final runs: by the score after the last epoch on a split other than test.
 
     Args:
         settings: called with a run; returns its candidates, each as fields of :class:`Run` by name.

@@ -70,11 +70,11 @@ def plan(trainer: Trainer) -> str:
     network, data = titles_of(run)
     noise = f", {run.label_noise:.0%} of the labels flipped" if run.label_noise else ""
     bits = "" if run.weight_bits is None else f", W{run.weight_bits}A{run.activation_bits or run.weight_bits}"
-    steps = "steps in one CUDA graph each" if trainer.captured else "eager steps"
+    steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
-        f"{data}{noise}, {run.epochs} epochs of {trainer.steps} steps, batch {run.batch}.\n"
+        f"{data}{noise}, {_count(run.epochs, 'epoch')} of {_count(trainer.steps, 'step')}, batch {run.batch}.\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 
@@ -92,8 +92,12 @@ def machine(context: DistributedContext) -> str:
     if context.device.type == "cuda":
         name = torch.cuda.get_device_name(context.device)
     else:
-        name = f"CPU, {torch.get_num_threads()} thread(s)"
+        name = f"CPU, {_count(torch.get_num_threads(), 'thread')}"
     return name if context.size == 1 else f"{context.size} processes, each on {name}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
@@ -118,7 +122,7 @@ def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Format a metric; None, which JSON has for a non-finite number, as nan."""
+    """Format a metric; None, which stands for a non-finite number in JSON, as nan."""
     if value is None:
         return "nan"
     return f"{value:.4f}" if abs(value) >= 0.01 or not value else f"{value:.2e}"

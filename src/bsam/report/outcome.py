@@ -1,4 +1,4 @@
-"""Sentences on a run that learns nothing: why it seems so, and what to try."""
+"""Warnings about runs that seem to learn nothing, and what to try."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
         readings: the rows of :meth:`bsam.training.run_dir.RunDir.probe`.
     """
     first = readings[0]
-    # with two extra passes the point uphill is the probe's, not the method's, as for ASAM, whose rho is no distance
+    # with two extra passes the probe chose the point uphill, not the method; ASAM's rho, for example, is no distance
     if not _begins_at_random(run) or first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:
         return None
     ratio = first["g_max_norm"] / first["g_norm"]
@@ -44,7 +44,7 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
 
 
 def failure(run: Run, run_dir: RunDir) -> str | None:
-    """Return a sentence if a finished run is not better than chance or its loss has not fallen; otherwise None.
+    """Return a sentence if a finished run is no better than chance or its loss has not fallen; otherwise None.
 
     A classifier is at chance if neither its training nor its evaluation loss is below the loss of guessing, and its
     accuracy is at most twice the accuracy of guessing. A pose network is compared with its baseline. If it began with
@@ -64,7 +64,7 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
         if lowest < GUESSING * guessing or accuracy > 2 / classes:
             return None
         return (
-            f"The network is not better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
+            f"The network is no better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
             f"({guessing:.4g} by guessing). {_advice(run, diverged=lowest > DIVERGED * guessing)}"
         )
     if baseline := run_dir.note("baseline"):
@@ -72,7 +72,7 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
         score = last[f"{run.eval_split}_{name}"]
         if score <= value:
             return (
-                f"The network is not better than the baseline ({baseline['title']}): {name} {score:.4g} and "
+                f"The network is no better than the baseline ({baseline['title']}): {name} {score:.4g} and "
                 f"{value:.4g}. {_advice(run, diverged=False)}"
             )
     if _begins_at_random(run) and len(epochs) > 1 and last["train_loss"] >= epochs[0]["train_loss"]:

@@ -71,10 +71,11 @@ def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
 
 def totals(states: Sequence[RunState]) -> str:
     """Return the counts of runs and the time left in two sentences."""
-    ended = sum(state.ended for state in states)
+    finished, diverged = sum(state.finished for state in states), sum(state.diverged is not None for state in states)
     started = sum(bool(state.epochs) and not state.ended for state in states)
-    counts = f"{len(states)} runs: {ended} ended, {started} started, {len(states) - ended - started} not started."
-    return f"{counts} Time left: {time_left(EtaEstimator(states).total(states))}."
+    ended = f"{finished} finished" + (f", {diverged} diverged" if diverged else "")
+    counts = f"{ended}, {started} in progress, {len(states) - finished - diverged - started} not started"
+    return f"{len(states)} runs: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
 def counts(progress: Progress) -> str:

@@ -114,7 +114,7 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figure_of(figure: str | Draw) -> tuple[str, Draw]:
-    """Return the name of a figure, which its file has, and the function that draws it."""
+    """Return the name of a figure, which is also that of its file, and the function that draws it."""
     if not isinstance(figure, str):
         return figure.__name__.removeprefix("draw_"), figure
     if figure not in FIGURES:

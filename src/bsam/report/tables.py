@@ -1,4 +1,4 @@
-"""Tables: our numbers beside the published ones, as text for files and for the terminal."""
+"""Tables: our numbers next to the published ones, as text for files and for the terminal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
 def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:
     """Return the table as text, without rows and columns in which nothing has ended.
 
-    Published numbers stand beside ours; below ours if the columns are measures.
+    Published numbers are next to ours, or below them if the columns are measures.
     """
     shown = shown_summaries(summaries)
     section = _measures_section if recipe.measures else _section
@@ -76,7 +76,7 @@ def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[Tabl
 
 
 def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
-    cells = {(each.cell.row, each.cell.column): each for each in summaries if each.cell.section == title}
+    cells = {(shown.cell.row, shown.cell.column): shown for shown in summaries if shown.cell.section == title}
     rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     has_paper_column = any(summary.paper is not None for summary in cells.values())
     notes, decimals = notes_info(summaries), _decimals(recipe)
@@ -119,7 +119,7 @@ def _decimals(recipe: Recipe) -> int:
 
 
 def _row_label(row: str, cells: Sequence[CellSummary], with_n: bool) -> str:
-    """Return the label of a row, with the number of seeds and of diverged ones, which its columns share."""
+    """Return the label of a row, with the numbers of seeds and of diverged runs, which its columns share."""
     n = max(_seed_counts(cells), default=0)
     seeds = f", {n} seed{'s' * (n > 1)}" if n and with_n else ""
     return row + seeds + (f", {cells[0].diverged} diverged" if cells[0].diverged else "")

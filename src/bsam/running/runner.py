@@ -63,7 +63,7 @@ class RunsFailed(BsamRuntimeError):
 
     Args:
         failed: the error messages, by the name of the run directory.
-        total: the number of all runs.
+        total: the total number of runs.
     """
 
     def __init__(self, failed: Mapping[str, str], total: int) -> None:
@@ -92,7 +92,7 @@ def run_all(
         runs: the runs.
         out: the folder for the run directories, created if it does not exist.
         callbacks: functions to call during training.
-        executor: where to train; None trains in this process, one run after the other.
+        executor: where to train; None trains in this process, one run after another.
         options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``.
 
     Returns:

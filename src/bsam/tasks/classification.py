@@ -33,14 +33,10 @@ from .settings import refuse_settings
 from .task import Measure, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
-LARGE_IMAGE, LARGE_IMAGE_BATCH = (
-    64,
-    64,
-)  # images with a longer side than the first are evaluated in batches of the second
-CALIBRATION_SAMPLES = (
-    256  # for the initial scales of a quantized network's inputs; with large images, one batch of them
-)
-MEMORISED_SAMPLES = 5000  # flipped labels that are checked after an epoch, at most: half the size of CIFAR's test set
+LARGE_IMAGE = 64  # the side, in pixels, above which images are evaluated in smaller batches
+LARGE_IMAGE_BATCH = 64
+CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; with large images, one batch of them
+MEMORISED_SAMPLES = 5000  # the most flipped labels to check after an epoch: half the size of CIFAR's test set
 
 
 class Classification(PretrainedTask):
@@ -51,7 +47,7 @@ class Classification(PretrainedTask):
         device: where to train.
         data_dir: folder with the data, if it is read from files.
         data: images and labels to use instead of those that the run names.
-        cache_dir: folder for decoded image files; by default a folder beside the files.
+        cache_dir: folder for decoded image files; by default a folder next to the files.
 
     Example:
         >>> task = Classification(
@@ -137,14 +133,14 @@ class Classification(PretrainedTask):
         return messages
 
     def _check_classes(self, init: Path) -> None:
-        """Raise if the run to begin with is known to have learned other classes."""
+        """Raise if the initial run is known to have learned other classes."""
         file, ours = init.with_name("inputs.json"), self.inputs.class_names
         theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
         if theirs != ours:
             names = [", ".join(classes) or "without names" for classes in (theirs, ours)]
             raise BsamValueError(
-                f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): begin "
-                "with another run, or with --weights"
+                f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): start "
+                "from another run, or use --weights"
             )
 
     def begin_epoch(self, epoch: int) -> None:
@@ -165,7 +161,7 @@ class Classification(PretrainedTask):
         """Return cross-entropy without label smoothing, and accuracy.
 
         If training labels are flipped, ``memorised`` is the share of the flipped training samples, not augmented, for
-        which the network predicts the flipped label; of more than :data:`MEMORISED_SAMPLES`, evenly spaced ones count.
+        which the network predicts the flipped label, on at most :data:`MEMORISED_SAMPLES` evenly spaced ones.
         Held-out training samples have flipped labels, too; ``holdout_clean_accuracy`` is measured with their true ones.
         """
         split = self.run.eval_split
@@ -250,7 +246,7 @@ class Classification(PretrainedTask):
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
-    """Return torch's ``label_smoothing``, which counts the true class too, for a probability of the other classes.
+    """Return torch's ``label_smoothing``, which includes the true class, from the probability of the other classes.
 
     Example:
         >>> torch_s = torch_label_smoothing(0.1, num_classes=10)

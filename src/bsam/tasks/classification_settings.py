@@ -25,23 +25,25 @@ class ClassificationSettings(TaskSettings):
     """The settings of classification."""
 
     label_smoothing: float = setting(
-        0.1, "the probability that the other classes share", partial(check_number, low=0, high=1)
+        0.1, "label smoothing: the probability that the other classes share", partial(check_number, low=0, high=1)
     )
     label_noise: float = setting(
-        0.0, "the fraction of the training labels that is flipped", partial(check_number, low=0, high=1)
+        0.0, "the fraction of the training labels to flip", partial(check_number, low=0, high=1)
     )
     weight_bits: int | None = setting(
-        None, "quantization-aware training with weights of this many bits, 2 to 8; without it none", _check_bits
+        None,
+        "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
+        _check_bits,
     )
     activation_bits: int | None = setting(
-        None, "for quantization: bits of the inputs of layers, 2 to 8; without it as many as for weights", _check_bits
+        None, "for quantization: bits of the layer inputs, 2 to 8; default: the same as for weights", _check_bits
     )
     first_last_bits: int = setting(
         8, "for quantization: bits of the weights and inputs of the first and the last layer", _check_bits
     )
     quantizer: Quantizer = setting(
         "lsq",
-        "for quantization: lsq learns the scales, minmax takes the smallest and the largest values",
+        "for quantization: lsq learns the scales, minmax computes them from the smallest and the largest values",
         one_of(Quantizer),
     )
     fold_batch_norm: bool = setting(
@@ -60,8 +62,10 @@ class ClassificationSettings(TaskSettings):
         if self.weight_bits is None and changed:
             raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
         if self.weight_bits is not None and self.freeze_backbone:
-            raise BsamValueError("freeze_backbone does not go with quantization, which trains all layers: leave it out")
+            raise BsamValueError(
+                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
+            )
         if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
-            raise BsamValueError("head_lr and layer_decay do not go with quantization: leave them out")
+            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
         if self.perturb_scales and self.quantizer != "lsq":
             raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")

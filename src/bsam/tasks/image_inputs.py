@@ -31,7 +31,7 @@ IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilin
 
 @dataclass(frozen=True)
 class Inputs:
-    """Normalisation of stored images, and their interpolation to the side that the network takes.
+    """Normalisation of stored images, and their interpolation to the network's input size.
 
     Args:
         side: side of the stored images.
@@ -42,7 +42,7 @@ class Inputs:
         interpolation: ``"bilinear"`` or ``"bicubic"``, to decode files and to resize stored images.
         crop: share of the shorter side that is kept when a file is decoded.
         class_names: in the order of the network's outputs.
-        in_bytes: whether stored images are bytes, as those of a file.
+        in_bytes: whether stored images are bytes, as in image files.
 
     Example:
         >>> import torch
@@ -78,7 +78,7 @@ class Inputs:
         return self.resized(normalise(x, self.mean, self.std))
 
     def resized(self, x: Tensor) -> Tensor:
-        """Return normalised images in the size that the network takes."""
+        """Return normalised images at the network's input size."""
         if self.size == self.side:
             return x
         mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
@@ -91,7 +91,7 @@ class Inputs:
 
     @property
     def takes_files(self) -> bool:
-        """Whether stored images are like those of files: bytes, grey or RGB."""
+        """Whether stored images are like those in image files: bytes, grey or RGB."""
         return self.in_bytes and self.channels in (1, 3)
 
     def stored(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -107,7 +107,7 @@ def load_data(
 ) -> tuple[Dataset, list[str]]:
     """Return the data of a run, and a sentence for each corrupt file that was left out.
 
-    Image files are decoded once, in the size that the network takes, and kept in a cache.
+    Image files are decoded once, at the network's input size, and kept in a cache.
     """
     entry = dataset_entry(run.data).resolve(data_dir)
     if isinstance(entry, ArrayData):
@@ -134,12 +134,12 @@ _load_arrays = functools.lru_cache(maxsize=1)(ArrayData.load)  # consecutive run
 def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     """Return how the images of a data set become inputs of the run's network.
 
-    Mean and standard deviation are those of the network's pretraining if it has one and the pixels are bytes, and else
+    Mean and standard deviation are those of the network's pretraining if it has one and the pixels are bytes; otherwise
     those of the data.
     """
     in_bytes = not data.train.x.is_floating_point()
     config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
-    if config is None or channels != len(config.mean):  # a network of timm takes images of one channel, too
+    if config is None or channels != len(config.mean):  # timm networks also take images with one channel
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
     elif not in_bytes:
         config = replace(config, mean=data.mean, std=data.std)
@@ -157,7 +157,7 @@ def check_weights(run: TaskSettings, data_dir: Path | None) -> None:
 
 
 def find_weights(weights: str, data_dir: Path | None) -> str | Path:
-    """Return the file with a run's initial weights, which may lie in the data folder, or ``"pretrained"``."""
+    """Return the file with a run's initial weights, which may be in the data folder, or ``"pretrained"``."""
     if weights == PRETRAINED:
         return weights
     places = [Path(weights), *([] if data_dir is None else [data_dir / weights])]

@@ -34,14 +34,14 @@ SHOWN = 8  # persons of the evaluation set in the report
 
 
 class Pose(PretrainedTask):
-    """Pose estimation with SimCC's loss, measured by PCK per group of joints and on the mean.
+    """Pose estimation with SimCC's loss, measured by PCK for each group of joints and on average.
 
     Args:
         run: settings of the run.
         device: where to train.
         data_dir: folder with the data, if it is read from files.
         data: persons to use instead of those that the run names.
-        cache_dir: folder for the crops of image files; by default a folder beside the files.
+        cache_dir: folder for the crops of image files; by default a folder next to the files.
     """
 
     measure = Measure("pck", "PCK in %", 100)
@@ -82,7 +82,7 @@ class Pose(PretrainedTask):
         self.samples = len(self._train)
         self._truth = joints_in_image(self._test)
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
-        self.baseline()  # raises where there is nothing to score, before training
+        self.baseline()  # raises before training if there is nothing to score
         chosen = POSE_AUGMENTATIONS[run.augment or entry.augmentation]
         self._augment = self.inputs.augment(**chosen)
         self.begin_epoch(0)
@@ -110,7 +110,7 @@ class Pose(PretrainedTask):
 
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """Return the loss, PCK on the mean, and PCK of each group of joints."""
+        """Return the loss, the mean PCK, and the PCK of each group of joints."""
         split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
         joints = []
         for x, y, to_image in self._test_batches():
@@ -197,13 +197,13 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
     """Return how the joints of a data set are scored, and the sizes of the persons, the unit of distance."""
     if data.skeleton not in pose_metrics.SCORES:
         raise BsamValueError(
-            f"{data.name} has joints without a score: use the skeletons LSP or MPII of bsam.data.pose.joints"
+            f"there is no score for the joints of {data.name}: use the skeleton LSP or MPII from bsam.data.pose.joints"
         )
     score = pose_metrics.SCORES[data.skeleton]
     if score is not pose_metrics.MPII:
         return score, pose_metrics.torso_sizes(truth)
     if head_sizes is None:
-        raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance of {score.title}: add them")
+        raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance for {score.title}: add them")
     return score, head_sizes
 
 

@@ -10,7 +10,7 @@ from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..models import MODELS, model_entry
 from .settings import TaskSettings, check_flag, check_positive, refuse_settings, setting
 
-POSE = {  # those of SimCC's authors for MPII, except for the schedule and the epochs: they train for 210
+POSE = {  # as SimCC's authors use for MPII, except for the schedule and the epochs: they train for 210
     "base": "adam",
     "lr": 1e-3,
     "weight_decay": 0.0,
@@ -18,7 +18,7 @@ POSE = {  # those of SimCC's authors for MPII, except for the schedule and the e
     "epochs": 140,
     "label_smoothing": 0.0,
 }
-MAX_BINS = 16  # per pixel: the layers in front of them grow with it
+MAX_BINS = 16  # per pixel; the last layers grow with this number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +27,20 @@ class PoseSettings(TaskSettings):
 
     simcc_k: float = setting(
         2.0,
-        f"for SimCC: bins of a coordinate per pixel, at most {MAX_BINS}",
+        f"for pose: number of SimCC bins per pixel, at most {MAX_BINS}",
         partial(check_positive, high=MAX_BINS),
     )
-    simcc_sigma: float = setting(6.0, "for SimCC: standard deviation of a coordinate's label, in bins", check_positive)
+    simcc_sigma: float = setting(6.0, "for pose: standard deviation of SimCC's labels, in bins", check_positive)
     flip_test: bool = setting(
-        False, "for pose: evaluate with the mean of the probabilities of an image and of its mirror image", check_flag
+        False, "for pose: average the probabilities of each image and its mirror image in evaluation", check_flag
     )
 
 
 def check_pose_settings(run: PoseSettings) -> None:
-    """Raise if the network does not find joints, or a setting has no meaning for pose."""
+    """Raise if the network is not a pose network, or a setting has no meaning for pose."""
     if model_entry(run.model).backbone is None:
         names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
-        raise BsamValueError(f"{run.model} does not find joints: use --model with one of {names}")
+        raise BsamValueError(f"{run.model} is not a pose network: set --model to one of {names}")
     if run.eval_split == "validation":
         raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout")
     if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:

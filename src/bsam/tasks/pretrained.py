@@ -68,12 +68,12 @@ class PretrainedTask(Task):
         return stream(images, (index.cpu() for index in rows), self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
-        """Load pretrained weights, if the run names any, into all layers except the last; or those of another run into
-        all layers.
+        """Load the run's pretrained weights, if any, into all layers except the last, or those of another run into all
+        layers.
         """
-        messages = [f"Samples that are left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
+        messages = [f"Samples left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
         if self.run.weights is None and init is None and self._in_files:
-            messages.append("The initial weights are random: --weights names pretrained ones.")
+            messages.append("The initial weights are random; to load pretrained ones, use --weights.")
         if self.run.weights is not None:
             source = find_weights(self.run.weights, self._data_dir)
             self._weights = load_weights(network, self.run.model, source)
@@ -98,6 +98,6 @@ class PretrainedTask(Task):
 
 
 def freeze_backbone(network: nn.Module) -> None:
-    """Let only the last layers be trained."""
+    """Freeze all layers except the last."""
     network.requires_grad_(False)
     head(network).requires_grad_(True)

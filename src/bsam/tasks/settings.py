@@ -56,7 +56,7 @@ def one_of(kind: Any) -> Check:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return the value as JSON stores it: numpy's numbers as Python's, tuples and arrays as lists, also nested."""
+    """Return the value as JSON stores it: numpy numbers as Python numbers, tuples and arrays as lists, even nested."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -65,12 +65,12 @@ def to_json_value(value: Any) -> Any:
 
 
 def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
-    """Raise if settings of other tasks have other values than these.
+    """Raise if settings that have no meaning for a task were changed.
 
     Args:
         task: name of the task.
         settings: settings of the run.
-        allowed: the value of each setting that has no meaning for the task.
+        allowed: the settings that have no meaning for the task, and the only value that each may have.
     """
     for name, value in allowed.items():
         if (actual := getattr(settings, name, value)) != value:
@@ -81,18 +81,18 @@ def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What is learned: network, data and evaluation. Tasks add their settings in subclasses, and
-    :class:`bsam.training.config.Run` adds how it is learned.
+    """Settings for what is learned: network, data and evaluation. Tasks add their settings in subclasses, and
+    :class:`bsam.training.config.Run` adds settings for how it is learned.
 
     Each field's metadata holds its help text. Values are checked, and copied as plain Python values.
     """
 
-    model: str = setting("digits_net", "a name of `bsam list models`, or timm:NAME for a network of timm", check_name)
+    model: str = setting("digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", check_name)
     weights: str | None = setting(
         None,
-        "initial weights, except for the last layers (the classification layer, or the head that finds joints), which "
-        "begin at random: a file (safetensors or a state dict), also looked for in the data folder, or `pretrained`, "
-        "which timm downloads; without it all weights are random",
+        "initial weights: a file (safetensors or a state dict), which may be in the data folder, or `pretrained`, "
+        "which timm downloads. The last layers (the classification layer, or the pose head) always begin with random "
+        "weights",
         check_name,
     )
     init: str | None = setting(
@@ -106,23 +106,26 @@ class TaskSettings:
     )
     head_lr: float | None = setting(
         None,
-        "the learning rate of the last layers at the start of the schedule; without it lr",
+        "the learning rate of the last layers at the start of the schedule; default: lr",
         partial(check_number, low=0),
     )
     layer_decay: float = setting(
         1.0,
-        "each layer's learning rate is this factor times that of the next layer; 1 for all layers alike; networks of "
-        "timm only",
+        "each layer's learning rate is this factor times that of the next layer; 1 gives all layers the same rate; "
+        "timm networks only",
         partial(check_number, low=0, high=1),
     )
     data: str = setting(
         "digits",
-        "a name of `bsam list data`; folder:PATH, a folder of your images with a folder per class; or MODULE:FUNCTION, "
-        "your function that returns the data, in a module that is installed or in the current folder",
+        "a data set from `bsam list data`; folder:PATH for your own images, with one folder per class; or "
+        "MODULE:FUNCTION for your own function that returns the data, in a module that is installed or in the current "
+        "folder",
         check_name,
     )
     image_size: int | None = setting(
-        None, "resize images to this side; without it to that of the network's pretraining, if it has one", check_count
+        None,
+        "the side to resize images to, in pixels; default: that of the network's pretraining, if it has one",
+        check_count,
     )
     skip_corrupt: bool = setting(
         False,
@@ -132,24 +135,23 @@ class TaskSettings:
     )
     augment: str | None = setting(
         None,
-        f"one of {', '.join(AUGMENTATIONS)}, or for persons {', '.join(POSE_AUGMENTATIONS)}; without it the "
-        "default of the data set",
+        f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; default: that of the data set",
         check_name,
     )
     limit_train: int | None = setting(
         None,
-        "train on this many samples, balanced over the classes, or evenly spaced for pose; without it on all",
+        "train on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
         check_count,
     )
     limit_test: int | None = setting(
         None,
-        "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; without it on all",
+        "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
         check_count,
     )
     eval_split: Split = setting(
         "test",
-        "the data to evaluate on. holdout is a tenth of the training samples, which are then not trained on; their "
-        "labels are flipped like the others. Choose settings on validation or holdout",
+        "the data to evaluate on. holdout is a tenth of the training samples, which are then not used for training; "
+        "with --label-noise, their labels are flipped, too. Choose settings on validation or holdout, not on test",
         one_of(Split),
     )
     seed: int = setting(
@@ -165,7 +167,7 @@ class TaskSettings:
             if "check" in item.metadata and (value is not None or item.default is not None):
                 item.metadata["check"](item.name, value)
         if self.init is not None and self.weights is not None:
-            raise BsamValueError("init and weights both say what training begins with: leave one of them out")
+            raise BsamValueError("init and weights both set the initial weights: leave one of them out")
         for name in ("head_lr", "layer_decay"):
             if getattr(self, name) == 0:
                 raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")

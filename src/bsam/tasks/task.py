@@ -1,4 +1,4 @@
-"""The interface between the training loop and a kind of training."""
+"""The interface between the training loop and a task."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Measure:
     Args:
         name: name of the metric, without the split.
         title: its title in tables, with the unit.
-        factor: from the metric to this unit.
+        factor: the factor that converts the metric to this unit.
 
     Example:
         >>> Measure("accuracy", "accuracy in %", 100).shown({"test_accuracy": 0.75}, "test")
@@ -71,7 +71,7 @@ class Task(ABC):
 
     Args:
         run: settings of the run.
-        device: where to train, and where batches are.
+        device: the device to train on, which also holds the batches.
         data_dir: folder with the data, if it is read from files.
     """
 
@@ -139,7 +139,7 @@ class Task(ABC):
         """Return a digest of the data; a run is resumed only with the same data."""
 
     def predictions(self, network: nn.Module) -> Mapping[str, NDArray[Any]]:
-        """Return predictions of the trained network, in eval mode, on some samples, for the report: arrays by name."""
+        """Return arrays by name for the report: predictions of the trained network for some samples, in eval mode."""
         return {}
 
     def notes(self) -> Mapping[str, Any]:

@@ -61,14 +61,16 @@ class Run(ClassificationSettings, PoseSettings):
     """
 
     method: str = field(
-        metadata={"help": "a method of `bsam list methods`, upper or lower case; base or sgd: the base optimizer alone"}
+        metadata={
+            "help": "a method from `bsam list methods`, case-insensitive; base or sgd for the base optimizer alone"
+        }
     )
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     _: KW_ONLY
     task: str = setting("classification", f"the task, one of {', '.join(TASKS)}", check_name)
     base: Base = setting("sgd", "the base optimizer, which takes the step", one_of(Base))
     lr: float = setting(0.05, "the learning rate at the start of the schedule", partial(check_number, low=0))
-    schedule: Schedule = setting("cosine", "cosine decays lr to 0, step by step; constant keeps it", one_of(Schedule))
+    schedule: Schedule = setting("cosine", "cosine lowers lr to 0, step by step; constant keeps it", one_of(Schedule))
     warmup: float = setting(
         0.0, "epochs over which the learning rate first rises linearly to lr", partial(check_number, low=0)
     )
@@ -80,15 +82,15 @@ class Run(ClassificationSettings, PoseSettings):
     precision: Precision = setting("fp32", "bf16 runs the network under autocast", one_of(Precision))
     compile: bool = setting(
         False,
-        "compile the network with torch.compile, where that works. Its kernels round differently: after 20 steps in "
+        "compile the network with torch.compile, if that works. Its kernels round differently: after 20 steps in "
         "fp32 the weights differ from those of plain steps by less than 2 % of the distance from the start",
         check_flag,
     )
     capture: bool = setting(
         True,
-        "capture the step in a CUDA graph, where that works: on one GPU, with methods whose steps are all alike. "
-        "After 20 steps in fp32 the weights differ from those of plain steps by less than 0.5 % of the distance from "
-        "the start; by 2 % with asam, gam, msam or Adam, which amplify rounding, and by up to 7 % with bsam on Adam",
+        "capture the step in a CUDA graph, if possible: on one GPU, with methods whose steps are all alike. After 20 "
+        "steps in fp32 the weights differ from those of plain steps by less than 0.5 % of the distance from the start; "
+        "by less than 2 % with asam, gam, msam or Adam, which amplify rounding, and by up to 7 % with bsam and Adam",
         check_flag,
     )
     probe: int | None = setting(

@@ -50,7 +50,7 @@ def fit(
     last finished epoch, with the same result as an uninterrupted run (bit for bit on a CPU). A non-finite loss raises
     :class:`bsam.training.loop.Diverged`; without a folder, training continues with NaN metrics.
 
-    Launched with ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each
+    With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each
     process's share, and methods that choose samples (esam, ksam) choose within it, so only networks without batch norm
     and the other methods give the same result as a single process.
 

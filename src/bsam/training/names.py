@@ -1,4 +1,4 @@
-"""Look up names given by the user, in any case, with a suggestion for typos."""
+"""Look up names given by the user, in upper or lower case, with a suggestion for typos."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def check_box(box: Sequence[float]) -> Box:
     left, top, right, bottom = map(float, box)
     if not (left < right and top < bottom and max(right - left, bottom - top) >= 1):
         raise BsamValueError(
-            f"the right of a box must exceed its left, and the bottom its top, one of them by 1 pixel; got {box!r}"
+            "the right of a box must exceed its left, its bottom must exceed its top, and its longer side must be at "
+            f"least 1 pixel; got {box!r}"
         )
     return left, top, right, bottom
 
@@ -122,7 +123,7 @@ def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uin
 
     Args:
         path: a file in one of ``FORMATS``, with any suffix.
-        decoding: which part to return, and in which size; None: the whole image in its original size.
+        decoding: which part to return, and at which size; None returns the whole image in its original size.
 
     Returns:
         An array (size, size, 3), or (height, width, 3) for the whole image.
@@ -174,9 +175,9 @@ def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> ND
             pixels = _resized(pixels, decoding)
     except MemoryError:
         raise
-    except Exception as error:  # what Pillow's decoders raise for damaged files is not limited to a few types
+    except Exception as error:  # Pillow's decoders raise many types of errors for damaged files
         if isinstance(error, UnidentifiedImageError):
-            reason = f"it is no image in one of the formats {', '.join(FORMATS)}"
+            reason = f"it is not an image in one of the formats {', '.join(FORMATS)}"
         elif isinstance(error, Image.DecompressionBombError):
             reason = f"it has more than {limit:,} pixels; make it smaller"
         else:
@@ -197,7 +198,7 @@ def _rgb(image: Image) -> Image:
     from PIL.Image import fromarray
 
     if image.mode == "F":
-        raise BsamValueError("its pixels are floating-point numbers, of an unknown range")
+        raise BsamValueError("its pixels are floating-point numbers with an unknown range")
     if image.mode.startswith("I"):  # Pillow's own conversion clips at 255
         grey: NDArray[Any] = np.asarray(image).clip(0, 65535) >> 8
         image = fromarray(grey.astype(np.uint8))
@@ -218,16 +219,16 @@ def _resized(image: Image, resize: Resize) -> Image:
 def _cut(image: Image, crop: Crop, name: object) -> Image:
     from PIL import Image as Pillow
 
-    box_name, size = f"the box {rounded(crop.box)} of {name}", f"{image.width} x {image.height} pixels"
+    box_name, size = f"the box {rounded(crop.box)} of {name}", f"the image ({image.width} x {image.height} pixels)"
     left, top, right, bottom = (edge + 0.5 for edge in crop.region)  # Pillow counts from the corner of a pixel
     if min(right, bottom) <= 0 or left >= image.width or top >= image.height:
-        raise BoxError(f"{box_name} lies outside of its {size}")
+        raise BoxError(f"{box_name} lies outside {size}")
     border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
     x, y = math.floor(left) - border, math.floor(top) - border
     end = math.ceil(right) + border, math.ceil(bottom) + border
     width, height = end[0] - x, end[1] - y
     if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # so that the largest image may have a margin
-        raise BoxError(f"{box_name} is too large for its {size}")
+        raise BoxError(f"{box_name} is too large for {size}")
     window = Pillow.new("RGB", (width, height))  # zeros beyond the image; Image.crop raises for large margins
     window.paste(image, (-x, -y))
     box = (left - x, top - y, right - x, bottom - y)

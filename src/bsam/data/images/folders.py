@@ -11,8 +11,8 @@ import numpy as np
 from ...common.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
-OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that are hidden there
-LAYOUT = "it must have one folder of images per class, or folders train and test (or val) of such class folders"
+OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows hides
+LAYOUT = "it must have one folder of images per class, or folders train and test (or val) with such class folders"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ImageFiles:
         train: training set.
         validation: validation set, if there is one.
         test: test set.
-        split: where the split comes from, in words, for result tables.
+        split: description of where the split comes from, for result tables.
     """
 
     name: str

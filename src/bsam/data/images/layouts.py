@@ -61,7 +61,7 @@ def read_stanford_cars(folder: str | Path) -> ImageFiles:
 
     Args:
         folder: holds ``cars_train/``, ``cars_test/`` and ``devkit/`` with ``cars_meta.mat``, ``cars_train_annos.mat``
-            and ``cars_test_annos_withlabels.mat`` (the last one may also be beside ``devkit``); or folders ``train``
+            and ``cars_test_annos_withlabels.mat`` (the last one may also be next to ``devkit``); or folders ``train``
             and ``test`` with class folders.
     """
     folder = Path(folder)

@@ -35,11 +35,11 @@ class PersonFiles:
         boxes: (n, 4): left, top, right and bottom of each person.
         joints: (n, J, 3): x, y and 1 if the joint is labelled, else 0. The coordinates of joints that are not labelled
             are ignored.
-        head_sizes: (n,), the unit of distance of PCKh; None if not known.
+        head_sizes: (n,), the unit of distance for PCKh; None if not known.
         skeleton: names of the joints.
         train: indices of the persons to train on.
         test: indices of the persons to test on.
-        split: where the split comes from, in words, for result tables.
+        split: description of where the split comes from, for result tables.
         left_out: a sentence for each person who is left out because a labelled joint, the box or the head is missing.
     """
 

@@ -88,7 +88,7 @@ class Persons:
 
 @dataclass(frozen=True, eq=False)
 class PoseData:
-    """Persons to train on and to test on.
+    """Persons to train and test on.
 
     Args:
         name: name of the data set.
@@ -96,7 +96,7 @@ class PoseData:
         train: training set.
         test: test set.
         skeleton: names of the joints.
-        split: which persons are in which set, in words.
+        split: description of which persons are in which set.
         digest: SHA-256 of the pixels, the joints, the head sizes and their order.
     """
 
