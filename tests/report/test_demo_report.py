@@ -36,7 +36,7 @@ SENTENCES = [
     *(
         (
             [SGD, row("SAM", mean, std)],
-            f"SAM does not help here. It is {where}: {mean} ± {std} against 70.0",
+            f"SAM shows no gain here. It is {where}: {mean} ± {std} against 70.0",
         )
         for mean, std, where in (
             (72.0, 1.0, "within the spread (2.0 points) of SGD"),

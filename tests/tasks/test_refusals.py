@@ -19,7 +19,7 @@ POSE = Run("sgd", task="pose", model="simcc_resnet8", data="stick_figures", labe
 
 SETTINGS = [
     (POSE, {"model": "resnet8"}, "pose network"),
-    (POSE, {"model": "timm:test_resnet"}, "joints"),
+    (POSE, {"model": "timm:test_resnet"}, "pose network"),
     (POSE, {"model": "resnet9"}, "resnet9"),
     (POSE, {"data": "digits"}, "--task classification"),
     (POSE, {"data": "folder:photos"}, "--task classification"),

@@ -41,12 +41,12 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     return [
         *lines,
         *(f"{row} diverged with every seed." for row in lost),
-        f"Digits are small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them with a "
-        f"flipped label, and {TEST} test images. On other data the methods may compare differently.",
+        f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them "
+        f"with a flipped label, and {TEST} test images. On other data the methods may compare differently.",
         f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
         f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
         "other run uses.",
-        "Results on CIFAR: see the folder results/ of the repository, and the documentation.",
+        "Results on CIFAR: see the folder results/ in the repository and the documentation.",
     ]
 
 
@@ -85,7 +85,7 @@ def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
     if gap > spread:
         return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
-    return f"{row.cell.row} does not help here. It is {below}: {numbers}"
+    return f"{row.cell.row} shows no gain here. It is {below}: {numbers}"
 
 
 def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
