@@ -53,7 +53,7 @@ PAGE = """\
 :class: facts
 
 * - Passes
-  - {passes:g} per step
+  - {passes:.3g} per step
 * - Extra memory
   - {memory} ([in units of the parameters' size](index.md))
 * - Needs
@@ -121,7 +121,7 @@ def pages() -> dict[str, str]:
 def overview() -> str:
     """Return the page with the table of all methods."""
     rows = (
-        f"| [`{m.__name__}`]({name}.md) | {m.passes:g} | {m.memory} | {m.needs_in_words() or '-'} | {m.purpose} |"
+        f"| [`{m.__name__}`]({name}.md) | {m.passes:.3g} | {m.memory} | {m.needs_in_words() or '-'} | {m.purpose} |"
         for name, m in METHODS.items()
     )
     captured = ", ".join(m.title for m in METHODS.values() if m.capturable)

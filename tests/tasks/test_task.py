@@ -154,3 +154,15 @@ def test_a_run_goes_on_with_its_own_task_and_data_or_not_at_all(tmp_path, task, 
     with pytest.raises(bsam.BsamError, match=text):
         fit(RUN, tmp_path, device="cpu", task=task)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"explained": 0.5}, {"test_r2": 0.5}, {"test_explained": torch.tensor(0.5)}, 0.5], ids=str
+)
+def test_metrics_without_the_measure_raise_in_the_first_epoch(metrics):
+    class Wrong(Regression):
+        def evaluate(self, network):
+            return metrics
+
+    with pytest.raises(bsam.BsamError, match="test_explained"):
+        fit(replace(RUN, epochs=1), device="cpu", task=Wrong)

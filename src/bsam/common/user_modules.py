@@ -55,9 +55,16 @@ def find_object(name: str, role: str) -> Any:
     return getattr(module, object_name)
 
 
-def describe_error(error: Exception) -> str:
-    """Return the type and the message of an error, and the line that raised it."""
-    where = ""
-    if frames := traceback.extract_tb(error.__traceback__):
-        where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
-    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
+def describe_error(error: Exception, module: str | None = None) -> str:
+    """Return the type and the message of an error, and the line that raised it.
+
+    Args:
+        module: if given and imported, its innermost line is shown, not that of a library which it calls.
+    """
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if file := getattr(sys.modules.get(module or ""), "__file__", None):
+        frames = [frame for frame in frames if frame.filename == file]
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if not frames or isinstance(error, SyntaxError):
+        return text
+    return f"{text} ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"

@@ -29,11 +29,13 @@ def as_images(name: str, images: Array) -> Tensor:
     x, shape = _as_tensor(name, "images", images), tuple(images.shape)
     if not (x.dtype == torch.uint8 or x.is_floating_point()):
         raise BsamTypeError(f"{name} images must be uint8 (0 to 255) or floating-point numbers, got {x.dtype}")
+    if 0 in shape:
+        raise BsamValueError(f"{name} has no images, or images without pixels: got the shape {shape}")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[2] != x.shape[3]:
         x = x.permute(0, 3, 1, 2)
-    if x.ndim != 4 or x.shape[2] != x.shape[3] or 0 in x.shape:
+    if x.ndim != 4 or x.shape[2] != x.shape[3]:
         raise BsamValueError(
             f"{name} images must be square, of the shape (n, side, side), (n, side, side, channels) or (n, channels, "
             f"side, side), got {shape}: crop, pad or resize them"
@@ -48,10 +50,10 @@ def as_images(name: str, images: Array) -> Tensor:
 def as_labels(name: str, labels: Array, n: int) -> Tensor:
     """Return ``n`` labels as a tensor of int64; they count from 0."""
     y = _as_tensor(name, "labels", labels)
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise BsamTypeError(f"{name} labels must be whole numbers, got {y.dtype}: convert them, as with .astype(int)")
     if y.shape != (n,):
         raise BsamValueError(f"{name} labels must have the shape ({n},), one for each image, got {tuple(y.shape)}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise BsamTypeError(f"{name} labels must be whole numbers, got {y.dtype}: convert them, as with .astype(int)")
     y = y.long()
     if y.min() < 0:
         raise BsamValueError(f"{name} labels must count from 0, got {int(y.min())}")

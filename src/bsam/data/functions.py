@@ -45,9 +45,9 @@ def _call(name: str, folder: Path | None) -> KnownData:
         raise BsamValueError(f"{name}: {error}") from error
     except Exception as error:
         where = "without --data-dir" if folder is None else f"with --data-dir {folder}"
-        raise BsamRuntimeError(
-            f"{name}, called {where}, raised {describe_error(error)}: correct the function"
-        ) from error
+        remedy = "give --data-dir, or correct the function" if folder is None else "correct the folder or the function"
+        told = describe_error(error, name.partition(":")[0])
+        raise BsamRuntimeError(f"{name}, called {where}, raised {told}: {remedy}") from error
 
 
 def _entry(name: str, data: object) -> KnownData:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..common.checks import check_count
-from ..common.errors import BsamValueError
+from ..common.errors import BsamTypeError, BsamValueError
 from ..data import dataset_entry
 from ..methods import METHODS
 from ..models import model_entry
@@ -110,6 +110,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if "accuracy_lines" in self.figures and self.axis is None:
             raise BsamValueError(f"the recipe {self.name} draws accuracy_lines and needs an axis for it, got None")
+        if not self.scales:
+            raise BsamValueError(f"scales of the recipe {self.name} must have at least one scale, got none")
 
     @property
     def scale_names(self) -> tuple[str, ...]:
@@ -143,6 +145,8 @@ class Recipe:
 
         Two runs of one seed in one cell would be shown as a mean over seeds.
         """
+        if not isinstance(runs, Sequence) or not all(isinstance(run, Run) for run in runs):
+            raise BsamTypeError(f"grid of the recipe {self.name} must return a list of Run, got {runs!r:.80}")
         cells: set[TableCell] = set()
         for run in runs:
             self.published(run)  # which checks the keys of published numbers

@@ -32,7 +32,7 @@ def methods_info() -> list[tuple[str, ...]]:
     return [
         sgd,
         *(
-            (name, m.title, m.__name__, f"{m.passes:g}", m.memory, m.needs_in_words() or "-", m.purpose, m.reference)
+            (name, m.title, m.__name__, f"{m.passes:.3g}", m.memory, m.needs_in_words() or "-", m.purpose, m.reference)
             for name, m in METHODS.items()
         ),
     ]

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..common.errors import BsamValueError
+from ..common.errors import BsamTypeError, BsamValueError
 from ..core.optimizer import SharpnessAware
 from ..flatness.probe import Probe
 from ..flatness.sharpness import Sharpness, sharpness
@@ -143,7 +143,15 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics; empty except in the first process."""
-        return self._in_eval_mode(self.task.evaluate) if self.context.is_main else {}
+        if not self.context.is_main:
+            return {}
+        metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.measure.name}"
+        if not isinstance(metrics, Mapping) or score not in metrics:
+            got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
+            raise BsamValueError(f"evaluate of the task must return a dictionary with {score!r}, got {got}")
+        if tensors := [name for name, value in metrics.items() if isinstance(value, Tensor)]:
+            raise BsamTypeError(f"evaluate of the task must return numbers, got a tensor for {tensors[0]!r}")
+        return metrics
 
     def predictions(self) -> Mapping[str, NDArray[Any]]:
         """Return the task's predictions for some samples; empty except in the first process."""
