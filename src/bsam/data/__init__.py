@@ -69,8 +69,7 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
         >>> load("cifar10")
         Traceback (most recent call last):
         ...
-        bsam.common.errors.BsamRuntimeError: CIFAR-10 is read from files: say in which folder they are (--data-dir), or
-        where to --download them to
+        bsam.common.errors.BsamRuntimeError: CIFAR-10 is read from files: give their folder with --data-dir...
     """
     place = None if folder is None else Path(folder)
     entry = dataset_entry(name).resolve(place)
