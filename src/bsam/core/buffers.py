@@ -52,7 +52,7 @@ class Buffers:
 
     @torch.no_grad()
     def begin_pass(self, modules: Iterable[nn.Module]) -> None:
-        """Before the first pass, save the buffers; before the second, keep what the first left; then restore them."""
+        """Save the buffers before the first pass; before later ones, keep what the first left and restore them."""
         if not self._saved:
             self.save(modules)
         if self._passes == 1:

@@ -106,7 +106,7 @@ class Objective:
         if failed:
             for p, g in zip(self._weights.params, self.held, strict=True):
                 p.grad = g
-        self._buffers.close(failed)  # last: an interrupt above still restores the buffers
+        self._buffers.close(failed)  # last, so that after an interrupt above, the second call can restore them
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:

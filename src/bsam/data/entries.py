@@ -32,7 +32,7 @@ class DatasetEntry(ABC):
     name: str
     title: str
     classes: int | None
-    provided: ClassVar[str] = IN_FILES  #: why there is nothing to download, as the end of a sentence about it
+    provided: ClassVar[str] = IN_FILES  #: completes the message "NAME ..." if there is nothing to download
 
     @abstractmethod
     def resolve(self, folder: Path | None = None) -> KnownData:

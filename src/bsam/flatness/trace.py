@@ -42,9 +42,9 @@ def trace(
     r"""Estimate the trace from ``samples`` products with random vectors.
 
     Hutchinson averages :math:`z^T H z` over random signs ``z``. Hutch++ spends a third of the products on a sketch of
-    the largest eigenvectors, a third on their share of the trace, which is then exact, and a third on Hutchinson for
-    the rest, so a few large eigenvalues, which are typical of Hessians, add no variance. It is the default because it
-    is better from about 20 products on: with 30 products on trained MLPs its root mean square error was 2.4 to 3.6 % of
+    the largest eigenvectors, a third on computing their share of the trace exactly, and a third on Hutchinson for the
+    rest. The few large eigenvalues that are typical of Hessians then add no variance. It is the default because it is
+    better from about 20 products on: with 30 products on trained MLPs its root mean square error was 2.4 to 3.6 % of
     the trace, and Hutchinson's 6.4 to 7.5 %. With 10 products Hutchinson is as good or slightly better, and its
     standard error is more reliable, because it comes from all products and not only from the last third.
 

@@ -16,7 +16,7 @@ from ..core.vector import Vector
 
 
 class GSAM(SharpnessAware):
-    r"""Surrogate-Gap Guided SAM: SAM's gradient, minus the part of the gradient that is orthogonal to it.
+    r"""Surrogate-Gap Guided SAM: SAM's gradient minus the part of the plain gradient orthogonal to it.
 
     .. math::
         d = g_p - \alpha\, (g - \mathrm{proj}_{g_p} g), \qquad g_p = \nabla L(w + \rho_t\, g / |g|), \qquad

@@ -92,7 +92,7 @@ class SimCC(nn.Module):
 
 
 def simcc_resnet50(classes: int = 16, channels: int = 3, side: int = 256, k: float = 2.0) -> SimCC:
-    """Return SimCC for ``classes`` joints, with ResNet-50 without pooling and classifier as its backbone.
+    """Return SimCC for ``classes`` joints, whose backbone is ResNet-50 without its pooling and classifier.
 
     The names in the backbone are those of :func:`~bsam.models.timm_networks.resnet50`.
     """

@@ -78,8 +78,8 @@ class Recipe:
         details: further columns of the table.
         notes: called with one of the runs; returns the lines below the table.
         findings: called with the cells of the table and the states of the runs; returns sentences on what they show.
-        measures: metrics of a run, each in its own column instead of ``TableCell.column``, without other columns; if
-            empty, the table shows only the measure of the task.
+        measures: metrics of a run; each becomes a column, and these replace all other columns. If empty, the table
+            shows the measure of the task.
         tunable: whether ``--tune`` can choose its radii.
         smoke: the name of the scale that runs under the name ``smoke``.
         seeds: the default number of seeds.
@@ -179,7 +179,7 @@ class Recipe:
         return scale_of(self.smoke if scale == "smoke" else scale)
 
     def published(self, run: Run, measure: Measure | None = None) -> Published | None:
-        """Return the published number for a run; for one of the recipe's measures if it has any."""
+        """Return the published number for a run, or for one measure of it if the recipe has measures."""
         if self.published_table is None:
             return None
         variant = variant_of(run).name
@@ -192,7 +192,7 @@ class Recipe:
 
 
 def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
-    """Return the runs with another seed. A run that starts from another one then starts from that with its own seed.
+    """Return the runs with another seed. Initial runs get the new seed, too.
 
     Args:
         runs: the runs, with any seed.

@@ -102,7 +102,7 @@ class Task(ABC):
         network.train()
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most tasks draw something, some do not
-        """Draw the random numbers of an epoch, counted from 0, from the seed and the epoch alone.
+        """Draw an epoch's random numbers, from only the seed and the epoch (counted from 0).
 
         A resumed run then draws the same ones.
         """
