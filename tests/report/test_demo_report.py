@@ -2,11 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from bsam.recipes.cells import CellSummary, TableCell
 from bsam.recipes.columns import SeedStatistics
 from bsam.recipes.demo_findings import demo_findings
 from bsam.recipes.digits_demo import TUNED_SGD
-from bsam.recipes.experiments import TableCell
-from bsam.recipes.summaries import CellSummary
 from bsam.recipes.variants import variants
 from bsam.report.demo_report import draw_demo
 from bsam.report.panels import line_style

@@ -7,6 +7,7 @@ Example:
 
 from ..common.errors import BsamValueError
 from ..common.user_modules import find_object
+from .cells import TableCell
 from .cifar import (
     CIFAR_RECIPES,
     classification,
@@ -18,7 +19,7 @@ from .cifar import (
 )
 from .columns import ExtraColumn
 from .digits_demo import demo_recipe
-from .experiments import Axis, Recipe, TableCell
+from .experiments import Axis, Recipe
 from .paper import Published, PublishedTable
 from .pose import POSE_RECIPE, pose
 from .quantization import QUANTIZATION_RECIPE, quantization

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import Run
-from .experiments import Axis, Recipe, TableCell
+from .cells import TableCell
+from .experiments import Axis, Recipe
 from .paper import CLASSIFICATION, LABEL_NOISE, NOISE_RATES, RHO_MIN_STUDY, RHO_MINS
 from .scales import Scale, scale_of
 from .variants import BSAMS, MATCHED, variant_of, variants

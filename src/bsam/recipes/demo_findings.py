@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ..data.digits import TEST, TRAIN, VALIDATION
 from ..training.config import Run
+from .cells import CellSummary
 from .columns import MEMORISED, TOP_EIGENVALUE, SeedStatistics
-from .summaries import CellSummary, chosen_text
+from .summaries import chosen_text
 from .variants import variants
 
 SGD = variants()["sgd"].title

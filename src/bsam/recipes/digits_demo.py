@@ -25,9 +25,10 @@ from ..common.errors import BsamValueError
 from ..training.config import BASE, Run, arguments_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.names import find_name
+from .cells import TableCell
 from .columns import MEMORISED, TOP_EIGENVALUE
 from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings
-from .experiments import Recipe, TableCell
+from .experiments import Recipe
 from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
 from .scales import SCALES, Scale, scale_of
 from .tuning import Tuning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
@@ -16,28 +16,17 @@ from ..tasks import TASKS
 from ..tasks.task import Measure
 from ..training.config import Run, arguments_of
 from ..training.run_dir import RunState, run_dir_name
+from .cells import CellSummary, TableCell
 from .columns import ExtraColumn
 from .paper import Published, PublishedTable
 from .scales import Scale, scale_of
 from .tuning import Tuning
 from .variants import BSAMS, variant_of
 
-if TYPE_CHECKING:
-    from .summaries import CellSummary
-
 MAX_SEEDS = 100  # all runs are listed before the first begins
 SMOKE = "smoke: shows that it runs"  # a remark on numbers that mean nothing
 
 Grid: TypeAlias = Callable[[Scale], list[Run]]
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """The position of a run's number in a table."""
-
-    section: str
-    row: str
-    column: str
 
 
 @dataclass(frozen=True)

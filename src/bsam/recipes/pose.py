@@ -12,7 +12,8 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.pose import Pose
 from ..tasks.pose_metrics import SCORES, PoseScore
 from ..training.config import BASE, POSE, Run
-from .experiments import Recipe, TableCell
+from .cells import TableCell
+from .experiments import Recipe
 from .paper import POSE as PUBLISHED
 from .scales import Scale, scale_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants

@@ -6,9 +6,10 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import QUANTIZED, Run
 from ..training.run_dir import run_dir_name
+from .cells import TableCell
 from .cifar import COMPARED
 from .columns import TOP_EIGENVALUE
-from .experiments import Recipe, TableCell
+from .experiments import Recipe
 from .paper import QUANTIZATION
 from .scales import Scale, scale_of
 from .variants import variant_of, variants

@@ -15,12 +15,12 @@ from ..models import model_entry
 from ..training.config import BASE, Run
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunState
+from .cells import CellSummary, TableCell
 from .cifar import MAIN
 from .columns import MEMORISED, TOP_EIGENVALUE
-from .experiments import Recipe, TableCell
+from .experiments import Recipe
 from .scales import Scale, scale_of
 from .states import score_of
-from .summaries import CellSummary
 from .variants import BSAMS, variant_of, variants
 
 NOISE = 0.4

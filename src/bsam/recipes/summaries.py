@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ..tasks.task import Measure
 from ..training.config import Run
 from ..training.run_dir import RunDir, RunState
+from .cells import CellSummary, TableCell
 from .columns import SeedStatistics, seed_statistics, statistics_of
-from .experiments import Recipe, TableCell
-from .paper import Published
+from .experiments import Recipe
 from .tuning import differing
-
-
-@dataclass(frozen=True)
-class CellSummary:
-    """A cell of the table.
-
-    Args:
-        cell: its position.
-        ours: the score after the last epoch, over the finished seeds.
-        diverged: the number of seeds that diverged.
-        missing: the number of seeds that are not finished.
-        paper: the published number.
-        details: the recipe's further columns, by name.
-        chosen: the settings that tuning chose, by name.
-    """
-
-    cell: TableCell
-    ours: SeedStatistics | None
-    diverged: int
-    missing: int
-    paper: Published | None
-    details: Mapping[str, SeedStatistics | None] = field(default_factory=dict)
-    chosen: Mapping[str, Any] | None = None
 
 
 def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:

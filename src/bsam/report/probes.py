@@ -14,7 +14,8 @@ import numpy as np
 
 from ..common.errors import BsamValueError
 from ..flatness.probe import Reading
-from ..recipes.experiments import Recipe, TableCell
+from ..recipes.cells import TableCell
+from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data

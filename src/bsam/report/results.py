@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 from ..common.errors import BsamRuntimeError, BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
+from ..recipes.cells import CellSummary
 from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
-from ..recipes.summaries import CellSummary, table_info
+from ..recipes.summaries import table_info
 from ..recipes.variants import variant_of
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
