@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from platform import node
 from typing import ClassVar
@@ -141,21 +141,30 @@ class ArrayData(KnownData):
 
 
 @dataclass(frozen=True)
-class ImageData(KnownData):
-    """Images in files, which are resized to the input size of the network.
+class FileData(KnownData):
+    """Images in files.
 
     Args:
-        files: lists the files in a folder.
-        in_data_dir: whether the user must name that folder.
+        in_data_dir: whether the user must name their folder.
     """
 
-    files: Callable[[Path], ImageFiles]
-    in_data_dir: bool = True
+    in_data_dir: bool = field(default=True, kw_only=True)
 
     @property
     def needs_folder(self) -> bool:
         """Whether the user must say in which folder its files are."""
         return self.in_data_dir
+
+
+@dataclass(frozen=True)
+class ImageData(FileData):
+    """Images in files, which are resized to the input size of the network.
+
+    Args:
+        files: lists the files in a folder.
+    """
+
+    files: Callable[[Path], ImageFiles]
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if the number of classes is wrong."""
@@ -169,22 +178,15 @@ class ImageData(KnownData):
 
 
 @dataclass(frozen=True)
-class PersonData(KnownData):
+class PersonData(FileData):
     """Persons in image files, with their joints.
 
     Args:
         persons: lists the persons in a folder.
-        in_data_dir: whether the user must name that folder.
     """
 
     persons: Callable[[Path], PersonFiles]
-    in_data_dir: bool = True
     task: ClassVar[str] = "pose"
-
-    @property
-    def needs_folder(self) -> bool:
-        """Whether the user must say in which folder its files are."""
-        return self.in_data_dir
 
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         """Return the persons in its image files in a folder."""
