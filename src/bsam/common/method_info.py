@@ -43,6 +43,11 @@ class MethodInfo:
         return cls.passes
 
     @classmethod
+    def capturable_with(cls, arguments: Mapping[str, Any]) -> bool:
+        """Return whether steps with these arguments can be captured in a CUDA graph."""
+        return cls.capturable
+
+    @classmethod
     def needs_in_words(cls) -> str:
         """Describe the requirements of the method; empty if it has none."""
         return ", ".join(["is a loss"] * cls.is_loss + [need.value for need in cls.needs])

@@ -71,7 +71,7 @@ class AESAM(SharpnessAware):
     passes: float = 1.5
     needs = (Need.TOTAL_STEPS,)
 
-    vectors: ClassVar[tuple[str, ...]] = ("g_v",)
+    vectors: tuple[str, ...] = ("g_v",)
     numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
 
     def __init__(

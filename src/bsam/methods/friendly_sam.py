@@ -62,7 +62,7 @@ class FriendlySAM(SharpnessAware):
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
     memory = "5, 1 kept"
 
-    vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
+    vectors: tuple[str, ...] = ("gradient_mean",)
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -58,7 +58,7 @@ class LookSAM(SharpnessAware):
     passes: float = 1.2
     memory = "4, 1 kept"
 
-    vectors: ClassVar[tuple[str, ...]] = ("g_v",)
+    vectors: tuple[str, ...] = ("g_v",)
 
     def __init__(
         self,
