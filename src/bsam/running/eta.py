@@ -15,11 +15,12 @@ from ..training.run_dir import RunState
 class EtaEstimator:
     """Estimate the remaining time of runs.
 
-    The estimate is the median epoch of runs with the same network, data and number of passes. If there are none, runs
-    with another number of passes are scaled. The median excludes epochs that compile; evaluation is not counted.
+    The estimate is based on the median epoch time of runs with the same network, data and number of passes or, if there
+    are none, on that of runs with another number of passes, scaled. The median ignores the few slow epochs that
+    compile. Evaluation is not counted.
 
     Args:
-        states: the runs to measure.
+        states: the runs with the measured epochs.
 
     Example:
         >>> from pathlib import Path

@@ -28,7 +28,7 @@ class Executor(Protocol):
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Schedule a run. The callbacks are called only if it trains in this process. If the future raises
-        ``BrokenProcessPool``, its process was lost and the run can be submitted again.
+        ``BrokenProcessPool``, the run's process was killed; the run can be submitted again.
         """
 
 
@@ -93,7 +93,7 @@ class LocalProcesses:
         self._stack.__exit__(exc_type, exc, traceback)
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
-        """Train a run in a free process, or in a new one if it was killed."""
+        """Train a run in a free process; a killed process is replaced by a new one."""
         slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
         with contextlib.suppress(BrokenProcessPool):
             if slot.pool is not None:

@@ -65,7 +65,7 @@ class RunJob:
         return replace(self, options={**self.options, "device": device})
 
     def train(self, on_epoch: OnEpoch, on_message: OnMessage) -> Outcome:
-        """Train the rest of the run. An error ends the run and is part of the outcome, except a BrokenPipeError.
+        """Train the remaining epochs. Errors are returned in the outcome; only a BrokenPipeError is raised.
 
         Args:
             on_epoch: called after every epoch, as in :func:`bsam.training.loop.fit`.
@@ -82,7 +82,7 @@ class RunJob:
                 note(sentence)
                 on_message(sentence)
 
-            def after(done: int, metrics: Mapping[str, Any]) -> None:
+            def log_epoch(done: int, metrics: Mapping[str, Any]) -> None:
                 shown = (f"{name} {value:.5g}" for name, value in metrics.items() if isinstance(value, float))
                 note(f"epoch {done} of {run.epochs}: {', '.join(shown)}")
                 on_epoch(done, metrics)
@@ -93,7 +93,7 @@ class RunJob:
                 # graphs of earlier runs count towards torch's limit of 8 per function and slow this one down
                 torch.compiler.reset()
             try:
-                fit(run, self.log.parent, init=init, on_epoch=after, on_message=say, **self.options)
+                fit(run, self.log.parent, init=init, on_epoch=log_epoch, on_message=say, **self.options)
             except Diverged:
                 pass  # recorded in the run directory
             except RunLocked:

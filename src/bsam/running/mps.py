@@ -13,18 +13,18 @@ CONTROL = "nvidia-cuda-mps-control"
 
 @contextlib.contextmanager
 def nvidia_mps(on_message: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """Use the running MPS daemon, or start one for this block. If neither works, say so and go on.
+    """Use the running MPS daemon, or start one for this block. If neither works, report it and continue without MPS.
 
     Args:
         on_message: called with messages for the user.
 
     Returns:
-        the environment variables that lead processes to the daemon.
+        the environment variables with which processes find the daemon.
     """
     if _control("get_server_list", {}) is None:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # a short path: that of a socket has a limit
+    with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # socket paths must be short
         environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         try:
             problem = _control("", environment, "-d")

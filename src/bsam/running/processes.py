@@ -25,7 +25,7 @@ def cores() -> int:
 def worker_pool(
     count: int, threads: int = 1, environment: Mapping[str, str] | None = None
 ) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool of processes that ends with the block, and with this process.
+    """Provide a pool of worker processes, which end with the block or with this process.
 
     An exception in the block kills the processes. They ignore Ctrl-C, which only this process handles.
 
@@ -50,7 +50,7 @@ def worker_pool(
 
 
 def _prepare(threads: int, environment: Mapping[str, str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes, and the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(environment)
     torch.set_num_threads(threads)

@@ -20,7 +20,7 @@ from ..common.extras import require_package
 from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
 from .runner import RETRIES
 
-CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then end the process
+CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then exit the process
 START = "give HOST:PORT of a head node (`ray start --head`), or leave the address out"
 OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster; small, since no arrays go through it
 
@@ -96,7 +96,7 @@ class RayTasks:
 
         options = {name: value.absolute() if isinstance(value, Path) else value for name, value in job.options.items()}
         job = replace(job, out=job.out.absolute(), options=options).on("cuda" if self._gpus else "cpu")
-        remote: Any = ray.remote(_train_in_task)  # Ray's annotations lack these options
+        remote: Any = ray.remote(_train_in_task)  # Ray's type annotations lack these options
         task = remote.options(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES).remote(job, os.getcwd())
         future: Future[Outcome] = task.future()
         self._tasks[future] = task
@@ -135,4 +135,4 @@ def _connect(address: str, cpus: int | None) -> None:
         reason = " ".join(str(error).split())
         raise BsamRuntimeError(f"Ray at {address or 'local'} cannot be used ({reason}): {START}") from error
     with contextlib.suppress(ValueError):  # only the main thread can set handlers
-        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray's handler would end the process at once
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray's handler would exit the process at once

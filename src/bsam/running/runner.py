@@ -31,8 +31,7 @@ class Progress:
         done: the number of finished runs.
         running: the number of runs being trained.
         failed: the number of runs that failed or diverged.
-        left: the remaining seconds, if as many runs are trained at a time as now, and the number of runs without an
-            estimate.
+        left: the remaining seconds if the executor stays fully used, and the number of runs without an estimate.
     """
 
     total: int
@@ -47,7 +46,8 @@ class Callbacks:
     """Functions called during training; by default they do nothing.
 
     Args:
-        on_end: called with the state of a run that has ended, the progress of all, and why it failed (or None).
+        on_end: called with the state of a run that has ended, the progress of all runs, and the error message if it
+            failed (otherwise None).
         on_progress: called with the progress of all runs: after every epoch when training in this process, otherwise
             every second.
         on_message: called with messages for the user.
@@ -85,8 +85,8 @@ def run_all(
     """Train all runs that are not finished, in order; interrupted runs continue.
 
     Several processes can work on one folder: a run locked by another process is skipped and tried again at the end. A
-    run that starts from another one waits until that is finished. A run that diverged is recorded as such; remove its
-    directory to train it again. Runs that diverge or fail do not stop the others.
+    run that starts from another one waits until that one has finished. A run that diverged is recorded as such; remove
+    its directory to train it again. Runs that diverge or fail do not stop the others.
 
     Args:
         runs: the runs.

@@ -26,12 +26,12 @@ from .names import find_name
 Base = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16"]
-BASE = "base"  # the method that is the base optimizer alone
+BASE = "base"  # the method name for the base optimizer alone
 BASE_TITLES: dict[str, str] = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def arguments_of(method: str) -> tuple[str, ...]:
-    """Return the arguments of a method that a run can set; training supplies the others (base, model ...)."""
+    """Return the arguments of a method that a run can set; training supplies the others, such as base and model."""
     cls = METHODS[method]
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
@@ -39,7 +39,7 @@ def arguments_of(method: str) -> tuple[str, ...]:
 def _check_surface(name: str, value: object) -> None:
     count = check_count(name, value)
     if count < 3 or count % 2 == 0:
-        raise BsamValueError(f"{name} must be odd and at least 3, with the network at the centre; got {count}")
+        raise BsamValueError(f"{name} must be at least 3, and odd so that the network is at the centre; got {count}")
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,16 @@ class Run(ClassificationSettings, PoseSettings):
     precision: Precision = setting("fp32", "bf16 runs the network under autocast", one_of(Precision))
     compile: bool = setting(
         False,
-        "compile the network with torch.compile, if that works. Its kernels round differently: after 20 steps in "
-        "fp32 the weights differ from those of plain steps by less than 2 % of the distance from the start",
+        "compile the network with torch.compile, if that works. Compiled kernels round differently: after 20 steps in "
+        "fp32, the weights differ from those of eager training by less than 2 % of the distance they have moved",
         check_flag,
     )
     capture: bool = setting(
         True,
-        "capture the step in a CUDA graph, if possible: on one GPU, with methods whose steps are all alike. After 20 "
-        "steps in fp32 the weights differ from those of plain steps by less than 0.5 % of the distance from the start; "
-        "by less than 2 % with asam, gam, msam or Adam, which amplify rounding, and by up to 7 % with bsam and Adam",
+        "capture the step in a CUDA graph, if possible: on one GPU, with methods that do the same work in every step. "
+        "After 20 steps in fp32, the weights differ from those of eager training by less than 0.5 % of the distance "
+        "they have moved; by less than 2 % with asam, gam, msam or Adam, which amplify rounding errors, and by up to "
+        "7 % with bsam and Adam",
         check_flag,
     )
     probe: int | None = setting(
@@ -141,17 +142,17 @@ class Run(ClassificationSettings, PoseSettings):
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings as JSON values: ``Run(**settings)`` is the same run."""
+        """Return all settings as JSON-serializable values; ``Run(**settings)`` gives an equal run."""
         return asdict(self)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        rise, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch
-        if step < rise:
-            return self.lr * (step + 1) / rise
+        warmup_steps, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch
+        if step < warmup_steps:
+            return self.lr * (step + 1) / warmup_steps
         if self.schedule == "constant":
             return self.lr
-        return self.lr * (1 + math.cos(math.pi * (step - rise) / (total - rise))) / 2
+        return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
 def method_title(run: Run) -> str:

@@ -33,7 +33,7 @@ class DistributedContext:
         return self.rank == 0
 
     def share(self, batches: Tensor) -> Tensor:
-        """Return this process's part of each row, which is a batch."""
+        """Return this process's share of each batch; a row of ``batches`` holds one batch."""
         return batches[:, self.rank :: self.size]
 
     def wrap(self, network: nn.Module) -> nn.Module:
@@ -63,7 +63,7 @@ class DistributedContext:
 
 @contextlib.contextmanager
 def distributed_context(device: str | None = None) -> Iterator[DistributedContext]:
-    """Provide this process's device and rank. If the block succeeds, the processes leave it together.
+    """Provide this process's device and rank. If the block succeeds, the processes wait for each other on exit.
 
     Args:
         device: as for :func:`pick_device`. With several processes, each takes the GPU of its local rank.

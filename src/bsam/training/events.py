@@ -25,15 +25,15 @@ class Events:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer, self._epoch = SummaryWriter(folder), 0
-        plain = {name: value for name, value in settings.items() if name != "arguments"} | settings["arguments"]
+        flat = {name: value for name, value in settings.items() if name != "arguments"} | settings["arguments"]
         measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
         shown = {
             # protobuf rejects surrogates, which stand for undecodable bytes of a path
             name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
-            for name, value in plain.items()
+            for name, value in flat.items()
             if value is not None
         }
-        # not add_hparams, which would write them to a second folder, like another run
+        # add_hparams would write them to a second folder, which TensorBoard shows as another run
         *start, self._end = hparams(shown, {measure: 0.0} if measure else {})
         for summary in start:
             self._writer._get_file_writer().add_summary(summary)

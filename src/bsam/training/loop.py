@@ -50,9 +50,9 @@ def fit(
     last finished epoch, with the same result as an uninterrupted run (bit for bit on a CPU). A non-finite loss raises
     :class:`bsam.training.loop.Diverged`; without a folder, training continues with NaN metrics.
 
-    With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each
-    process's share, and methods that choose samples (esam, ksam) choose within it, so only networks without batch norm
-    and the other methods give the same result as a single process.
+    With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
+    and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
+    methods, the result is the same as with a single process.
 
     Args:
         run: the settings.
@@ -61,7 +61,8 @@ def fit(
         cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
         task: the task; None takes the run's from :data:`bsam.tasks.TASKS`.
-        init: the directory of the run to start from, if it is not at the path in ``run.init``. Not needed to continue.
+        init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
+            continuing a run.
         at_start: called before the first epoch of this call with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         report: called after the last epoch, if there is a folder, with the run and the result of
@@ -113,7 +114,7 @@ def fit(
 
 
 def _divergence(run: Run, epochs: int, name: str, value: float, folder: str | Path) -> str:
-    """Return the message for a run that diverged. A bad last step of an epoch shows only in the test loss."""
+    """Return the message for a run that diverged. If only the last step did, only the evaluation loss shows it."""
     kept = f"The checkpoint of epoch {epochs} is kept in {folder}" if epochs else "No epoch was finished"
     loss = name.replace("train_", "training_").replace("_", " ")
     return f"the {loss} is {value} in epoch {epochs + 1}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"

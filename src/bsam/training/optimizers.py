@@ -70,7 +70,7 @@ def check_method(run: Run, task: Task, processes: int) -> None:
 
 
 def _check_state(run: Run, optimizer: Optimizer) -> None:
-    """Raise if the optimizer's state would differ between processes: a checkpoint holds only the first one's."""
+    """Raise if the optimizer's state would differ between processes: a checkpoint holds only one state."""
     if not isinstance(optimizer, SharpnessAware) or not optimizer.m_sharpness:
         return
     if state := (*optimizer.vectors, *optimizer.numbers):
@@ -81,7 +81,7 @@ def _check_state(run: Run, optimizer: Optimizer) -> None:
 
 
 def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
-    """Return the method's arguments for one process; numbers of samples in the batch are divided by the processes."""
+    """Return the method's arguments for one process: sample counts are divided by the number of processes."""
     if run.method == BASE or processes == 1:
         return run.arguments
     cls, shares = METHODS[run.method], dict(run.arguments)

@@ -37,8 +37,8 @@ class Result:
 
     run: Run
     epochs: tuple[Epoch, ...]
-    seconds_per_step: float  #: the median over the epochs of their mean time per step, since steps may differ
-    top_eigenvalue: float | None = None  #: the largest of the Hessian; NaN if it could not be computed
+    seconds_per_step: float  #: the mean within an epoch, since steps may differ; the median over epochs
+    top_eigenvalue: float | None = None  #: the largest eigenvalue of the Hessian; NaN if the computation failed
     surface: LossSurface | None = None
     measure: str = "accuracy"  #: the name of the task's measure
 
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def score(self) -> float:
-        """The task's measure (accuracy, between 0 and 1) after the last epoch, on the evaluation split."""
+        """The task's measure after the last epoch, on the evaluation split; accuracy is between 0 and 1."""
         return self.last.metrics[f"{self.run.eval_split}_{self.measure}"]
 
 

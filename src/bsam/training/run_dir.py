@@ -37,7 +37,7 @@ def run_dir_name(run: Run) -> str:
         >>> run_dir_name(Run("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1))
         'digits_net-cifar10-bsam-passes2-noise40-seed1-e2096c1b'
     """
-    default = _default_settings(run.method)  # without defaults, so that settings added to Run later keep the names
+    default = _default_settings(run.method)  # left out, so that a new setting does not rename runs
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)

@@ -98,7 +98,7 @@ class RunWriter(RunDir):
         return epochs, readings
 
     def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write settings, data and machine, and the metrics so far, in case a killed process did not write them."""
+        """Write settings, data and machine; also the metrics so far, in case a killed process did not write them."""
         task, file = trainer.task, self.path / IDENTITY
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
@@ -121,7 +121,7 @@ class RunWriter(RunDir):
             self._events = self._stack.enter_context(
                 contextlib.closing(Events(self.path / "tensorboard", self.settings))
             )
-            for metrics in epochs:  # again, because the events of a killed process may be cut short
+            for metrics in epochs:  # again, because the events of a killed process may be truncated
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)
 
@@ -169,7 +169,7 @@ class RunWriter(RunDir):
             write_json(self.path / CURVATURE, curvature)
         if predictions:
             buffer = io.BytesIO()
-            np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # names are free
+            np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
             write(self.path / PREDICTIONS, buffer.getvalue())
         for name, data in (files or {}).items():
             write(self.path / name, data)

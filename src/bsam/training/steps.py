@@ -16,9 +16,10 @@ WARM_UP = 3  # eager steps before the capture, which allocate, choose kernels an
 
 @contextlib.contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Work on a separate stream, which CUDA graphs need from the construction of the network on; no-op on a CPU.
+    """Run the block on a separate CUDA stream; does nothing on a CPU.
 
-    cuDNN's benchmark mode is on: all batches of a run have the same shape, so searching for the best kernels pays off.
+    To capture steps in a CUDA graph, the network must be built on that stream, too. cuDNN's benchmark mode is on: all
+    batches of a run have the same shape, so searching for the best kernels pays off.
     """
     if device.type != "cuda":
         yield
@@ -37,11 +38,11 @@ def side_stream(device: torch.device) -> Iterator[None]:
 class CapturedSteps:
     """Run a few steps eagerly, capture the next one in a CUDA graph, and replay it from then on.
 
-    The learning rate must be a tensor on the device, and every step must be the same sequence of kernels.
+    The learning rate must be a tensor on the device, and every step must launch the same sequence of kernels.
 
     Args:
         train_step: the step to capture.
-        probed: returns whether a probe reads the step with this number, which is then run eagerly.
+        probed: whether a probe reads the step with a given number; such steps run eagerly.
     """
 
     def __init__(self, train_step: TrainStep, probed: Callable[[int], bool] | None = None) -> None:

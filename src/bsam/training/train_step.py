@@ -90,8 +90,8 @@ def build_optimizer(
         model: the network, or its DDP or compiled wrapper.
         forward: a function that calls the network, for instance under autocast; None calls the model itself.
         criterion: maps outputs and a batch to one loss per sample.
-        known: values for the methods that have them as arguments: ``seed``, ``total_steps``, ``samples``,
-            ``classes``. ``arguments`` take precedence.
+        known: values for the methods that take them as arguments: ``seed``, ``total_steps``, ``samples``,
+            ``classes``, ``label_smoothing``. ``arguments`` take precedence.
     """
     forward = forward or model
     if method == "base":

@@ -30,7 +30,8 @@ from .optimizers import autocast, build_train_step, check_method
 from .steps import CapturedSteps
 
 T = TypeVar("T")
-# These depend on this machine and are not loaded from a checkpoint; the schedule sets the value of lr.
+# Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are
+# captured; the schedule sets its value.
 _MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
 _SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # independent random numbers from the same (seed, epoch)
 
@@ -148,9 +149,9 @@ class Trainer:
         metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.measure.name}"
         if not isinstance(metrics, Mapping) or score not in metrics:
             got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
-            raise BsamValueError(f"evaluate of the task must return a dictionary with {score!r}, got {got}")
+            raise BsamValueError(f"the task's evaluate must return a dictionary with {score!r}, got {got}")
         if tensors := [name for name, value in metrics.items() if isinstance(value, Tensor)]:
-            raise BsamTypeError(f"evaluate of the task must return numbers, got a tensor for {tensors[0]!r}")
+            raise BsamTypeError(f"the task's evaluate must return numbers, got a tensor for {tensors[0]!r}")
         return metrics
 
     def predictions(self) -> Mapping[str, NDArray[Any]]:
