@@ -90,7 +90,7 @@ class Trainer:
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.optimizer)
         due = None if self.probe is None else self.probe.due
-        self.take_step = CapturedSteps(self.train_step, due) if self.captured else self.train_step.step
+        self.take_step = CapturedSteps(self.train_step, due, on_message) if self.captured else self.train_step.step
 
     def train_epoch(self, number: int) -> dict[str, Any]:
         """Train for an epoch, counted from 0.
