@@ -174,9 +174,13 @@ class Objective:
         self._weights.save()  # both streams read the backup
         second.wait_stream(current)
         gradients = [self.grad(at=first)]
-        with torch.cuda.stream(second), other_memory([*self._weights.params, *self._buffers.writable]):
-            gradients += [self.grad(at=at) for at in others]
-        current.wait_stream(second)
+        # Nodes of earlier passes keep the parameters' nodes alive, which belong to the stream that created them.
+        self._graph_check = GraphCheck(self._weights.params)
+        try:
+            with torch.cuda.stream(second), other_memory([*self._weights.params, *self._buffers.writable]):
+                gradients += [self.grad(at=at) for at in others]
+        finally:
+            current.wait_stream(second)  # also after an error: a capture must not end with a stream that was not joined
         return gradients
 
     def _can_run_side_by_side(self) -> bool:
