@@ -31,7 +31,7 @@ class GAM(SharpnessAware):
     :math:`w' = w + \rho_n f / |f|`, :math:`f = H g / |g|`.
 
     Args:
-        rho: the radius of :math:`g_1` and :math:`g_3` (released form only).
+        rho: the radius of the ascent steps for :math:`g_1` and :math:`g_3` (released form only).
         rho_norm: :math:`\rho_n`, the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
         gamma: the weight of the orthogonal part; in the paper's form, the weight of the flatness term (alpha in the
@@ -64,7 +64,7 @@ class GAM(SharpnessAware):
     """
 
     title, reference, arxiv = "GAM", "Zhang et al., CVPR 2023", "2303.03108"
-    purpose = "First-order flatness: small gradients in a whole neighbourhood, for four passes."
+    purpose = "First-order flatness: small gradients in a whole neighbourhood, at four passes a step."
     passes: float = 4
     memory = "6"
     capturable = True

@@ -44,7 +44,7 @@ class PGN(SharpnessAware):
         2022.
 
     Differences from the paper:
-        None known. The released code differs from the paper and from this: it uses ``g / |g|`` in place of the
+        None known. The released code differs from both the paper and this class: it uses ``g / |g|`` in place of the
         first ``g``.
     """
 
