@@ -16,7 +16,7 @@ class Need(Enum):
     SAMPLE_IDS = "sample ids"
     INPUTS = "the inputs"
     EPOCHS = "set_epoch"
-    FORWARD_PASS = "an extra forward"
+    FORWARD_PASS = "an extra forward pass"
 
 
 class MethodInfo:
@@ -50,4 +50,4 @@ class MethodInfo:
     @classmethod
     def needs_in_words(cls) -> str:
         """Describe the requirements of the method; empty if it has none."""
-        return ", ".join(["is a loss"] * cls.is_loss + [need.value for need in cls.needs])
+        return ", ".join(["a different loss"] * cls.is_loss + [need.value for need in cls.needs])

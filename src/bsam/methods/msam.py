@@ -27,7 +27,7 @@ class MSAM(SharpnessAware):
     Args:
         base: the optimizer that takes the step; it must have momentum.
         rho: the radius.
-        m_sharpness: each rank of DDP computes its gradient alone, and the direction is averaged.
+        m_sharpness: each DDP rank computes its own gradient, and only the direction is averaged.
         model, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -73,8 +73,8 @@ class MSAM(SharpnessAware):
         modules = (m for root in self.called_modules for m in root.modules())
         if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
             raise BsamValueError(
-                "an embedding of model has max_norm, which changes its weights in the forward pass, where those of "
-                "MSAM are perturbed: leave max_norm out, or use another method"
+                "an embedding in model has max_norm, which would change its weights while MSAM has them perturbed: "
+                "leave max_norm out, or use another method"
             )
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class PGN(SharpnessAware):
         2022.
 
     Differences from the paper:
-        None known. The released code differs from the paper and from this: it has ``g / |g|`` in place of the first
-        ``g``.
+        None known. The released code differs from both the paper and this class: it uses ``g / |g|`` in place of the
+        first ``g``.
     """
 
     title, reference, arxiv = "PGN", "Zhao et al., ICML 2022", "2202.03599"

@@ -16,7 +16,7 @@ from .bernoulli import bernoulli
 
 
 class RST(SharpnessAware):
-    r"""Randomized Sharpness-Aware Training: SAM with probability p, else the plain gradient; ``gamma`` gives G-RST.
+    r"""Randomized Sharpness-Aware Training: SAM with probability ``p``, otherwise the plain gradient.
 
     .. math::
         d = \begin{cases}
@@ -28,7 +28,7 @@ class RST(SharpnessAware):
     Args:
         rho: the radius.
         p: the probability of SAM's gradient; a step costs 1 + p passes on average.
-        gamma: the weight of SAM's gradient; 1 in RST.
+        gamma: the weight of SAM's gradient; 1 gives RST, other values give G-RST.
         seed: the seed of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
