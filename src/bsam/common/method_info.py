@@ -12,11 +12,11 @@ class Need(Enum):
 
     PER_SAMPLE_LOSSES = "a closure that takes sample indices"
     MOMENTUM = "a base optimizer with momentum"
-    TOTAL_STEPS = "the total number of steps"
+    TOTAL_STEPS = "total number of steps"
     SAMPLE_IDS = "sample indices"
-    INPUTS = "the inputs"
-    EPOCHS = "the epoch number"
-    FORWARD_PASS = "an extra forward pass"
+    INPUTS = "inputs"
+    EPOCHS = "epoch number"
+    FORWARD_PASS = "extra forward pass"
 
 
 class MethodInfo:
