@@ -19,11 +19,11 @@ from bsam.training import Run
 OVERVIEW = """\
 # Methods
 
-All optimizers are used in the same way, as in `bsam.GSAM(base, model)`. {losses} are losses, which any optimizer can
-minimise.
+All optimizers are used in the same way, as in `bsam.GSAM(base, model)`. {losses} are loss functions that
+work with any optimizer.
 
 :::{{container}} wide-last-column
-| class | passes | extra memory | needs | when to use it |
+| class | passes | extra memory | needs | description |
 |---|---|---|---|---|
 {rows}
 :::

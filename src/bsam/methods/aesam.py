@@ -67,7 +67,7 @@ class AESAM(SharpnessAware):
     """
 
     title, reference, arxiv = "AE-SAM", "Jiang et al., ICLR 2023", "2304.14647"
-    purpose = "SAM only on the steps whose gradient is large; roughly half of them."
+    purpose = "SAM only on steps with a large gradient, roughly half of all steps."
     passes: float = 1.5
     needs = (Need.TOTAL_STEPS,)
 

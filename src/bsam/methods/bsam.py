@@ -88,7 +88,7 @@ class BSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "BSAM", "Deng et al., arXiv 2024", "2409.13173"
-    purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's cost."
+    purpose = "Flat in both directions, up and down the gradient; passes=2 costs the same as SAM."
     passes: float = 3
     memory = "3"
     capturable = True

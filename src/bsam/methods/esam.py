@@ -59,7 +59,7 @@ class ESAM(SharpnessAware):
     """
 
     title, reference, arxiv = "ESAM", "Du et al., ICLR 2022", "2110.03141"
-    purpose = "SAM that perturbs a random part of the weights, then uses fewer samples."
+    purpose = "SAM on random parts of the weights, with fewer samples."
     needs = (Need.PER_SAMPLE_LOSSES,)
 
     def __init__(

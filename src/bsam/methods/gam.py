@@ -64,7 +64,7 @@ class GAM(SharpnessAware):
     """
 
     title, reference, arxiv = "GAM", "Zhang et al., CVPR 2023", "2303.03108"
-    purpose = "First-order flatness: small gradients in a whole neighbourhood, at four passes a step."
+    purpose = "Seeks small gradients in the whole neighbourhood, if you can afford four passes."
     passes: float = 4
     memory = "6"
     capturable = True

@@ -56,7 +56,7 @@ class GSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "GSAM", "Zhuang et al., ICLR 2022", "2203.08065"
-    purpose = "SAM that also closes the gap between the loss and the worst loss nearby."
+    purpose = "SAM that also reduces the gap between the loss and the worst loss nearby."
     memory = "3"
     capturable = True
 

@@ -54,7 +54,7 @@ class LookSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "LookSAM", "Liu et al., CVPR 2022", "2203.02714"
-    purpose = "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps."
+    purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k steps."
     passes: float = 1.2
     memory = "4, 1 kept"
 

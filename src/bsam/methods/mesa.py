@@ -58,7 +58,7 @@ class MESA(Distillation):
     """
 
     title, reference, arxiv = "MESA", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "SAF with an averaged model instead of a table."
+    purpose = "A loss that keeps logits close to an averaged model's."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")

@@ -55,7 +55,7 @@ class MSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "MSAM", "Becker et al., 2024", "2401.12033"
-    purpose = "Perturbs against the momentum, without a second pass; tune its radius."
+    purpose = "Perturbs against the momentum, without an extra pass; tune its radius."
     passes: float = 1
     memory = "1"
     capturable = True

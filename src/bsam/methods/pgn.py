@@ -49,7 +49,7 @@ class PGN(SharpnessAware):
     """
 
     title, reference, arxiv = "PGN", "Zhao et al., ICML 2022", "2202.03599"
-    purpose = "A penalty on the gradient norm: a mix of SAM's and the plain gradient."
+    purpose = "Penalizes the gradient norm, by mixing SAM's gradient with the plain one."
     capturable = True
 
     def __init__(

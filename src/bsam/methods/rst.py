@@ -55,7 +55,7 @@ class RST(SharpnessAware):
     """
 
     title, reference, arxiv = "RST", "Zhao et al., 2022", "2203.09962"
-    purpose = "SAM on a random share of the steps, so that the cost is known in advance."
+    purpose = "SAM on a random share of the steps, with a cost that you choose."
     passes: float = 1.5
 
     def __init__(

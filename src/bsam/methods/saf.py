@@ -62,7 +62,7 @@ class SAF(Distillation):
     """
 
     title, reference, arxiv = "SAF", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "Keeps logits close to those of earlier epochs, stored in a table."
+    purpose = "A loss that keeps logits close to those stored in earlier epochs."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")

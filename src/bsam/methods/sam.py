@@ -58,7 +58,7 @@ class SAM(SharpnessAware):
     """
 
     title, reference, arxiv = "SAM", "Foret et al., ICLR 2021", "2010.01412"
-    purpose = "Flat minima at twice the cost: the method to start with."
+    purpose = "Flat minima at twice the cost of the base optimizer: the method to start with."
     capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
