@@ -37,7 +37,7 @@ class Case:
     @property
     def capturable(self) -> bool:
         """Whether one CUDA graph can replay every step."""
-        return METHODS[self.method].capturable_with(self.arguments)
+        return METHODS[self.method].capturable and self.cycle == 1
 
     @property
     def passes(self) -> float:

@@ -45,7 +45,6 @@ NOT_CAPTURED = {
     "looksam": "whether there is a second pass depends on the step",
     "rst": "its random choice depends on the step",
     "esam": "its random choice depends on the step",
-    "friendly-sam": "its mean is in new memory after every step, and a replay would read the old one for ever",
 }
 BASES = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),

@@ -30,7 +30,7 @@ class MethodInfo:
     memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept, in units of the parameters' size
     needs: ClassVar[tuple[Need, ...]] = ()
     is_loss: ClassVar[bool] = False  # a loss, not an optimizer
-    capturable: ClassVar[bool] = False  # in a CUDA graph: all steps launch the same kernels on the same memory
+    capturable: ClassVar[bool] = False  # in CUDA graphs: steps of one kind launch the same kernels on the same memory
 
     # For bsam.training.
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets
@@ -41,11 +41,6 @@ class MethodInfo:
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         """Return the passes per step with these arguments, on average if steps differ."""
         return cls.passes
-
-    @classmethod
-    def capturable_with(cls, arguments: Mapping[str, Any]) -> bool:
-        """Return whether steps with these arguments can be captured in a CUDA graph."""
-        return cls.capturable
 
     @classmethod
     def needs_in_words(cls) -> str:

@@ -74,13 +74,16 @@ class RngReplay:
         self.begin()
 
     def make_clones(self, devices: Iterable[torch.device]) -> list[torch.Generator]:
-        """Clone the CUDA generators once per later pass. The clones must be registered before the capture."""
+        """Clone the CUDA generators once per later pass. The clones must be registered before the capture.
+
+        Later calls return the same clones, so that several graphs can use them.
+        """
         if not self._enabled:
             return []
-        later = range(self._max_passes - 1)
-        self._clones = {
-            i: [torch.cuda.default_generators[i].clone_state() for _ in later] for i in _cuda_indices(devices)
-        }
+        for i in _cuda_indices(devices):
+            clones = self._clones.setdefault(i, [])
+            missing = self._max_passes - 1 - len(clones)
+            clones += [torch.cuda.default_generators[i].clone_state() for _ in range(missing)]
         return [clone for clones in self._clones.values() for clone in clones]
 
     def update_clones(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..common.layout import local
 from .vector import Vector
 from .weights import Weights
 
@@ -50,12 +51,17 @@ class MethodState:
         """Drop pending values."""
         self._current, self.pending = {}, {}
 
+    @torch.no_grad()
     def commit(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Store the pending values, after the step."""
+        """Store the pending values, after the step. Vectors keep their memory, which a CUDA graph may read."""
         for name, value in self.pending.items():
             if isinstance(value, dict):
-                for p, t in value.items():
-                    self._tensors[p][name] = t
+                kept = [self._tensors[p].setdefault(name, t) for p, t in value.items()]
+                if any(a.dtype != b.dtype or a.device != b.device for a, b in zip(kept, value.values(), strict=True)):
+                    for p, t in value.items():
+                        self._tensors[p][name] = t
+                else:
+                    torch._foreach_copy_([local(t) for t in kept], [local(t) for t in value.values()])
             else:
                 for group in param_groups:
                     group[name] = value

@@ -41,7 +41,7 @@ import contextlib
 import inspect
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
@@ -181,6 +181,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     @abstractmethod
     def direction(self, L: Objective) -> Vector:
         """Return the method's direction, computed from gradients of ``L`` around ``w``."""
+
+    def step_kind(self) -> Hashable:
+        """Return the kind of the next step. Steps of one kind launch the same kernels, for one CUDA graph."""
+        return None
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""

@@ -141,12 +141,11 @@ class BSAM(SharpnessAware):
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         return 1 + (arguments.get("passes", cls.passes) - 1) / arguments.get("every", 1)
 
-    @classmethod
-    def capturable_with(cls, arguments: Mapping[str, Any]) -> bool:
-        return arguments.get("every", 1) == 1
+    def step_kind(self) -> bool:
+        return self.t % self.every == 0
 
     def direction(self, L: Objective) -> Vector:
-        g, across = L.grad(), self.recall("across") if self.t % self.every else None
+        g, across = L.grad(), None if self.step_kind() else self.recall("across")
         if across is not None:
             return g + g.norm() * across
         d = self.algorithm_1(L, g)

@@ -62,6 +62,7 @@ class FriendlySAM(SharpnessAware):
     title, reference, arxiv = "F-SAM", "Li et al., CVPR 2024", "2403.12350"
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
     memory = "5, 1 kept"
+    capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}

@@ -57,6 +57,7 @@ class LookSAM(SharpnessAware):
     purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k steps."
     passes: float = 1.2
     memory = "4, 1 kept"
+    capturable = True
 
     vectors: tuple[str, ...] = ("g_v",)
 
@@ -77,9 +78,12 @@ class LookSAM(SharpnessAware):
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         return 1 + 1 / arguments["k"] if "k" in arguments else cls.passes
 
+    def step_kind(self) -> bool:
+        return self.t % self.k == 0
+
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")
-        return sam_gradient(self, L, g) if self.t % self.k == 0 or g_v is None else reused(g, g_v, self.alpha)
+        return sam_gradient(self, L, g) if self.step_kind() or g_v is None else reused(g, g_v, self.alpha)
 
 
 def sam_gradient(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:

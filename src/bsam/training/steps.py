@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ def side_stream(device: torch.device) -> Iterator[None]:
 class CapturedSteps:
     """Run a few steps eagerly, capture the next one in a CUDA graph, and replay it from then on.
 
-    The learning rate must be a tensor on the device, and every step must launch the same sequence of kernels.
+    The learning rate must be a tensor on the device, and all steps of one kind must launch the same sequence of
+    kernels. Each kind (:meth:`bsam.core.optimizer.SharpnessAware.step_kind`) has its own graph.
 
     Args:
         train_step: the step to capture.
@@ -55,33 +57,42 @@ class CapturedSteps:
     ) -> None:
         self.train_step, self._on_message = train_step, on_message
         self._probed = probed or (lambda t: False)
-        self._eager_steps = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._eager_steps: Counter[Hashable] = Counter()  # by kind
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # with the loss, by kind
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """Take one step and return the loss before it, in a tensor that the next step overwrites."""
+        """Take one step and return the loss before it, in a tensor that a later step overwrites."""
         optimizer = self.train_step.optimizer
-        if self._eager_steps < WARM_UP or (isinstance(optimizer, SharpnessAware) and self._probed(optimizer.t)):
-            self._eager_steps += 1
+        method = optimizer if isinstance(optimizer, SharpnessAware) else None
+        kind = None if method is None else method.step_kind()
+        if self._eager_steps[kind] < WARM_UP or (method is not None and self._probed(method.t)):
+            self._eager_steps[kind] += 1
             torch.cuda.reset_peak_memory_stats()
             return self.train_step.step(*batch)
-        if self._graph is None:
-            if isinstance(optimizer, SharpnessAware) and optimizer.side_by_side:
-                optimizer.side_by_side = self._fits_side_by_side()
+        if not self._graphs:
             self._inputs = [t.clone() for t in batch]
-            self._graph = torch.cuda.CUDAGraph()
-            if isinstance(optimizer, SharpnessAware):
-                for generator in optimizer.generators():
-                    self._graph.register_generator_state(generator)
-            with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
-                self._loss = self.train_step.step(*self._inputs)
-        else:
-            for captured, new in zip(self._inputs, batch, strict=True):
-                captured.copy_(new)
-            if isinstance(optimizer, SharpnessAware):
-                optimizer.count_step()  # a replay runs no Python code
-        self._graph.replay()
-        return self._loss
+            if method is not None and method.side_by_side:
+                method.side_by_side = self._fits_side_by_side()
+        for captured, new in zip(self._inputs, batch, strict=True):
+            captured.copy_(new)
+        if kind not in self._graphs:
+            self._graphs[kind] = self._capture()
+        elif method is not None:
+            method.count_step()  # a replay runs no Python code
+        graph, loss = self._graphs[kind]
+        graph.replay()
+        return loss
+
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        if isinstance(self.train_step.optimizer, SharpnessAware):
+            for generator in self.train_step.optimizer.generators():
+                graph.register_generator_state(generator)
+        pools = [earlier.pool() for earlier, _ in self._graphs.values()]  # graphs can share memory: they run in turn
+        pool = pools[0] if pools else None
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+            loss = self.train_step.step(*self._inputs)
+        return graph, loss
 
     def _fits_side_by_side(self) -> bool:
         """Return whether there is memory for two passes at the same time, and tell the user."""

@@ -72,7 +72,7 @@ class Trainer:
         for sentence in task.initialise(self.network, init) if is_new else ():
             if context.is_main:
                 on_message(sentence)
-        capturable = run.method == BASE or METHODS[run.method].capturable_with(run.arguments)
+        capturable = run.method == BASE or METHODS[run.method].capturable
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
         self.compiled = run.compile and failure is None
