@@ -103,8 +103,8 @@ def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
     """Return the chosen total radii, if both SAM and BSAM were run."""
     sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
     sam = [(title, radius) for title, radius in sam if title.startswith("SAM")]
-    both = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
-    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
+    pairs = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
+    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in pairs]
     if not sam or not bsam:
         return []
     radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))

@@ -126,9 +126,11 @@ def measure(
         show(expected, expected)
         return result
 
-    near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, settings.rho, settings.rho, **common))
-    if not math.isfinite(near.loss):
-        raise BsamRuntimeError(f"the loss is {near.loss}: there is nothing to measure")
+    sharpness_values = timed(
+        "sharpness", lambda _: sharpness(model, loss_fn, data, settings.rho, settings.rho, **common)
+    )
+    if not math.isfinite(sharpness_values.loss):
+        raise BsamRuntimeError(f"the loss is {sharpness_values.loss}: there is nothing to measure")
     H = HessianOperator(model, loss_fn, data, **common)
     with H.linearized(settings.max_bytes):  # the next three share one recording
         top = timed(
@@ -141,7 +143,7 @@ def measure(
     where = (settings.span, settings.points, 2, settings.seed)
     land = timed("landscape", lambda show: landscape(model, loss_fn, data, *where, progress=show, **common))
     assert H.loss.num_samples is not None  # they were counted
-    return Measured(H.size, H.loss.num_samples, near, top, total, density, land, seconds)
+    return Measured(H.size, H.loss.num_samples, sharpness_values, top, total, density, land, seconds)
 
 
 def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, settings: FlatnessSettings) -> float:
