@@ -190,8 +190,8 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
                 f"{html.escape(info.group, quote=False)}<br>" * (len(groups) > 1)
                 + f"<b>{name}</b><br>loss {info.centre:.3g}"
             )
-            place = {"x": left + 0.5 / columns, "y": top, "xanchor": "center", "yanchor": "top"}
-            notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **place})
+            anchor = {"x": left + 0.5 / columns, "y": top, "xanchor": "center", "yanchor": "top"}
+            notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **anchor})
             z = _clipped(info, ceiling).T  # rows of z go along y
             page.add_surface(x=info.axis, y=info.axis, z=z, name=info.title, scene=scene, coloraxis=colour_axis)
         above += group_rows

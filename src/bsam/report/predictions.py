@@ -71,8 +71,10 @@ def write_joints(poses: Sequence[FoundJoints], path: Path) -> None:
         ]
         write_json(path, rows)
         return
-    places = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
-    _write_csv(path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in places for joint, xy in pairs))
+    positions = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
+    _write_csv(
+        path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in positions for joint, xy in pairs)
+    )
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -104,8 +106,8 @@ def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
     width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
     lines = []
     for pose in poses:
-        places = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
-        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in places)]
+        positions = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
+        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in positions)]
     return lines
 
 
