@@ -37,7 +37,7 @@ class Case:
     @property
     def capturable(self) -> bool:
         """Whether one CUDA graph can replay every step."""
-        return METHODS[self.method].capturable
+        return METHODS[self.method].capturable_with(self.arguments)
 
     @property
     def passes(self) -> float:

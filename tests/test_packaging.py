@@ -129,6 +129,6 @@ def test_the_wheel_works_without_the_repository_and_optional_packages(built, tmp
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.97 * losses[0]
     assert (batches, status, version) == (5, 0, bsam.__version__)
-    assert "Flat on both sides" in out
+    assert "Flat in both directions" in out
     assert len(files) > 20
     assert all(Path(file).is_relative_to(tmp_path / "target") for file in files)

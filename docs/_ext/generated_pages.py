@@ -19,23 +19,26 @@ from bsam.training import Run
 OVERVIEW = """\
 # Methods
 
-All optimizers are used in the same way, as in `bsam.GSAM(base, model)`. {losses} are losses, for any optimizer.
+All optimizers are used in the same way, as in `bsam.GSAM(base, model)`. {losses} are loss functions that
+work with any optimizer.
 
 :::{{container}} wide-last-column
-| class | passes | extra memory | needs | when to use it |
+| class | passes | extra memory | needs | description |
 |---|---|---|---|---|
 {rows}
 :::
 
-**Passes** are forward and backward passes of the whole batch per step, with the default arguments; fractions are
-averages over the steps, and AE-SAM's depends on the data. ESAM leaves out some gradients in its first pass and half of
-the samples in its second, K-SAM uses `k` samples in both, and each needs one more forward pass to choose the samples.
+**Passes** are forward and backward passes over the whole batch per step, with the default arguments. Fractions are
+averages over the steps; AE-SAM's depends on the data. The passes of ESAM and K-SAM are smaller: ESAM computes only some
+of the gradients in its first pass and uses half of the samples in its second, and K-SAM uses `k` samples in both. Both
+need one more forward pass to choose the samples.
 
 **Extra memory** is measured on the CPU beyond the peak of the base optimizer, in units of the parameters' size
-(`benchmarks/memory.py`). "Kept" memory persists between steps and is saved in `state_dict` (that of the loss, for
-{losses}).
+(`benchmarks/memory.py`). "Kept" memory persists between steps and is saved in `state_dict` (for
+{losses}, in the `state_dict` of the loss).
 
-**CUDA graphs** always replay the same step, so a method whose steps differ cannot be captured. These can: {captured}.
+**CUDA graphs** always replay the same step, so methods whose steps differ cannot be captured. These methods can:
+{captured}.
 
 ```{{toctree}}
 :hidden:
@@ -74,10 +77,10 @@ PAGE = """\
 {after}
 """
 OPTIMIZER = (
-    "[`step`](../reference/optimizers.md), `backward` and `state_dict` are those of "
-    "{class}`bsam.SharpnessAware`; [which radius to start with](../guides/methods-and-radii.md)."
+    "[`step`](../reference/optimizers.md), `backward` and `state_dict` are inherited from "
+    "{class}`bsam.SharpnessAware`. See also [which radius to start with](../guides/methods-and-radii.md)."
 )
-LOSS = "It is a `torch.nn.Module`, and `state_dict` contains its memory."
+LOSS = "The loss is a `torch.nn.Module`, and its `state_dict` includes what it keeps between steps."
 COMMANDS = """\
 # Command line
 
@@ -96,7 +99,7 @@ run all of them.
 SETTINGS = """\
 # Settings of a run
 
-These are the arguments of {{class}}`bsam.training.Run`; with dashes they are the flags of
+These are the arguments of {{class}}`bsam.training.Run`. Written with dashes, they are also the flags of
 [`bsam train`](command-line.md).
 
 :::{{container}} wide-last-column stacked-rows

@@ -18,10 +18,12 @@ from bsam.recipes.states import states_of
 from bsam.recipes.variants import variants
 from bsam.report.plan import plan_info
 from bsam.running import job
+from bsam.running.executors import InProcess
 from bsam.running.runner import run_all
 from bsam.training import loop
 from bsam.training.files import RunLocked
 from bsam.training.run_dir import run_dir_name
+from fake_fit import FakeFit
 from processes import Command
 
 CHEAP = {
@@ -248,11 +250,23 @@ def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
 
 def test_the_executor_follows_from_the_flags(monkeypatch):
     made = []
+    monkeypatch.setattr(cli_run, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
     monkeypatch.setattr(cli_run, "LocalProcesses", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(cli_run, "ray_tasks", lambda *arguments: made.append(arguments))
     flags = {"jobs": 3, "ray": None, "gpus_per_run": None, "device": "cuda:1"}
     scale = replace(scale_of("smoke"), threads=7)
-    cli_run._executor(Namespace(**flags), scale, print)
-    cli_run._executor(Namespace(**flags | {"jobs": None}), replace(scale, workers=2), print)
-    cli_run._executor(Namespace(**flags | {"jobs": None, "ray": "auto", "gpus_per_run": 0.5}), scale, print)
-    assert made == [(3, "cuda:1", 7, print), (2, "cuda:1", 7, print), ("auto", 0.5, "cuda:1")]
+    cli_run._executor(Namespace(**flags), scale, 4, print)
+    cli_run._executor(Namespace(**flags | {"jobs": None}), replace(scale, workers=2), 4, print)
+    cli_run._executor(Namespace(**flags | {"jobs": None, "ray": "auto", "gpus_per_run": 0.5}), scale, 4, print)
+    assert made == [(3, "cuda:1", 7, print, False), (42, "cuda:1", 7, print, True), ("auto", 0.5, "cuda:1")]
+    assert isinstance(cli_run._executor(Namespace(**flags | {"jobs": None}), scale, 0, print), InProcess)
+
+
+def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
+    numbers = []
+    monkeypatch.setattr(cli_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1)
+    monkeypatch.setattr(job, "fit", FakeFit())
+    command = ["run", "classification", "--models", "resnet8", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main([*command, "--only", "sgd", "sam"]) == 0
+    assert cli.main(command) == 0
+    assert numbers == [2, len(variants()) - 2]

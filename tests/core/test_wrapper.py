@@ -127,7 +127,7 @@ def test_only_the_base_part_of_another_methods_state_is_loaded(problem):
         saver.step(problem.loss)
     saved = copy.deepcopy(saver.state_dict())
     other = bsam.ASAM(sgd(problem.model.parameters(), lr=0.7), problem.model, rho=2.0)
-    with pytest.warns(UserWarning, match="belongs to SAM, not to ASAM"):
+    with pytest.warns(UserWarning, match="SAM, .*ASAM"):
         other.load_state_dict(saved)
     (group,) = other.param_groups
     assert (group["rho"], other.t, group[METHOD], group["lr"]) == (2.0, 0, "ASAM", 0.1)

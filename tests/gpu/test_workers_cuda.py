@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from bsam.cli import main
+from bsam.running.executors import RUNS_PER_GPU
+from bsam.running.mps import is_installed
 from bsam.running.processes import worker_pool
 
 pytestmark = pytest.mark.gpu
@@ -39,3 +41,21 @@ def test_runs_train_on_the_device_at_the_same_time(tmp_path):
         assert all(run["machines"][0]["captured"] for run in runs)
         losses.append([run["last"]["train_loss"] for run in runs])
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)  # training on a GPU is not repeated bit for bit
+
+
+def test_by_default_runs_share_the_device_through_mps(tmp_path, capsys):
+    """One run at a time where MPS is not installed."""
+    command = ["run", "classification", "--scale", "smoke", "--only", "sgd", "--seeds", "2", "--device", "cuda:0"]
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    sentence = f"Training {RUNS_PER_GPU} runs at a time on one GPU (NVIDIA MPS); choose another number with --jobs."
+    assert (sentence in " ".join(capsys.readouterr().out.split())) == is_installed()
+    logs = [path.read_text().splitlines() for path in tmp_path.glob("*/log.txt")]
+    assert len(logs) == 6
+    starts, ends = ([log[line][: len("2000-01-01 00:00:00")] for log in logs] for line in (0, -1))
+    pids = {int(log[0].split("process ")[1].split()[0]) for log in logs}
+    if is_installed():
+        assert os.getpid() not in pids
+        assert len(pids) == RUNS_PER_GPU
+        assert sum(start <= min(ends) for start in starts) >= RUNS_PER_GPU
+    else:
+        assert pids == {os.getpid()}

@@ -85,10 +85,10 @@ def test_the_recipes_of_the_guide(module, monkeypatch, tmp_path):
             file.write_text(file.read_text().replace('"seconds"', '"train_loss": 1.5, "test_loss": 2, "seconds"'))
 
     monkeypatch.setattr(job, "fit", Fit(lambda run: 0.9 if run.method == "sam" else 0.8))
-    assert cli.main(["run", f"{module}:sam_on_digits"]) == 0
+    assert cli.main(["run", f"{module}:sam_on_digits", "--device", "cpu"]) == 0
     table = (tmp_path / "runs" / "sam-on-digits-small" / "table.md").read_text()
     assert "| SGD | 80.00 ± 0.00 (2) | - |\n| SAM | 90.00 ± 0.00 (2) | 97.10 ± 0.30 |" in table
-    assert cli.main(["run", f"{module}:rho_on_digits"]) == 0
+    assert cli.main(["run", f"{module}:rho_on_digits", "--device", "cpu"]) == 0
     out = tmp_path / "runs" / "rho-on-digits-small"
     assert "| 0.2 | 90.00 (1) | 1.500 |" in (out / "table.md").read_text()
     assert {path.name for path in out.glob("*.png")} == {"accuracy_lines.png", "losses.png"}

@@ -80,7 +80,7 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     settings = {"epochs": 1, "limit_train": 64, "limit_test": 20, "batch": 64}
     base = Run("sgd", **settings)
     run, told = Run("sgd", init=run_dir_name(base), weight_bits=4, **settings), []
-    with pytest.raises(RunsFailed, match=f"there is no folder .*{run_dir_name(base)}"):
+    with pytest.raises(RunsFailed, match=f"no folder.*{run_dir_name(base)}"):
         run_all([run], tmp_path)
     states = run_all([run, base], tmp_path, Callbacks(on_message=told.append))  # in the wrong order: it waits
     assert [str(state) for state in states] == ["done", "done"]
@@ -90,5 +90,5 @@ def test_a_run_waits_for_the_one_that_it_begins_with(tmp_path):
     (tmp_path / run_dir_name(base) / "diverged.json").write_text('{"reason": "NaN"}')
     (tmp_path / run_dir_name(run) / "model.safetensors").unlink()
     assert [str(state) for state in run_all([run], tmp_path)] == ["done"]  # its checkpoint has all that it needs
-    with pytest.raises(RunsFailed, match=f"{run_dir_name(base)}, which diverged"):
+    with pytest.raises(RunsFailed, match=f"{run_dir_name(base)}.*diverged"):
         run_all([base, replace(run, seed=1)], tmp_path)

@@ -10,9 +10,9 @@ import torch
 import bsam
 from bsam.recipes.states import state_of
 from bsam.running import executors, job, runner
-from bsam.running.executors import LocalProcesses, spread
+from bsam.running.executors import LocalProcesses, default_slots, spread
 from bsam.running.job import RunJob, train_in_worker
-from bsam.running.mps import nvidia_mps
+from bsam.running.mps import is_installed, nvidia_mps
 from bsam.running.runner import Callbacks, RunsFailed, run_all
 from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
@@ -113,14 +113,111 @@ def test_a_closed_output_ends_all_runs(tmp_path):
         run_all([RUN, replace(RUN, seed=1)], tmp_path, Callbacks(on_progress=close))
 
 
-def test_processes_are_spread_over_the_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB.", "CUDA error: out of memory\nMore"])
+def test_a_run_that_does_not_fit_on_the_gpu_asks_for_fewer_jobs(message, tmp_path, monkeypatch):
+    def fit(*_, **options):
+        raise torch.OutOfMemoryError(message)
+
+    monkeypatch.setattr(job, "fit", fit)
+    run_job = RunJob(RUN, tmp_path)
+    assert "fewer --jobs" in train_in_worker(run_job).failed
+    assert message.partition("\n")[0] in run_job.log.read_text()
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A function that sets the number of GPUs that torch sees."""
+
+    def see(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return see
+
+
+def test_processes_are_spread_over_the_gpus(gpus):
+    gpus(2)
     assert spread("auto", 3) == spread("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
     assert spread("cuda:1", 2) == ["cuda:1", "cuda:1"]
     assert spread("cpu", 2) == ["cpu", "cpu"]
     with pytest.raises(bsam.BsamError, match="jobs"):
         LocalProcesses(0)
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "has_mps", "unfinished", "slots"),
+    [
+        (0, "auto", True, 9, 7),
+        (1, "cpu", True, 9, 7),
+        (1, "auto", True, 9, 3),
+        (2, "auto", True, 9, 6),
+        (2, "cuda", True, 9, 6),
+        (2, "cuda:1", True, 9, 3),
+        (1, "auto", False, 9, 1),
+        (2, "auto", False, 9, 2),
+        (2, "auto", True, 4, 4),
+        (2, "auto", False, 1, 1),
+        (1, "auto", True, 1, 1),
+        (1, "auto", True, 0, 1),
+    ],
+)
+def test_by_default_three_runs_share_a_gpu_through_mps(count, device, has_mps, unfinished, slots, gpus, monkeypatch):
+    gpus(count)
+    monkeypatch.setattr(executors, "is_installed", lambda: has_mps)
+    assert default_slots(device, unfinished, on_cpu=7) == slots
+
+
+def test_mps_is_installed_if_its_program_is_on_the_path(control, monkeypatch):
+    assert is_installed()
+    assert not control.exists()  # nothing was started
+    monkeypatch.setenv("PATH", "")
+    assert not is_installed()
+
+
+@pytest.mark.parametrize(
+    ("count", "jobs", "is_default", "case", "slots", "sentence"),
+    [
+        (1, 3, True, "", 3, "Training 3 runs at a time on one GPU (NVIDIA MPS); choose another number with --jobs."),
+        (2, 6, True, "RUNS_ALREADY", 6, "Training 6 runs at a time on 2 GPUs (NVIDIA MPS); "),
+        (1, 3, True, "DENIED", 1, "Training one run at a time on one GPU; choose another number with --jobs."),
+        (2, 5, True, "DENIED", 2, "Training 2 runs at a time on 2 GPUs; choose another number with --jobs."),
+        (2, 2, True, "PATH", 2, "Training 2 runs at a time on 2 GPUs; choose another number with --jobs."),
+        (1, 3, False, "", 3, "Training 3 runs at a time on one GPU (NVIDIA MPS)."),
+        (1, 3, False, "DENIED", 3, None),
+        (2, 2, False, "", 2, None),
+        (0, 2, True, "", 2, None),
+    ],
+)
+def test_the_number_of_runs_at_a_time_is_reported(
+    count, jobs, is_default, case, slots, sentence, control, gpus, monkeypatch
+):
+    """Without MPS, the default is one run per GPU; a number that the user chose stays."""
+    gpus(count)
+    if case:
+        monkeypatch.setenv(case, "" if case == "PATH" else "1")
+    messages = []
+    with LocalProcesses(jobs, "auto", None, messages.append, is_default) as pool:
+        assert pool.slots == slots == len(pool._slots)
+        assert {slot.device for slot in pool._slots} == ({f"cuda:{i}" for i in range(count)} or {"cpu"})
+    assert control.exists() == (0 < count < jobs)
+    if case == "DENIED":
+        assert "NVIDIA MPS is off (denied)" in messages.pop(0)
+    assert len(messages) == (sentence is not None)
+    assert all(message.startswith(sentence) for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("case", "visible", "renumbered"),
+    [("", "2,5", "0,1"), ("", "GPU-1b,GPU-7", None), ("", "", None), ("RUNS_ALREADY", "2,5", None)],
+)
+@pytest.mark.usefixtures("control")
+def test_a_daemon_started_here_numbers_the_visible_gpus_from_0(case, visible, renumbered, gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if case:
+        monkeypatch.setenv(case, "1")
+    with nvidia_mps(print) as environment:
+        assert environment.get("CUDA_VISIBLE_DEVICES") == renumbered
 
 
 CONTROL = """#!/bin/sh
@@ -150,7 +247,7 @@ def control(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("case", "words", "calls"),
     [
-        ("", "is on", ["get_server_list", "quit"]),
+        ("", None, ["get_server_list", "quit"]),
         ("DENIED", "denied", ["get_server_list", "quit"]),
         ("RUNS_ALREADY", None, ["get_server_list"]),
         ("PATH", "No such file", []),
@@ -162,7 +259,8 @@ def test_mps_is_started_and_stopped_or_reported_as_off(case, words, calls, contr
         monkeypatch.setenv(case, "" if case == "PATH" else "1")
     messages = []
     with pytest.raises(KeyboardInterrupt), nvidia_mps(messages.append) as environment:  # noqa: PT012
-        assert ("CUDA_MPS_PIPE_DIRECTORY" in environment) == (case == "")
+        assert (environment is None) == (words is not None)
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in (environment or {})) == (case == "")
         raise KeyboardInterrupt
     assert control.read_text().split() == calls
     assert [words in message for message in messages] == ([] if words is None else [True])

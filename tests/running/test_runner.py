@@ -205,7 +205,7 @@ def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
             finish(runs[3])
             futures[runs[3]].set_result(Outcome(True))
 
-    with pytest.raises(RunsFailed, match=f"{run_dir_name(runs[2])}: no memory"):
+    with pytest.raises(RunsFailed, match=f"{run_dir_name(runs[2])}.*memory"):
         run_all(runs, tmp_path, Callbacks(on_progress=look, on_message=messages.append), executor)
     killed, *others = messages
     assert run_dir_name(runs[0]) in killed
@@ -223,7 +223,7 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
         future.set_exception(BrokenProcessPool() if job.run == TINY else OSError("the executor is broken"))
         return future
 
-    with pytest.raises(RunsFailed, match=r"killed 4 times.*the executor is broken"):
+    with pytest.raises(RunsFailed, match=r"4 times.*executor"):
         run_all(RUNS[:2], tmp_path, executor=SimpleNamespace(slots=1, submit=submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
 

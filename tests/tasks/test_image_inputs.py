@@ -154,7 +154,7 @@ def test_weights_are_looked_for_in_the_data_folder_too(tmp_path, monkeypatch):
     assert find_weights("a.pt", tmp_path / "data") == tmp_path / "data/a.pt"
     with pytest.raises(bsam.BsamError, match=r"^there is no a\.pt: set --weights to a file"):
         find_weights("a.pt", None)
-    with pytest.raises(bsam.BsamError, match=r"there is no b\.pt and no data.b\.pt: "):
+    with pytest.raises(bsam.BsamError, match=r" b\.pt.*data.b\.pt"):
         find_weights("b.pt", tmp_path.joinpath("data").relative_to(tmp_path))
     (tmp_path / "a.pt").touch()
     assert find_weights("a.pt", tmp_path / "data").resolve() == tmp_path / "a.pt"  # the folder of the command first

@@ -42,17 +42,16 @@ SETTINGS = [
     (CLASSES, {"data": "mnist"}, "mnist"),
     (CLASSES, {"data": "cifar10", "model": "resnet8"}, "--data-dir"),
     (CLASSES, {"augment": "scale-rotate"}, "augment"),
-    (CLASSES, {"limit_train": 641}, "limit_train must be at most 640"),
-    (CLASSES, {"limit_test": 758}, "limit_test must be at most 757"),
-    (CLASSES, {"limit_test": 401, "eval_split": "validation"}, "limit_test must be at most 400"),
+    (CLASSES, {"limit_train": 641}, "limit_train.*640"),
+    (CLASSES, {"limit_test": 758}, "limit_test.*757"),
+    (CLASSES, {"limit_test": 401, "eval_split": "validation"}, "limit_test.*400"),
 ]
 
 
 @pytest.mark.parametrize(("run", "changes", "word"), SETTINGS, ids=lambda value: str(value)[:30])
 def test_settings(run, changes, word):
-    with pytest.raises(BsamError) as caught:
+    with pytest.raises(BsamError, match=word):
         (Pose if run is POSE else Classification)(replace(run, **changes), CPU)
-    assert word in str(caught.value)
 
 
 def hidden(data):
@@ -65,8 +64,8 @@ def hidden(data):
 FIGURES = stick_figures(4, side=32)
 DATA = {
     "head_sizes": replace(FIGURES, skeleton=MPII),
-    "no score for the joints": replace(FIGURES, skeleton=replace(LSP, edges=())),
-    "no joint is visible": hidden(FIGURES),
+    "score": replace(FIGURES, skeleton=replace(LSP, edges=())),
+    "visible": hidden(FIGURES),
     "side must be": stick_figures(4, side=30),
     "leave image_size": FIGURES,
 }

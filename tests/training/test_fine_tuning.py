@@ -211,7 +211,7 @@ def test_a_run_on_image_files_continues_bit_for_bit_unless_the_images_changed(tm
     before, image = runs.contents(stopped), images / "train/cat/0.png"
     content = image.read_bytes()
     image.write_bytes((images / "train/dog/0.png").read_bytes())
-    with pytest.raises(bsam.BsamError, match="data has changed"):
+    with pytest.raises(bsam.BsamError, match="has changed"):
         runs.train(run, stopped)
     assert runs.contents(stopped) == before
 

@@ -49,7 +49,7 @@ def test_a_run_on_image_files_continues_bit_for_bit_unless_the_joints_changed(tm
     before = runs.contents(stopped)
     table[3, 0, 1] += 1
     savemat(tmp_path / "lspet/joints.mat", {"joints": table})
-    with pytest.raises(bsam.BsamError, match="data has changed"):
+    with pytest.raises(bsam.BsamError, match="has changed"):
         runs.train(run, stopped, data_dir=tmp_path)
     assert runs.contents(stopped) == before
     table[3, 0, 1] -= 1

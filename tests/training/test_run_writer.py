@@ -125,7 +125,7 @@ def test_a_process_killed_while_it_wrote_the_first_files(tmp_path, at, ends_like
 
 def test_a_directory_with_other_settings_is_not_changed(whole, runs):
     before, times = runs.contents(whole), {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    with pytest.raises(bsam.BsamError, match="seed 2 there, 3 here"):
+    with pytest.raises(bsam.BsamError, match="seed 2"):
         runs.train(replace(RUN, seed=3), whole)
     assert runs.contents(whole) == before
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == times
@@ -185,7 +185,7 @@ def test_after_a_full_disk_the_same_call_continues(write, tmp_path, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        with pytest.raises(bsam.BsamError, match="No space left"):
+        with pytest.raises(bsam.BsamError, match="space"):
             runs.train(RUN, tmp_path)
     assert not list(tmp_path.glob("*.draft"))
     assert not (tmp_path / "model.safetensors").exists()
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_cannot_be_read_is_kept(stopped, runs, ends_like_whole
         else:
             torch.save(content, stopped / CHECKPOINT)
         before = runs.contents(stopped)
-        with pytest.raises(bsam.BsamError, match=rf"{CHECKPOINT} cannot be read"):
+        with pytest.raises(bsam.BsamError, match=f"{CHECKPOINT}.*read"):
             runs.train(RUN, stopped)
         assert {**runs.contents(stopped), LOCK: b""} == {**before, LOCK: b""}
     (stopped / CHECKPOINT).unlink()

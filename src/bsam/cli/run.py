@@ -21,7 +21,7 @@ from ..recipes.scales import SCALES, Scale
 from ..recipes.selection import select, with_initial_runs
 from ..recipes.states import states_of
 from ..recipes.summaries import table_info
-from ..running.executors import Executor, InProcess, LocalProcesses
+from ..running.executors import RUNS_PER_GPU, Executor, InProcess, LocalProcesses, default_slots
 from ..running.ray_tasks import ray_tasks
 from ..running.runner import RunsFailed, run_all
 from ..training.config import Run
@@ -81,7 +81,9 @@ def add(commands: Any) -> None:
     )
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
-    flag("--jobs", type=int, help=f"{jobs} (default: 1, or {SCALES['demo'].workers} for demo)", metavar="N")
+    default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
+    on_cpu = f"on a CPU 1, or {SCALES['demo'].workers} for demo"
+    flag("--jobs", type=int, help=f"{jobs} (default: {default}; {on_cpu})", metavar="N")
     ray = (
         "train the runs as Ray tasks, on the cluster whose head node is at HOST:PORT (auto: the cluster that runs on "
         "this machine), or on this machine alone if no address is given. All nodes need bsam, --out and --data-dir"
@@ -147,7 +149,8 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
         return
     if not arguments.report:
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
-        failed = _train(arguments, recipe, scale, chosen, console)
+        unfinished = sum(not state.ended for state in states)
+        failed = _train(arguments, recipe, scale, chosen, unfinished, console)
     finals = states_of(with_tuned_settings(recipe, runs, out), out)
     tuning = states_of(tuning_runs(recipe, runs), out)
     chosen_settings = choices(recipe, runs, out)
@@ -166,7 +169,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
 
 
 def _train(
-    arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], console: Any
+    arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], unfinished: int, console: Any
 ) -> Mapping[str, str]:
     """Train the chosen runs. Return why runs failed or diverged, by the name of the run directory."""
     from ..report.plan import show_runs
@@ -177,7 +180,7 @@ def _train(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
-    make_executor = _executor(arguments, settings, console.print)
+    make_executor = _executor(arguments, settings, unfinished, console.print)
     check_data({run.data for run in chosen}, arguments.data_dir)
     failed: dict[str, str] = {}
 
@@ -205,13 +208,14 @@ def _train(
 
 
 def _executor(
-    arguments: argparse.Namespace, scale: Scale, on_message: Callable[[str], None]
+    arguments: argparse.Namespace, scale: Scale, unfinished: int, on_message: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[Executor]:
-    jobs = scale.workers if arguments.jobs is None else arguments.jobs
     if arguments.ray is not None:
         if arguments.jobs is not None:
             raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
         raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs is above their number")
-    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message)
+    is_default = arguments.jobs is None
+    jobs = default_slots(arguments.device, unfinished, scale.workers) if is_default else arguments.jobs
+    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message, is_default)

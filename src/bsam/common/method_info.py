@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 class Need(Enum):
     """Requirements of a method beyond a closure that returns the mean loss."""
 
-    PER_SAMPLE_LOSSES = "per-sample losses by index"
-    MOMENTUM = "a base with momentum"
-    TOTAL_STEPS = "total_steps"
-    SAMPLE_IDS = "sample ids"
-    INPUTS = "the inputs"
-    EPOCHS = "set_epoch"
-    FORWARD_PASS = "an extra forward"
+    PER_SAMPLE_LOSSES = "a closure that takes sample indices"
+    MOMENTUM = "a base optimizer with momentum"
+    TOTAL_STEPS = "total number of steps"
+    SAMPLE_IDS = "sample indices"
+    INPUTS = "inputs"
+    EPOCHS = "epoch number"
+    FORWARD_PASS = "extra forward pass"
 
 
 class MethodInfo:
@@ -43,6 +43,11 @@ class MethodInfo:
         return cls.passes
 
     @classmethod
+    def capturable_with(cls, arguments: Mapping[str, Any]) -> bool:
+        """Return whether steps with these arguments can be captured in a CUDA graph."""
+        return cls.capturable
+
+    @classmethod
     def needs_in_words(cls) -> str:
         """Describe the requirements of the method; empty if it has none."""
-        return ", ".join(["is a loss"] * cls.is_loss + [need.value for need in cls.needs])
+        return ", ".join(need.value for need in cls.needs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -34,3 +37,16 @@ def copy_keeping_versions(source: list[Tensor], into: list[Tensor]) -> None:
     """Copy tensors without new versions, so that autograd graphs that saved them stay valid."""
     with _unsafe_preserve_version_counter(tuple(into)):
         copy(source, into)
+
+
+@contextlib.contextmanager
+def other_memory(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Let tensors use other, uninitialized memory inside the context; their entries are back on exit."""
+    before, others = [t.data for t in tensors], [torch.empty_like(t) for t in tensors]
+    try:
+        for t, other in zip(tensors, others, strict=True):
+            t.data = other
+        yield
+    finally:
+        for t, data in zip(tensors, before, strict=True):
+            t.data = data

@@ -63,6 +63,11 @@ class Buffers:
             self._restore_before()
         self._passes += 1
 
+    @property
+    def writable(self) -> list[Tensor]:
+        """The buffers that are restored in place."""
+        return [t for buffers, _, _ in self._groups for t in buffers]
+
     @torch.no_grad()
     def close(self, failed: bool = False) -> None:
         """Set the buffers to their values after the first pass, or, if the step failed, before the step.

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..common.errors import BsamRuntimeError
 from ..common.graph_check import GraphCheck
 from ..common.rng import RngReplay
+from ..common.tensors import other_memory
 from .buffers import Buffers
 from .closure import Closure, as_losses, call
 from .other_modules import OtherModules
@@ -49,6 +50,7 @@ class Objective:
         rng: replays random draws.
         gradients: decides where gradients are stored.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
+        side_by_side: whether :meth:`grads` may run passes at the same time.
         graph_check: detects a loss that was computed outside the closure; by default it looks only at the root of the
             graph.
     """
@@ -64,6 +66,7 @@ class Objective:
         gradients: GradientMemory,
         scaler: torch.amp.GradScaler | None = None,
         *,
+        side_by_side: bool = False,
         graph_check: GraphCheck | None = None,
     ) -> None:
         self.loss: Tensor | None = None  # from the first evaluation
@@ -71,7 +74,7 @@ class Objective:
         self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # off by default: keeps gradients alive
         self.held = [p.grad for p in weights.params]  # gradients from before the first pass
         self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
-        self._buffers, self._gradients = buffers, gradients
+        self._buffers, self._gradients, self._side_by_side = buffers, gradients, side_by_side
         self._graph_check = graph_check or GraphCheck(weights.params)
         ranks.begin(weights.sharded, weights.params)
         rng.begin()
@@ -158,6 +161,37 @@ class Objective:
         """Return the gradient at ``w + at``."""
         return self.value_and_grad(at, subset=subset, wrt=wrt)[1]
 
+    def grads(self, *points: Vector) -> list[Vector]:
+        """Return the gradients at several points.
+
+        They are computed in turn; but with ``side_by_side``, in the capture of a CUDA graph, at the same time: all
+        except the first run on a second stream, with a second copy of the parameters and buffers.
+        """
+        if not self._can_run_side_by_side():
+            return [self.grad(at=at) for at in points]
+        first, *others = points
+        current, second = torch.cuda.current_stream(), torch.cuda.Stream()
+        self._weights.save()  # both streams read the backup
+        second.wait_stream(current)
+        gradients = [self.grad(at=first)]
+        # Nodes of earlier passes keep the parameters' nodes alive, which belong to the stream that created them.
+        self._graph_check = GraphCheck(self._weights.params)
+        try:
+            with torch.cuda.stream(second), other_memory([*self._weights.params, *self._buffers.writable]):
+                gradients += [self.grad(at=at) for at in others]
+        finally:
+            current.wait_stream(second)  # also after an error: a capture must not end with a stream that was not joined
+        return gradients
+
+    def _can_run_side_by_side(self) -> bool:
+        """Whether :meth:`grads` may use two streams: every pass after the first one reads and writes its own memory."""
+        return (
+            self._side_by_side
+            and self.loss is not None
+            and self._weights.on_one_gpu
+            and torch.cuda.is_current_stream_capturing()
+        )
+
     def value_and_grad(
         self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
     ) -> tuple[Tensor, Vector]:
@@ -179,6 +213,13 @@ class Objective:
         if self.keep_evaluations and subset is None and wrt is None:
             self.evaluations.append(Evaluation(at, loss, gradient))
         return self._remember_first_loss(loss), gradient
+
+    def evaluated(self, v: Vector) -> Vector:
+        """Return a combination of gradients as a single term, written over the first of them that may be overwritten.
+
+        Do not use that gradient again. If an observer reads the gradients, the result is in new memory.
+        """
+        return Vector(v.tensors(), v.layout, scratch=True) if self.keep_evaluations else v.evaluate_()
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""

@@ -113,6 +113,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     others: tuple[nn.Module, ...]  # modules that the closure runs besides the model
     m_sharpness: bool
     same_draws: bool
+    side_by_side: bool = False  # run the passes of ``L.grads`` at the same time, in a captured step on one GPU
     _step_state: StepState
     _may_miss_modules: bool
 
@@ -283,9 +284,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._method_state.begin()
 
     def _objective(self, closure: Closure, scaler: torch.amp.GradScaler | None) -> Objective:
+        modules, two_streams = self._other_modules(), self.side_by_side and self.ranks.ddp is None
         return Objective(
-            closure, self._weights, self._other_modules(), self._buffers, self.ranks, self._rng, self._gradients, scaler
-        )
+            closure, self._weights, modules, self._buffers, self.ranks, self._rng, self._gradients, scaler,
+            side_by_side=two_streams,
+        )  # fmt: skip
 
     def _store(self, d: Vector, L: Objective) -> None:
         """Add the direction to ``p.grad``, and keep the offset and the values to remember for ``step``."""

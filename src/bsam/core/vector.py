@@ -241,6 +241,10 @@ class Vector:
         target._norm = None
         return target.buckets
 
+    def evaluate_(self) -> Vector:
+        """Return this vector as a single term, from :meth:`materialize_`; do not use the overwritten term again."""
+        return self._with({Term(self.materialize_(), True): 1.0})
+
     @torch.no_grad()
     def _evaluated(self, *, copy: bool = False) -> BucketedTensors:
         """Return the entries in new memory; without ``copy``, a single term with the factor 1 as stored."""

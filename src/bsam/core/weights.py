@@ -54,19 +54,30 @@ class Weights:
         """The device mesh of sharded parameters; None if no parameter is sharded."""
         return next((bucket.sharding[0] for bucket in self.layout.buckets if bucket.sharding is not None), None)
 
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether all parameters are real tensors on one GPU, and not sharded."""
+        on_gpu = all(bucket.plain and bucket.device.type == "cuda" for bucket in self.layout.buckets)
+        return on_gpu and len(self.layout.devices) == 1
+
     def allocate(self) -> BucketedTensors:
         """Return uninitialized memory with the sizes and the layout of the parameters."""
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()
+    def save(self) -> None:
+        """Save ``w`` in the backup."""
+        for k in range(self._saved, len(self._tensors)):
+            torch._foreach_copy_(self._backup[k], self._tensors[k])
+            self._saved = k + 1  # an interrupt must restore only saved buckets
+
+    @torch.no_grad()
     def move(self, to: Vector) -> None:
         """Move the parameters to ``w + to``, from any position."""
-        for k, (tensors, backup) in enumerate(zip(self._tensors, self._backup, strict=True)):
-            if k < self._saved:
-                torch._foreach_copy_(tensors, backup)
-            else:
-                torch._foreach_copy_(backup, tensors)
-                self._saved = k + 1  # before they move: an interrupt must restore only saved buckets
+        for k in range(self._saved):
+            torch._foreach_copy_(self._tensors[k], self._backup[k])
+        self.save()
+        for k in range(len(self._tensors)):
             to.add_to(self._tensors, k)
         torch.clear_autocast_cache()  # autocast around the step caches casts of the old weights
 

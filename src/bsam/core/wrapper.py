@@ -25,7 +25,7 @@ class OptimizerWrapper(Optimizer):
     The ``settings`` of the method are values of the groups; ``_method_state`` holds values that it remembers.
     """
 
-    vectors: ClassVar[tuple[str, ...]] = ()  # names of the vectors that a method remembers between steps
+    vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
     numbers: ClassVar[tuple[str, ...]] = ()  # names of the numbers that it remembers
     scheduled_radii: ClassVar[dict[str, str]] = {}  # names of radii that follow the learning rate: their floors
 

@@ -30,17 +30,17 @@ class AESAM(SharpnessAware):
 
         \mu \leftarrow \delta \mu + (1 - \delta) s, \qquad v \leftarrow \delta v + (1 - \delta)(s - \mu)^2
 
-    The first step has :math:`\mu = s` and :math:`v = 0`. The host decides whether to make a second pass: a step
-    synchronizes with the device once and cannot be captured in a CUDA graph. With ``m_sharpness`` each rank decides
-    for itself, so its forward pass must not wait for the other ranks (as SyncBatchNorm does), and each rank needs its
-    own ``state_dict``.
+    The first step has :math:`\mu = s` and :math:`v = 0`. The host decides whether to run a second pass, so each step
+    synchronizes with the device once and cannot be captured in a CUDA graph. With ``m_sharpness``, each rank decides
+    for itself: forward passes must not wait for other ranks (as SyncBatchNorm does), and each rank needs its own
+    ``state_dict``.
 
     Args:
         rho: the radius.
         decay: :math:`\delta`, the decay of the running mean and variance.
-        lambda_1: the threshold at the end, in standard deviations.
-        lambda_2: the threshold at the start, in standard deviations.
-        total_steps: T, the number of steps of the whole training.
+        lambda_1: the threshold :math:`c_t` at the end of training, in standard deviations.
+        lambda_2: the threshold :math:`c_t` at the start of training, in standard deviations.
+        total_steps: T, the total number of training steps.
         alpha: if positive, steps without SAM add the orthogonal part of SAM's last gradient, as LookSAM does (our
             extension, not in the paper).
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
@@ -67,11 +67,11 @@ class AESAM(SharpnessAware):
     """
 
     title, reference, arxiv = "AE-SAM", "Jiang et al., ICLR 2023", "2304.14647"
-    purpose = "SAM only on the steps whose gradient is large; roughly half of them."
+    purpose = "SAM only on steps with a large gradient, roughly half of all steps."
     passes: float = 1.5
     needs = (Need.TOTAL_STEPS,)
 
-    vectors: ClassVar[tuple[str, ...]] = ("g_v",)
+    vectors: tuple[str, ...] = ("g_v",)
     numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
 
     def __init__(
@@ -99,7 +99,7 @@ class AESAM(SharpnessAware):
         return g if g_v is None else reused(g, g_v, self.alpha)
 
     def large(self, s: float) -> bool:
-        """Return whether ``s`` is large compared with the running statistics, which it updates first."""
+        """Update the running statistics with ``s``, and return whether ``s`` is large compared with them."""
         mu, var = self.recall("norm_mean"), self.recall("norm_var")
         mu = s if mu is None else self.decay * mu + (1 - self.decay) * s
         var = 0.0 if var is None else self.decay * var + (1 - self.decay) * (s - mu) ** 2

@@ -17,18 +17,19 @@ from ..core.vector import Vector
 
 
 class ASAM(SharpnessAware):
-    r"""Adaptive SAM: a neighbourhood that scales with the weights, so that rescaling a layer does not change it.
+    r"""Adaptive SAM: a neighbourhood that scales with the weights, so rescaling a layer has no effect.
 
     .. math::  d = \nabla L(w + \rho\, T^2 g / |T g|), \qquad T = |w| + \eta, \qquad g = \nabla L(w)
 
-    ``T`` acts elementwise. The formula is for weights and the scales of norm layers; for biases ``T`` is 1.
+    ``T`` acts elementwise. The formula applies to weights and to the scales of norm layers; for biases, ``T`` is 1.
 
     Args:
-        rho: the radius; its maximum if it follows the learning rate. The paper uses 0.5 for CIFAR-10 and 1.0 for
+        rho: the radius, or its maximum if it follows the learning rate. The paper uses 0.5 for CIFAR-10 and 1.0 for
             CIFAR-100.
-        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
-            schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        rho_floor: the minimum of a radius that follows the learning rate, from ``rho`` at ``lr_max`` down to
+            ``rho_floor`` at ``lr_min``, with the same schedule as ``rho_min`` in :class:`BSAM`. None keeps the radius
+            at ``rho``.
+        lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
         eta: added to the absolute values of the weights.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.

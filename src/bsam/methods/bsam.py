@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..common.checks import check_number, check_radius
+from ..common.checks import check_count, check_number, check_radius
 from ..common.errors import BsamValueError
+from ..common.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
-from ..core.vector import Vector, map_scalars, ratio
+from ..core.vector import TINY, PerGroup, Vector, map_scalars, ratio
 from .asam import adapted
 
 
@@ -47,7 +49,12 @@ class BSAM(SharpnessAware):
         lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
             the radii (our extension, not in the paper).
+        every: 1 is Algorithm 1; with k, only every k-th step computes BSAM's direction. The steps in between take one
+            pass: they add the part of the last such direction orthogonal to its gradient to the new gradient, scaled
+            with the gradient's length (our extension, not in the paper). ``passes=2, every=5`` takes 1.2 passes.
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
+        side_by_side: in a step that is captured in a CUDA graph on one GPU, compute ``g_max`` and ``g_min`` at the same
+            time, on two streams. This needs memory for a second copy of the parameters and for the second pass.
         adaptive: measure both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` instead of
             ``g / |g|`` (our extension, not in the paper).
         eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
@@ -75,13 +82,13 @@ class BSAM(SharpnessAware):
     Differences from the paper:
         With the default arguments, none except two special cases: if :math:`|g_{\min}| = 0`, the ratio is 0, and the
         radius downhill stays between its minimum and maximum when the learning rate leaves ``lr_min`` to ``lr_max``.
-        ``passes=2`` and ``adaptive=True`` are our extensions. The authors' released code steps from
+        ``passes=2``, ``every`` and ``adaptive=True`` are our extensions. The authors' released code steps from
         :math:`w - \rho_{\min}\, g / |g|`, as ``start_from_min=True`` does, and has :math:`\rho_{\min} = 0` in its
         first step.
     """
 
     title, reference, arxiv = "BSAM", "Deng et al., arXiv 2024", "2409.13173"
-    purpose = "Flat on both sides, up the gradient and down; with passes=2 at SAM's cost."
+    purpose = "Flat in both directions, up and down the gradient; passes=2 costs the same as SAM."
     passes: float = 3
     memory = "3"
     capturable = True
@@ -99,20 +106,32 @@ class BSAM(SharpnessAware):
         lr_max: float | None = None,
         lr_min: float = 0.0,
         passes: int = 3,
+        every: int = 1,
         start_from_min: bool = False,
+        side_by_side: bool = False,
         adaptive: bool = False,
         eta: float | None = None,
         **options: Unpack[StepOptions],
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
             raise BsamValueError(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
-        for name, switch in (("start_from_min", start_from_min), ("adaptive", adaptive)):
+        for name, switch in (
+            ("start_from_min", start_from_min),
+            ("side_by_side", side_by_side),
+            ("adaptive", adaptive),
+        ):
             if not isinstance(switch, bool):
                 raise BsamValueError(f"{name} must be True or False, got {switch!r}")
         radii = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor}
         settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
-        self.passes, self.start_from_min = passes, start_from_min
+        if every != 1:
+            self.vectors = ("across",)
+        self.every, self.start_from_min = check_count("every", every), start_from_min
+        if every > 1 and start_from_min:
+            raise BsamValueError("every needs start_from_min=False: most steps have no point downhill to start from")
+        self.full_passes, self.passes = passes, self.passes_with({"passes": passes, "every": every})
+        self.side_by_side = side_by_side
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
             raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
@@ -120,18 +139,46 @@ class BSAM(SharpnessAware):
 
     @classmethod
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
-        return arguments.get("passes", cls.passes)
+        return 1 + (arguments.get("passes", cls.passes) - 1) / arguments.get("every", 1)
+
+    @classmethod
+    def capturable_with(cls, arguments: Mapping[str, Any]) -> bool:
+        return arguments.get("every", 1) == 1
 
     def direction(self, L: Objective) -> Vector:
-        g = L.grad()  # Algorithm 1, line 3
+        g, across = L.grad(), self.recall("across") if self.t % self.every else None
+        if across is not None:
+            return g + g.norm() * across
+        d = self.algorithm_1(L, g)
+        if self.every > 1:
+            self.remember("across", d.reject(g) / (g.norm() + TINY))
+        return d
+
+    def algorithm_1(self, L: Objective, g: Vector) -> Vector:
+        """Return the direction of Algorithm 1, from the gradient ``g`` (line 3)."""
         v, Tg = adapted(self, g, self.eta) if self.adaptive else (g, g)
         e_max, e_min = self.epsilon(v, "rho_max", Tg.norm()), self.epsilon(v, "rho_min", Tg.norm())  # lines 4 and 6
-        g_max = L.grad(at=e_max)  # line 5
-        g_min = L.grad(at=-e_min) if self.passes == 3 else self.extrapolated(g, g_max)  # line 7
         if self.start_from_min:
             self.start_from(-e_min)
+        if self.full_passes == 2:
+            return self.extrapolated(L, g, L.grad(at=e_max))
+        g_max, g_min = L.grads(e_max, -e_min)  # lines 5 and 7
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
 
-    def extrapolated(self, g: Vector, g_max: Vector) -> Vector:
-        """Extrapolate ``g_min`` from the other two gradients, to first order in the radii."""
-        return g - map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")) * (g_max - g)
+    def extrapolated(self, L: Objective, g: Vector, g_max: Vector) -> Vector:
+        """Return the direction with ``g_min = g - k h``, where ``h = g_max - g`` and ``k = rho_min / rho_max``."""
+        k, norm_max = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")), g_max.norm()
+        h = L.evaluated(g_max - g)
+        norm_min = (g - k * h).norm() if isinstance(k, PerGroup) else norm_without(g.norm(), norm_max, h.norm(), k)
+        r = ratio(norm_max, norm_min)
+        return (2 - r) * g + map_scalars(lambda k: 1 + r * k, k) * h  # = g + g_max - r * g_min
+
+
+def norm_without(g: Tensor, g_max: Tensor, h: Tensor, k: Scalar) -> Tensor:
+    """Return ``|g - k h|`` from the norms of ``g``, ``g_max = g + h`` and ``h``, without the vector itself.
+
+    Its square is ``(1 + k) |g|^2 - k |g_max|^2 + k (1 + k) |h|^2``. Where these terms nearly cancel, only rounding is
+    left of it; a lower bound then limits the direction: to at most ``|g_max|`` beyond ``g + g_max``.
+    """
+    plus, minus = (1 + k) * (g**2 + k * h**2), k * g_max**2
+    return (plus - minus).maximum(16 * torch.finfo(g.dtype).eps * (plus + minus)).sqrt()

@@ -15,10 +15,11 @@ from ..common.method_info import MethodInfo, Need
 
 
 class Distillation(MethodInfo, nn.Module):
-    r"""Cross-entropy, and from ``start_epoch`` on
-    :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
+    r"""Cross-entropy plus, from ``start_epoch`` on, a penalty that keeps logits close to those of another network.
 
-    A method implements :meth:`past_logits`. In eval mode the loss is only the cross-entropy.
+    The penalty is
+    :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
+    A subclass implements :meth:`past_logits`. In eval mode, the loss is the cross-entropy alone.
     """
 
     passes = 1
@@ -38,7 +39,7 @@ class Distillation(MethodInfo, nn.Module):
 
     @abstractmethod
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
-        """Return the logits to stay close to, and a mask of the samples that have any."""
+        """Return the logits to stay close to, and a mask that is False for samples without such logits."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0. Call before each epoch."""

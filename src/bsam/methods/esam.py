@@ -25,12 +25,12 @@ class ESAM(SharpnessAware):
 
     :math:`g_S` is the gradient with respect to the parameter tensors in S; each tensor is in S with probability
     ``beta``. B is the fraction ``gamma`` of the samples whose losses rise most from :math:`w` to
-    :math:`w + \epsilon`. Each rank of DDP selects among its own samples. Sharded (FSDP) and compiled models compute all
-    gradients in the first pass and discard those that are not in S.
+    :math:`w + \epsilon`. With DDP, each rank selects among its own samples. Sharded (FSDP) and compiled models compute
+    all gradients in the first pass and discard those of tensors outside S.
 
     Args:
         rho: the radius.
-        beta: the probability that a parameter tensor is in S; the first pass computes no gradients of the others.
+        beta: the probability that a parameter tensor is in S; the first pass computes no gradients for the others.
         gamma: the fraction of the batch used in the second pass (rounded down, at least one sample).
         seed: the seed of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
@@ -59,7 +59,7 @@ class ESAM(SharpnessAware):
     """
 
     title, reference, arxiv = "ESAM", "Du et al., ICLR 2022", "2110.03141"
-    purpose = "SAM that perturbs a random part of the weights, then uses fewer samples."
+    purpose = "SAM on random parts of the weights, with fewer samples."
     needs = (Need.PER_SAMPLE_LOSSES,)
 
     def __init__(

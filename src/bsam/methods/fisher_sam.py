@@ -52,7 +52,7 @@ class FisherSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "Fisher SAM", "Kim et al., ICML 2022", "2206.04920"
-    purpose = "SAM that moves less where the loss is already steep."
+    purpose = "SAM with relatively smaller perturbations where gradients are large."
     memory = "3"
     capturable = True
 

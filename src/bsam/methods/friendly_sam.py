@@ -16,7 +16,7 @@ from ..core.vector import Vector
 
 
 class FriendlySAM(SharpnessAware):
-    r"""Friendly SAM (F-SAM): perturb along the noise of the batch, its gradient minus a running mean of gradients.
+    r"""Friendly SAM (F-SAM): perturb along the noise of the batch gradient, its difference from a running mean.
 
     .. math::
         d = \nabla L(w + \rho\, v / |v|), \qquad v = g - \sigma m, \qquad g = \nabla L(w)
@@ -26,10 +26,11 @@ class FriendlySAM(SharpnessAware):
     The first step has no mean yet: it perturbs along ``g``, which becomes the mean.
 
     Args:
-        rho: the radius; its maximum if it follows the learning rate. The paper uses 0.2 for CIFAR-100.
-        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
-            schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        rho: the radius, or its maximum if it follows the learning rate. The paper uses 0.2 for CIFAR-100.
+        rho_floor: the minimum of a radius that follows the learning rate, from ``rho`` at ``lr_max`` down to
+            ``rho_floor`` at ``lr_min``, with the same schedule as ``rho_min`` in :class:`BSAM`. None keeps the radius
+            at ``rho``.
+        lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
         sigma: the weight of the mean that is subtracted.
         decay: :math:`\lambda`, the decay of the mean. The paper uses 0.6 for CIFAR-100.
@@ -54,15 +55,15 @@ class FriendlySAM(SharpnessAware):
         Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024.
 
     Differences from the paper:
-        The paper updates the mean before it subtracts it. With ``sigma=1`` the direction is the same, with other
-        values it is not.
+        The paper updates the mean before subtracting it. With ``sigma=1``, the direction is the same; with other
+        values, it is not.
     """
 
     title, reference, arxiv = "F-SAM", "Li et al., CVPR 2024", "2403.12350"
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
     memory = "5, 1 kept"
 
-    vectors: ClassVar[tuple[str, ...]] = ("gradient_mean",)
+    vectors: tuple[str, ...] = ("gradient_mean",)
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(

@@ -16,9 +16,9 @@ from ..core.vector import TINY, Vector
 
 
 class GAM(SharpnessAware):
-    r"""Gradient norm Aware Minimization: first-order flatness, small gradients in a whole neighbourhood.
+    r"""Gradient norm Aware Minimization: first-order flatness, that is, small gradients in a whole neighbourhood.
 
-    The released form needs no second derivatives; with :math:`g = \nabla L(w)`, :math:`h = g_1 - g` and
+    The released form needs no second derivatives. With :math:`g = \nabla L(w)`, :math:`h = g_1 - g` and
     :math:`\epsilon = \rho_n h / |h|`:
 
     .. math::
@@ -31,10 +31,11 @@ class GAM(SharpnessAware):
     :math:`w' = w + \rho_n f / |f|`, :math:`f = H g / |g|`.
 
     Args:
-        rho: the radius of the differences (released form only).
+        rho: the radius of the ascent steps for :math:`g_1` and :math:`g_3` (released form only).
         rho_norm: :math:`\rho_n`, the radius within which the gradient should stay small.
         beta: the weights of ``g1``, ``g2`` and ``g3`` (released form only).
-        gamma: the weight of the orthogonal part; in the paper's form, the weight of the flatness term (its alpha).
+        gamma: the weight of the orthogonal part; in the paper's form, the weight of the flatness term (alpha in the
+            paper).
         form: ``"released"`` or ``"paper"``; neither is a special case of the other.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -58,11 +59,12 @@ class GAM(SharpnessAware):
         Generalization", CVPR 2023.
 
     Differences from the paper:
-        The default is the form of the released code, a different method; ``form="paper"`` is the paper's.
+        The default is the released code's form, which is a different method. ``form="paper"`` is the method in the
+        paper.
     """
 
     title, reference, arxiv = "GAM", "Zhang et al., CVPR 2023", "2303.03108"
-    purpose = "First-order flatness: small gradients all around, where four passes are affordable."
+    purpose = "Seeks small gradients in the whole neighbourhood, if you can afford four passes."
     passes: float = 4
     memory = "6"
     capturable = True

@@ -23,10 +23,10 @@ class GSAM(SharpnessAware):
         g = \nabla L(w)
 
     Args:
-        rho: the radius; its maximum if it follows the learning rate.
-        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate. None keeps it at
-            ``rho``.
-        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        rho: the radius, or its maximum if it follows the learning rate.
+        rho_floor: the minimum of a radius that follows the learning rate, from ``rho`` at ``lr_max`` down to
+            ``rho_floor`` at ``lr_min``. None keeps the radius at ``rho``.
+        lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
         alpha: the weight of the orthogonal part.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
@@ -51,12 +51,12 @@ class GSAM(SharpnessAware):
         Sharpness-Aware Training", ICLR 2022.
 
     Differences from the paper:
-        The radius is constant unless ``rho_floor`` is given; the paper's follows the learning rate. The projection
+        The radius is constant unless ``rho_floor`` is given; in the paper, it follows the learning rate. The projection
         treats all parameters as one vector.
     """
 
     title, reference, arxiv = "GSAM", "Zhuang et al., ICLR 2022", "2203.08065"
-    purpose = "SAM that also closes the gap between the loss and the worst loss nearby."
+    purpose = "SAM that also reduces the gap between the loss and the worst loss nearby."
     memory = "3"
     capturable = True
 
@@ -81,4 +81,4 @@ class GSAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         g_p = L.grad(at=self.epsilon(g, "rho"))
-        return g_p - self.alpha * (g - g_p).reject(g_p)  # = g.reject(g_p), with less rounding
+        return g_p - self.alpha * (g - g_p).reject(g_p)  # same as g.reject(g_p), but rounding errors are smaller

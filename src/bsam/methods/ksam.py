@@ -16,16 +16,16 @@ from ..core.vector import Vector
 
 
 class KSAM(SharpnessAware):
-    r"""K-SAM: both gradients of SAM on the k samples with the largest losses.
+    r"""K-SAM: SAM with both gradients computed on the k samples with the largest losses.
 
     .. math::  d = \nabla L_K(w + \rho\, g / |g|), \qquad g = \nabla L_K(w)
 
-    K is the set of these samples. Each rank of DDP chooses among its own samples. The forward pass that finds them, the
-    only one over the whole batch, updates the statistics of batch norm.
+    K is the set of these samples. With DDP, each rank chooses among its own samples. Batch norm statistics are updated
+    in the forward pass that finds the samples, the only one over the whole batch.
 
     Args:
         rho: the radius.
-        k: the number of samples; batches with fewer samples are used whole.
+        k: the number of samples; smaller batches are used whole.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -76,6 +76,6 @@ class KSAM(SharpnessAware):
 
 
 def hardest(losses: Tensor, n: int) -> Tensor:
-    """Return the indices of the ``n`` largest losses in ascending order: at least one, and the first of equal ones."""
+    """Return the indices of the ``n`` largest losses (at least one), sorted; of equal losses, the first ones."""
     order = losses.sort(descending=True, stable=True).indices
     return order[: max(1, n)].sort().values

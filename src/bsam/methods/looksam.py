@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -54,11 +54,11 @@ class LookSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "LookSAM", "Liu et al., CVPR 2022", "2203.02714"
-    purpose = "Most of SAM at 1 + 1/k passes, by reusing its direction for k steps."
+    purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k steps."
     passes: float = 1.2
     memory = "4, 1 kept"
 
-    vectors: ClassVar[tuple[str, ...]] = ("g_v",)
+    vectors: tuple[str, ...] = ("g_v",)
 
     def __init__(
         self,

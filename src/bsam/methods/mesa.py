@@ -26,16 +26,17 @@ class MESA(Distillation):
     with the logits :math:`z`, and :math:`\bar z` those of a moving average of the model.
 
     Any optimizer can minimise it. The moving average is updated after each step of ``optimizer``, is part of
-    ``state_dict``, and is evaluated in eval mode without gradients. In eval mode the loss is the cross-entropy. With
-    DDP, all ranks have the same averaged weights, but each averages its own buffers (statistics of batch norm).
+    ``state_dict``, and is evaluated in eval mode without gradients. If the loss itself is in eval mode, it is the
+    cross-entropy alone. With DDP, all ranks have the same averaged weights, but each rank averages its own buffers
+    (such as batch norm statistics).
 
     Args:
-        model: the network in training, or its DDP or compiled wrapper.
+        model: the network that is trained, or its DDP or compiled wrapper.
         optimizer: the optimizer that trains it; its steps update the average.
         decay: the decay of the average.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
-        start_epoch: the number of epochs (counted from 0) without the second term.
+        start_epoch: the first epoch (counted from 0) with the second term.
         label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
@@ -57,7 +58,7 @@ class MESA(Distillation):
     """
 
     title, reference, arxiv = "MESA", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "SAF with an averaged model instead of a table."
+    purpose = "A loss that keeps logits close to an averaged model's."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")

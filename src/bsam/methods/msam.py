@@ -27,7 +27,7 @@ class MSAM(SharpnessAware):
     Args:
         base: the optimizer that takes the step; it must have momentum.
         rho: the radius.
-        m_sharpness: each rank of DDP computes its gradient alone, and the direction is averaged.
+        m_sharpness: each DDP rank computes its own gradient, and only the direction is averaged.
         model, same_draws: see :class:`SharpnessAware`.
 
     Example:
@@ -55,7 +55,7 @@ class MSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "MSAM", "Becker et al., 2024", "2401.12033"
-    purpose = "Perturbs against the momentum, without a second pass; tune its radius."
+    purpose = "Perturbs against the momentum, without an extra pass; tune its radius."
     passes: float = 1
     memory = "1"
     capturable = True
@@ -73,8 +73,8 @@ class MSAM(SharpnessAware):
         modules = (m for root in self.called_modules for m in root.modules())
         if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None for m in modules):
             raise BsamValueError(
-                "an embedding of model has max_norm, which changes its weights in the forward pass, where those of "
-                "MSAM are perturbed: leave max_norm out, or use another method"
+                "an embedding in model has max_norm, which would change its weights while MSAM has them perturbed: "
+                "leave max_norm out, or use another method"
             )
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:

@@ -44,12 +44,12 @@ class PGN(SharpnessAware):
         2022.
 
     Differences from the paper:
-        None known. The released code differs from the paper and from this: it has ``g / |g|`` in place of the first
-        ``g``.
+        None known. The released code differs from both the paper and this class: it uses ``g / |g|`` in place of the
+        first ``g``.
     """
 
     title, reference, arxiv = "PGN", "Zhao et al., ICML 2022", "2202.03599"
-    purpose = "A penalty on the gradient norm: a mix of SAM's and the plain gradient."
+    purpose = "Penalizes the gradient norm, by mixing SAM's gradient with the plain one."
     capturable = True
 
     def __init__(

@@ -16,7 +16,7 @@ from .bernoulli import bernoulli
 
 
 class RST(SharpnessAware):
-    r"""Randomized Sharpness-Aware Training: SAM with probability p, else the plain gradient; ``gamma`` gives G-RST.
+    r"""Randomized Sharpness-Aware Training: SAM with probability ``p``, otherwise the plain gradient.
 
     .. math::
         d = \begin{cases}
@@ -28,7 +28,7 @@ class RST(SharpnessAware):
     Args:
         rho: the radius.
         p: the probability of SAM's gradient; a step costs 1 + p passes on average.
-        gamma: the weight of SAM's gradient; 1 in RST.
+        gamma: the weight of SAM's gradient; 1 gives RST, other values give G-RST.
         seed: the seed of the random choice, which depends only on the seed and the step.
         base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
@@ -55,7 +55,7 @@ class RST(SharpnessAware):
     """
 
     title, reference, arxiv = "RST", "Zhao et al., 2022", "2203.09962"
-    purpose = "SAM on a random share of the steps, so that the cost is known in advance."
+    purpose = "SAM on a random share of the steps, with a cost that you choose."
     passes: float = 1.5
 
     def __init__(

@@ -25,19 +25,21 @@ class SAF(Distillation):
 
     with the logits :math:`z`, and :math:`z_{\mathrm{past}}` those of ``epochs_back`` epochs ago.
 
-    Any optimizer can minimise it. In train mode the logits of a sample are stored once an epoch, the first time it is
-    seen, so that further passes of a sharpness-aware optimizer do not change them. Non-finite logits are not stored. In
-    eval mode the loss is the cross-entropy. The table is part of ``state_dict``. With DDP, each rank stores the samples
-    that it sees, and a sample that the rank did not see ``epochs_back`` epochs ago adds no second term. So let the
-    sampler give a rank the same samples in every epoch, and save one ``state_dict`` per rank.
+    Any optimizer can minimise it. In train mode, the logits of a sample are stored the first time it is seen in an
+    epoch, so that further passes of a sharpness-aware optimizer do not change them. Non-finite logits are not stored.
+    In eval mode, the loss is the cross-entropy alone. The table of stored logits is part of ``state_dict``.
+
+    With DDP, each rank stores the logits of the samples that it sees, and a sample that the rank did not see
+    ``epochs_back`` epochs ago contributes no second term. Use a sampler that gives each rank the same samples in every
+    epoch, and save one ``state_dict`` per rank.
 
     Args:
         samples: the size of the training set.
         classes: the number of logits per sample.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
-        start_epoch: the number of epochs (counted from 0) without the second term.
-        epochs_back: how old the logits are.
+        start_epoch: the first epoch (counted from 0) with the second term.
+        epochs_back: the age of the past logits, in epochs.
         label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
@@ -55,12 +57,12 @@ class SAF(Distillation):
         Du, Zhou, Feng, Tan, Zhou, "Sharpness-Aware Training for Free", NeurIPS 2022.
 
     Differences from the paper:
-        A sample that was not seen ``epochs_back`` epochs ago adds no second term; the released code uses zeros as its
-        logits.
+        A sample that was not seen ``epochs_back`` epochs ago contributes no second term; the released code uses zeros
+        as its past logits.
     """
 
     title, reference, arxiv = "SAF", "Du et al., NeurIPS 2022", "2205.14083"
-    purpose = "Keeps logits close to those of earlier epochs, stored in a table."
+    purpose = "A loss that keeps logits close to those stored in earlier epochs."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")

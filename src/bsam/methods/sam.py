@@ -23,12 +23,13 @@ class SAM(SharpnessAware):
         base: the optimizer that takes the step.
         model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no buffers.
             If the closure runs several modules, a list of them, the trained one first.
-        rho: the radius; its maximum if it follows the learning rate. The paper uses 0.05 for CIFAR-10 and 0.1 for
+        rho: the radius, or its maximum if it follows the learning rate. The paper uses 0.05 for CIFAR-10 and 0.1 for
             CIFAR-100.
-        rho_floor: the radius at the learning rate ``lr_min``; in between it follows the learning rate, with the same
-            schedule as ``rho_min`` in :class:`BSAM`. None keeps it at ``rho``. ``rho=a + b, rho_floor=a`` has the
-            total radius of BSAM with ``rho_max=a, rho_min=b`` at every step.
-        lr_max: the learning rate at which the radius is largest; None takes the largest one known, as in :class:`BSAM`.
+        rho_floor: the minimum of a radius that follows the learning rate, from ``rho`` at ``lr_max`` down to
+            ``rho_floor`` at ``lr_min``, with the same schedule as ``rho_min`` in :class:`BSAM`. None keeps the radius
+            at ``rho``. With ``rho=a + b, rho_floor=a``, the radius at every step is the sum of BSAM's two radii with
+            ``rho_max=a, rho_min=b``.
+        lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
         m_sharpness: each DDP rank perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
@@ -57,7 +58,7 @@ class SAM(SharpnessAware):
     """
 
     title, reference, arxiv = "SAM", "Foret et al., ICLR 2021", "2010.01412"
-    purpose = "Flat minima at twice the cost: the method to start with."
+    purpose = "Flat minima at twice the cost of the base optimizer: the method to start with."
     capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}

@@ -30,7 +30,7 @@ class Scale:
         settings: settings of every run.
         stand_ins: small networks that replace large ones, by the name of the large one.
         threads: the number of torch's threads on a CPU; None leaves it unchanged.
-        workers: the number of processes that train at the same time.
+        workers: the number of processes that train at the same time on a CPU.
     """
 
     name: str

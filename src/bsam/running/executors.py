@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,8 +16,10 @@ import torch
 from ..common.checks import check_count
 from ..training.environment import pick_device
 from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
-from .mps import nvidia_mps
+from .mps import is_installed, nvidia_mps
 from .processes import cores, worker_pool
+
+RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
 
 
 class Executor(Protocol):
@@ -64,6 +67,8 @@ class LocalProcesses:
         device: as for :func:`bsam.training.environment.pick_device`; ``"cuda"`` without an index uses all GPUs.
         threads: torch's threads in each process; None divides the cores among the processes.
         on_message: called with messages for the user.
+        is_default: whether :func:`default_slots` chose ``slots``. Then each GPU gets one process if MPS cannot be
+            started.
     """
 
     def __init__(
@@ -72,19 +77,34 @@ class LocalProcesses:
         device: str | None = None,
         threads: int | None = None,
         on_message: OnMessage = lambda sentence: None,
+        is_default: bool = False,
     ) -> None:
         check_count("jobs", slots)
         self.slots = slots
         self._slots = [_Slot(name) for name in spread(device, slots)]
-        self._threads = threads or max(1, cores() // slots)
+        self._threads = threads
         self._on_message = on_message
+        self._is_default = is_default
         self._environment: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> LocalProcesses:
         devices = {slot.device for slot in self._slots}
-        if "cpu" not in devices and len(devices) < self.slots:
-            self._environment = self._stack.enter_context(nvidia_mps(self._on_message))
+        if "cpu" in devices:
+            return self
+        is_mps_on = False
+        if len(devices) < self.slots:
+            environment = self._stack.enter_context(nvidia_mps(self._on_message))
+            is_mps_on = environment is not None
+            self._environment = environment or {}
+            if self._is_default and not is_mps_on:
+                del self._slots[len(devices) :]
+                self.slots = len(devices)
+        if self._is_default or is_mps_on:
+            runs = "one run" if self.slots == 1 else f"{self.slots} runs"
+            gpus = "one GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+            other = "; choose another number with --jobs" * self._is_default
+            self._on_message(f"Training {runs} at a time on {gpus}{' (NVIDIA MPS)' * is_mps_on}{other}.")
         return self
 
     def __exit__(
@@ -99,9 +119,24 @@ class LocalProcesses:
             if slot.pool is not None:
                 slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
                 return slot.future
-        slot.pool = self._stack.enter_context(worker_pool(1, self._threads, self._environment))
+        threads = self._threads or max(1, cores() // self.slots)
+        slot.pool = self._stack.enter_context(worker_pool(1, threads, self._environment))
         slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
         return slot.future
+
+
+def default_slots(device: str | None, unfinished: int, on_cpu: int = 1) -> int:
+    """Return the number of runs to train at the same time: three per GPU if MPS is installed, otherwise one.
+
+    Args:
+        device: as for :class:`LocalProcesses`.
+        unfinished: the number of runs left to train; GPUs get no more than these.
+        on_cpu: the number for a CPU.
+    """
+    devices = _devices(device)
+    if devices == ["cpu"]:
+        return on_cpu
+    return max(1, min(unfinished, len(devices) * (RUNS_PER_GPU if is_installed() else 1)))
 
 
 def spread(device: str | None, slots: int) -> list[str]:
@@ -111,9 +146,13 @@ def spread(device: str | None, slots: int) -> list[str]:
         >>> spread("cpu", 2)
         ['cpu', 'cpu']
     """
+    return list(itertools.islice(itertools.cycle(_devices(device)), slots))
+
+
+def _devices(device: str | None) -> list[str]:
     picked = pick_device(device)
     if picked.type == "cpu":
-        return ["cpu"] * slots
+        return ["cpu"]
     if picked.index is not None:
-        return [str(picked)] * slots
-    return [f"cuda:{i % torch.cuda.device_count()}" for i in range(slots)]
+        return [str(picked)]
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]

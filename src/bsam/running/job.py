@@ -25,6 +25,8 @@ from ..training.run_dir import LOG, run_dir_name
 OnEpoch: TypeAlias = Callable[[int, Mapping[str, Any]], None]
 OnMessage: TypeAlias = Callable[[str], None]
 
+OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -109,7 +111,9 @@ class RunJob:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error, with its class if it is not a BsamError."""
+    """Return the message of an error, with its class if it is not a BsamError, or what to do if GPU memory ran out."""
+    if str(error).startswith(OUT_OF_MEMORY):
+        return "CUDA out of memory: try fewer --jobs, or with --ray a larger --gpus-per-run"
     return str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 

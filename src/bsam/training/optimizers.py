@@ -53,6 +53,7 @@ def build_train_step(
         "samples": task.samples,
         "classes": task.classes,
         "label_smoothing": task.smoothing,
+        "side_by_side": capturable,
     }
     arguments, base = _arguments(run, processes), build_base(run, network or model, capturable)
     step = build_optimizer(run.method, arguments, base, model, forward, task.losses, **known)

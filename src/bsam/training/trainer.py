@@ -72,7 +72,7 @@ class Trainer:
         for sentence in task.initialise(self.network, init) if is_new else ():
             if context.is_main:
                 on_message(sentence)
-        capturable = run.method == BASE or METHODS[run.method].capturable
+        capturable = run.method == BASE or METHODS[run.method].capturable_with(run.arguments)
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
         self.compiled = run.compile and failure is None
@@ -90,7 +90,7 @@ class Trainer:
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.optimizer)
         due = None if self.probe is None else self.probe.due
-        self.take_step = CapturedSteps(self.train_step, due) if self.captured else self.train_step.step
+        self.take_step = CapturedSteps(self.train_step, due, on_message) if self.captured else self.train_step.step
 
     def train_epoch(self, number: int) -> dict[str, Any]:
         """Train for an epoch, counted from 0.

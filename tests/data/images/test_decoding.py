@@ -145,9 +145,9 @@ def test_a_reduced_crop_averages_and_keeps_places():
 def test_crops_without_an_area_or_beside_the_image_are_errors():
     content = encoded(np.zeros((20, 30, 3), np.uint8))
     for box in ((40, 5, 50, 10), (-9, 5, -2, 12), (5, -9, 10, -4), (5, 22, 10, 26)):
-        with pytest.raises(BsamValueError, match=r"the box .* of x lies outside the image \(30 x 20 pixels\)"):
+        with pytest.raises(BsamValueError, match="outside.*30"):
             decode_bytes(content, "x", Crop(box, 1.0, 8))
-    with pytest.raises(BsamValueError, match=r"the box \(0, 0, 1e\+06, 5\) of x is too large for the image"):
+    with pytest.raises(BsamValueError, match="too large"):
         decode_bytes(content, "x", Crop((0, 0, 1e6, 5), 1.0, 8))
 
 
@@ -164,5 +164,5 @@ def test_the_margin_around_a_large_image_may_be_larger_than_the_largest_image(mo
     before = decode_bytes(content, "x", crop)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900)  # the square has 45 x 45, and a few more on each side
     assert np.array_equal(decode_bytes(content, "x", crop), before)
-    with pytest.raises(BsamValueError, match=r"the box .* of x is too large"):
+    with pytest.raises(BsamValueError, match="too large"):
         decode_bytes(content, "x", Crop((-0.5, -0.5, 29.5, 19.5), 3, 9))

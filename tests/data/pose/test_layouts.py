@@ -79,7 +79,7 @@ def test_persons_who_cannot_be_cut_out_are_left_out_with_a_sentence(tmp_path):
     )
     assert [int(name[-9:-4]) for name in files.images] == [n for n in range(1, 19) if n not in (5, 8, 12)]
     savemat(tmp_path / "joints.mat", {"joints": 0 * table})
-    with pytest.raises(BsamValueError, match=r"has 0 persons .* \(20 are left out: images/im00001.jpg has no labelled"):
+    with pytest.raises(BsamValueError, match=r"0 persons.*im00001\.jpg"):
         read_lspet(tmp_path)
 
 
@@ -146,5 +146,5 @@ def test_mpii(tmp_path):
     assert len(sets[1]) == 1
 
     (tmp_path / "images/several.jpg").unlink()
-    with pytest.raises(BsamRuntimeError, match=r"1 of 4 images are missing, such as .*several.jpg"):
+    with pytest.raises(BsamRuntimeError, match=r"missing.*several\.jpg"):
         read_mpii(tmp_path)

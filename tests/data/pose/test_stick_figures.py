@@ -34,5 +34,5 @@ def test_figures_are_a_function_of_the_seed():
     assert first.digest == same.digest != other.digest
     assert not torch.equal(first.train.y, other.train.y)
     assert stick_figures(4, side=32).train.x.shape == (4, 3, 44, 44)
-    with pytest.raises(BsamValueError, match="n must be a whole number of at least 4, got 3"):
+    with pytest.raises(BsamValueError, match="n must"):
         stick_figures(3)
