@@ -102,7 +102,7 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
     assert 2 <= epochs < 30
     assert cli.main([*LONG, "--out", str(stopped)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"Into {stopped}. Continuing after epoch {epochs}."
+    assert lines[2] == f"Writing to {stopped}. Continuing after epoch {epochs}."
     assert sum(line.startswith("epoch") for line in lines) == 30 - epochs
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     ours, theirs = ([{**line, "seconds": 0} for line in RunDir(folder).metrics()] for folder in (stopped, whole))
@@ -118,7 +118,7 @@ def test_one_of_several_processes_prints(tmp_path):
     (out, error), other = (process.communicate(timeout=100) for process in two)
     assert [process.returncode for process in two] == [0, 0], error
     assert other == ("", "")
-    assert out.count("epoch 1/1") == out.count("Into ") == out.count("Written to") == 1
+    assert out.count("epoch 1/1") == out.count("Writing to ") == out.count("Written to") == 1
     assert "2 processes" in out
     assert len(RunDir(tmp_path / "out").metrics()) == 1
 

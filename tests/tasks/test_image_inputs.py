@@ -152,7 +152,7 @@ def test_weights_are_looked_for_in_the_data_folder_too(tmp_path, monkeypatch):
     (tmp_path / "data/a.pt").touch()
     assert find_weights("pretrained", None) == "pretrained"
     assert find_weights("a.pt", tmp_path / "data") == tmp_path / "data/a.pt"
-    with pytest.raises(bsam.BsamError, match=r"^there is no a\.pt: give --weights the file"):
+    with pytest.raises(bsam.BsamError, match=r"^there is no a\.pt: set --weights to a file"):
         find_weights("a.pt", None)
     with pytest.raises(bsam.BsamError, match=r" b\.pt.*data.b\.pt"):
         find_weights("b.pt", tmp_path.joinpath("data").relative_to(tmp_path))

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _end(EXIT_SIGTERM, f"terminated.{_saved(arguments)}")
         return _end(EXIT_SIGINT, f"interrupted.{_saved(arguments)}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's flush at exit
         saved = _saved(arguments)  # empty for commands that save nothing, such as `bsam list | head`
         return _end(EXIT_SIGPIPE, f"the output pipe was closed.{saved}") if saved else EXIT_SIGPIPE
     except OSError as error:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
-    """Parse the arguments and run the command. Raises a BrokenPipeError if the reader of the output is gone."""
+    """Parse the arguments and run the command. Raise a BrokenPipeError if the output pipe was closed."""
     parser = _parser()
     try:
         parser.parse_args(argv, arguments)
@@ -61,7 +61,7 @@ def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> N
 
 def _saved(arguments: argparse.Namespace) -> str:
     """Return a sentence about what an interrupted command has saved; empty if it saves nothing."""
-    if "saved_items" not in arguments or arguments.out is None:  # it is chosen at the start of the command
+    if "saved_items" not in arguments or arguments.out is None:  # None until the command has set its default
         return ""
     if arguments.saved_items == "epochs" and not any(file.stat().st_size for file in arguments.out.rglob(METRICS)):
         return " No epoch was finished; run the same command again to start over."
@@ -69,7 +69,7 @@ def _saved(arguments: argparse.Namespace) -> str:
 
 
 def _end(status: int, sentence: str) -> int:
-    """Print why the command ended, in one process per machine under torchrun, and return the status."""
+    """Print why the command ended (under torchrun, only once per machine) and return the status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"bsam: {sentence}", file=sys.stderr)
     return status

@@ -38,8 +38,8 @@ def add(commands: Any) -> None:
     seeds, epochs = RECIPES["demo"].seeds, SCALES["demo"].settings["epochs"]
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
-    others = ("scale", "data_dir", "cache_dir", "jobs", "ray", "gpus_per_run", "download", "dry_run", "report", "tune")
-    unset = dict.fromkeys(others)  # the flags of `bsam run` that this command does not have
+    absent = ("scale", "data_dir", "cache_dir", "jobs", "ray", "gpus_per_run", "download", "dry_run", "report", "tune")
+    unset = dict.fromkeys(absent)  # the flags of `bsam run` that this command does not have
     command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, device="cpu", **unset)
 
 

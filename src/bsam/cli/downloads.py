@@ -11,9 +11,9 @@ from ..data import dataset_entry, download
 
 
 def download_to(name: str, folder: Path | None) -> None:
-    """Download a data set into a folder unless it is there, with a progress bar on a terminal.
+    """Download a data set into a folder unless it is there already, with a progress bar on a terminal.
 
-    Raises an error if the data set is not one that is downloaded.
+    Raise a BsamValueError if the data set has no download.
     """
     entry = dataset_entry(name)
     if not entry.sources:
@@ -24,7 +24,7 @@ def download_to(name: str, folder: Path | None) -> None:
 
 
 def download_all(names: Iterable[str], folder: Path | None) -> None:
-    """Download data sets into a folder, each once; skip those that are not downloaded, such as digits."""
+    """Download data sets into a folder, each once; skip those without a download, such as digits."""
     for name in dict.fromkeys(names):
         if dataset_entry(name).sources:
             download_to(name, folder)

@@ -16,27 +16,28 @@ from .run_flags import CACHE_HELP, DEVICE_HELP
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
 BilS), and the loss on a plane. Networks are given as run directories of bsam train or as files. A run is measured on
-its training samples, without augmentation and label smoothing, with the labels used in training. Files need --loader, a
-function that you write, in a module that may be in the current folder: it takes the pathlib.Path of a file and returns
-(model, loss_fn, data), where loss_fn(model(x), y) is the mean loss of a batch and data is a list or DataLoader of
-batches (x, y), the same ones every time. Writes flatness.json (all numbers), spectrum.png, density.png, contours.png,
-surfaces.png and surfaces.html (interactive; needs plotly). A run trained with --probe also gets probe_RUN.png, with
-sharpness and cosine during training. Models with the same architecture share directions and scales. If it is
-interrupted, the same command continues with the model it was measuring."""
+its training samples, without augmentation and label smoothing, with the labels used in training. For files, write a
+function and name it with --loader; its module may be in the current folder. The function takes the pathlib.Path of a
+file and returns (model, loss_fn, data), where loss_fn(model(x), y) is the mean loss of a batch and data is a list or
+DataLoader that always yields the same batches (x, y). Writes flatness.json (all numbers), spectrum.png, density.png,
+contours.png, surfaces.png and surfaces.html (interactive; needs plotly). A run trained with --probe also gets
+probe_RUN.png, with sharpness and cosine during training. Models with the same architecture are drawn along the same
+random directions and on the same scales. If the command is interrupted, running it again continues with the model it
+was measuring."""
 HELP = {
     "k": "number of eigenvalues",
     "which": f"which eigenvalues: {', '.join(WHICH)}",
     "tol": "relative tolerance of the eigenvalues' residuals",
-    "trace_samples": "Hessian-vector products for the trace",
-    "density_steps": "Lanczos steps per random vector, for the density",
-    "density_probes": "random vectors for the density",
+    "trace_samples": "number of Hessian-vector products for the trace",
+    "density_steps": "number of Lanczos steps per random vector, for the density",
+    "density_probes": "number of random vectors for the density",
     "span": "distance from the centre of the landscape to its edges; 1 is the norm of the weights",
-    "points": "points along each axis of the landscape; an odd number",
+    "points": "number of points along each axis of the landscape; must be odd",
     "rho": "radius of the sharpness",
     "mode": "mode of batch norm: eval uses its running statistics, train those of each batch",
     "micro_batch": "largest number of samples per pass, to save memory",
-    "max_bytes": "memory for recorded Hessian-vector products, which take half the time; 0 disables them (default: a "
-    "part of the free memory)",
+    "max_bytes": "memory for recording Hessian-vector products, which halves their time; 0 disables recording "
+    "(default: a part of the free memory)",
     "seed": "seed of all random vectors",
 }
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
@@ -51,7 +52,8 @@ def add(commands: Any) -> None:
     )
     flag = command.add_argument
     flag("files", nargs="+", type=Path, help="directories of finished runs, or files", metavar="RUN_DIR|FILE")
-    flag("--loader", help="loads a file: function(path) -> (model, loss_fn, data)", metavar="MODULE:FUNCTION")
+    loader = "function that loads a file: function(path) -> (model, loss_fn, data)"
+    flag("--loader", help=loader, metavar="MODULE:FUNCTION")
     images = "measure a run on N training samples, balanced over the classes (for pose, evenly spaced)"
     flag("--images", type=int, help=f"{images} (default: {IMAGES}, or all if there are fewer)", metavar="N")
     flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")

@@ -28,9 +28,9 @@ def add(commands: Any) -> None:
     )
     flag = command.add_argument
     flag("folder", type=Path, help="directory of a finished run on image files", metavar="RUN_DIR")
-    images = "image files or folders; folders are searched with their subfolders, except hidden ones"
+    images = "image files or folders; folders are searched recursively, except hidden ones"
     flag("images", nargs="+", type=Path, help=images, metavar="IMAGE|FOLDER")
-    grid = f"draw the first {MAX_GRID} images with their classes or joints into one picture ({', '.join(PICTURES)})"
+    grid = f"draw the first {MAX_GRID} images with their classes or joints in one picture ({', '.join(PICTURES)})"
     flag("--grid", type=Path, help=grid, metavar="FILE")
     out = (
         "write the classes or joints of all images to this file, for example predictions.csv or predictions.json. "
@@ -72,12 +72,14 @@ def _predict(arguments: argparse.Namespace) -> None:
     run_dir = RunDir(arguments.folder)
     run_dir.finished_run()
     if run_dir.note("pose"):
-        _check_unused(arguments, ("top",), "finds joints")
+        _check_unused(arguments, ("top",), "is a pose run")
         _joints(arguments)
     else:
-        _check_unused(arguments, ("box", "flip_test"), "does not find joints")
+        _check_unused(arguments, ("box", "flip_test"), "is not a pose run")
         if arguments.out is not None and _table(arguments) is None:
-            raise BsamValueError(f"--out must end in {' or '.join(TABLES)} for classes; got {arguments.out}")
+            raise BsamValueError(
+                f"--out must end in {' or '.join(TABLES)} for a classification run; got {arguments.out}"
+            )
         _classes(arguments)
 
 
@@ -91,7 +93,7 @@ def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason:
     for name in names:
         if getattr(arguments, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise BsamValueError(f"the run in {arguments.folder} {reason}: leave out {flag}, or give another run")
+            raise BsamValueError(f"the run in {arguments.folder} {reason}: leave out {flag}, or choose another run")
 
 
 def _classes(arguments: argparse.Namespace) -> None:
@@ -129,8 +131,8 @@ def _joints(arguments: argparse.Namespace) -> None:
             arguments.out.mkdir(parents=True, exist_ok=True)
     for pose, path in zip(poses, pictures, strict=False):
         draw_joints(pose, path)
-    whole = [] if arguments.box else ["The whole image was used as the person's box; set --box to change it."]
-    _print([*joint_lines(poses), *whole, *_grid_lines(arguments, poses)], table, arguments.grid, *pictures)
+    box_note = [] if arguments.box else ["The whole image was used as the person's box; set --box to change it."]
+    _print([*joint_lines(poses), *box_note, *_grid_lines(arguments, poses)], table, arguments.grid, *pictures)
 
 
 def _grid_lines(arguments: argparse.Namespace, images: Sequence[object]) -> list[str]:
@@ -144,7 +146,7 @@ def _warn(sentence: str) -> None:
 
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
-    """Print the lines and the files. The files are written already: a closed output pipe loses nothing."""
+    """Print the lines and the paths of the written files. Call it last: the output pipe may be closed."""
     from ..report.panels import printable
 
     print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))

@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
         description=DESCRIPTION,
     )
     flag = command.add_argument
-    flag("recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE of your own", metavar="RECIPE")
+    flag("recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own", metavar="RECIPE")
     scales = "; ".join(f"{scale.name} ({scale.about})" for scale in SCALES.values())
     flag("--scale", help=f"{scales} (default: smoke, or demo for the recipe demo)".replace("%", "%%"), metavar="SCALE")
     seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS}"
@@ -155,7 +155,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     tuning = states_of(tuning_runs(recipe, runs), out)
     chosen_settings = choices(recipe, runs, out)
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
-    # written before anything is printed: the reader of a pipe may be gone
+    # write before printing, which raises if the output pipe is closed
     written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
@@ -171,7 +171,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
 def _train(
     arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], unfinished: int, console: Any
 ) -> Mapping[str, str]:
-    """Train the chosen runs. Returns why runs failed or diverged, by run directory."""
+    """Train the chosen runs. Return why runs failed or diverged, by the name of the run directory."""
     from ..report.plan import show_runs
 
     out, settings = arguments.out, recipe.scale(scale)
@@ -215,7 +215,7 @@ def _executor(
             raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
-        raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds their number")
+        raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs is above their number")
     is_default = arguments.jobs is None
     jobs = default_slots(arguments.device, unfinished, scale.workers) if is_default else arguments.jobs
     return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message, is_default)

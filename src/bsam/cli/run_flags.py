@@ -1,4 +1,4 @@
-"""Command-line flags for the settings of a run, made from the fields of ``Run``."""
+"""Command-line flags for the settings of a run, generated from the fields of ``Run``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _method(name: str) -> tuple[str, Mapping[str, Any]]:
 def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
     """Return the settings inherited from the initial run.
 
-    A run that continues reads them from its directory: the initial run may be gone.
+    A run that continues reads them from its directory: the initial run may have been removed.
     """
     if out is not None and (out / CONFIG).exists():
         run = RunDir(out).run()
@@ -126,7 +126,7 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
         model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
     if model is None:
         if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
-            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+            entry.image_files(data_dir)  # raises if the path is wrong, which is more likely
         raise BsamValueError(
             f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
             "--weights a file of tools/convert_weights.py"

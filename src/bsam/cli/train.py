@@ -92,7 +92,7 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
         return  # empty, or unfinished
     if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.weight_bits is None:
         kept = ""
-        if run.weights is not None:  # --init has other defaults
+        if run.weights is not None:  # with --init, these defaults differ
             kept = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
         raise BsamValueError(
             f"the run in {run_dir.path} is finished (epochs: {finished.epochs}). To continue from its weights with a "

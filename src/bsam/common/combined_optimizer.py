@@ -82,7 +82,7 @@ class CombinedOptimizer(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the members' state as one.
+        """Return the members' states as one state dict.
 
         Parameters are numbered consecutively; the keys of other entries start with the member's index.
         """
@@ -105,7 +105,7 @@ class CombinedOptimizer(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         groups, state = list(state_dict["param_groups"]), state_dict["state"]
-        sizes, saved = ([len(group["params"]) for group in some] for some in (self.param_groups, groups))
+        sizes, saved = ([len(group["params"]) for group in listed] for listed in (self.param_groups, groups))
         if sizes != saved:
             raise BsamValueError(
                 f"this state dict has parameter groups of sizes {saved}, but the members' groups have {sizes}: build "

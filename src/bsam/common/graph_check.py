@@ -11,8 +11,8 @@ from torch import Tensor
 from .errors import BsamRuntimeError
 
 _OUTSIDE = (
-    "the loss, or a part of it, was computed before this pass, so not at the perturbed weights: compute the whole loss "
-    "inside the closure, or detach the parts that are meant to stay constant"
+    "the loss, or a part of it, was computed before this pass, and therefore not at the perturbed weights: compute the "
+    "whole loss inside the closure, or detach the parts that are meant to stay constant"
 )
 
 

@@ -1,4 +1,4 @@
-"""A progress line for long work."""
+"""A progress line for long-running work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
             stage: the name of the work. Several stages are shown side by side; a stage whose count falls starts again.
             done: the number of finished items.
             total: the number of all items.
-            note: the end of the line, for work that reports its own end; by default the estimated time left.
+            note: the end of the line; by default the estimated time left. Outside a terminal, work with a note must
+                report its end itself.
         """
         now = time.monotonic()
         self._is_noted = note is not None

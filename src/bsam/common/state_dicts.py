@@ -11,9 +11,9 @@ def base_state(state_dict: dict[str, Any], names: str) -> dict[str, Any]:
 
     The groups list the names of the method's entries under the key ``names``.
     """
-    of_method = {name for group in state_dict["param_groups"] for name in group.get(names, ())}
-    groups = [{k: v for k, v in group.items() if k not in of_method} for group in state_dict["param_groups"]]
-    return {**state_dict, "state": without(state_dict["state"], of_method), "param_groups": groups}
+    method_names = {name for group in state_dict["param_groups"] for name in group.get(names, ())}
+    groups = [{k: v for k, v in group.items() if k not in method_names} for group in state_dict["param_groups"]]
+    return {**state_dict, "state": without(state_dict["state"], method_names), "param_groups": groups}
 
 
 def without(entries: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:

@@ -38,7 +38,7 @@ def find_object(name: str, role: str) -> Any:
         raise BsamValueError(f"the {role} must be named as module:name, got {name!r} (for my_data.py write my_data)")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    importlib.invalidate_caches()  # the module may be younger than the first look into its folder
+    importlib.invalidate_caches()  # the module may have been created after its folder was searched
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -59,7 +59,7 @@ def describe_error(error: Exception, module: str | None = None) -> str:
     """Return the type and the message of an error, and the line that raised it.
 
     Args:
-        module: if given and imported, its innermost line is shown, not that of a library which it calls.
+        module: if given and imported, show the innermost line in this module, not one in a library that it calls.
     """
     frames = list(traceback.extract_tb(error.__traceback__))
     if file := getattr(sys.modules.get(module or ""), "__file__", None):

@@ -48,7 +48,7 @@ DATASETS: dict[str, KnownData] = {
         PersonData("lspet", "LSP Extended", 14, *_PERSONS, read_lspet),
         PersonData("mpii", "MPII Human Pose", 16, *_PERSONS, read_mpii),
         DrawnPersonData(
-            # left and right have colours, which a mirrored image exchanges
+            # no flips: the colours of left and right would be exchanged
             *("stick_figures", "Stick figures", 14, "scale-rotate", "simcc_resnet8"),
             lambda side: _drawn(NUM_FIGURES, side=side),
         ),
@@ -71,14 +71,14 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
         ...
         bsam.common.errors.BsamRuntimeError: CIFAR-10 is read from files: give their folder with --data-dir...
     """
-    place = None if folder is None else Path(folder)
-    entry = dataset_entry(name).resolve(place)
+    directory = None if folder is None else Path(folder)
+    entry = dataset_entry(name).resolve(directory)
     if not isinstance(entry, ArrayData):
         raise BsamValueError(
-            f"{entry.title} is not in arrays: use load_images or load_persons, of bsam.data.images.cache and "
-            "bsam.data.pose.persons"
+            f"{entry.title} is not stored in arrays: use bsam.data.images.cache.load_images or "
+            "bsam.data.pose.persons.load_persons"
         )
-    return entry.load(place)
+    return entry.load(directory)
 
 
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
@@ -86,7 +86,7 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
 
     Args:
         name: one of :data:`DATASETS`.
-        folder: where :func:`load` then finds them; existing files stay.
+        folder: where :func:`load` then finds them; existing files are kept.
         progress: whether to show a progress bar on the error stream.
     """
     entry = dataset_entry(name)

@@ -1,4 +1,4 @@
-"""Images and labels of a user, as arrays or tensors, checked and brought into the form that training takes."""
+"""Check a user's images and labels, and convert them to the tensors that training uses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def as_images(name: str, images: Array) -> Tensor:
 
 
 def as_labels(name: str, labels: Array, n: int) -> Tensor:
-    """Return ``n`` labels as a tensor of int64; they count from 0."""
+    """Return ``n`` labels, counted from 0, as an int64 tensor."""
     y = _as_tensor(name, "labels", labels)
     if y.shape != (n,):
         raise BsamValueError(f"{name} labels must have the shape ({n},), one for each image, got {tuple(y.shape)}")

@@ -117,7 +117,7 @@ _ON_DEVICE: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return one number per channel on the device. Copied once: a copy per batch would wait and cannot be captured."""
+    """Return one number per channel on the device, copied only once: a copy per batch could not be captured."""
     if (values, device) not in _ON_DEVICE:
         with torch.inference_mode(False):
             _ON_DEVICE[values, device] = torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

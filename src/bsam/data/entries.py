@@ -26,7 +26,7 @@ class DatasetEntry(ABC):
     Args:
         name: its name on the command line.
         title: its name in tables.
-        classes: number of classes, or of joints; None if only the data can tell.
+        classes: number of classes, or of joints; None if it is not known before the data is read.
     """
 
     name: str
@@ -36,7 +36,7 @@ class DatasetEntry(ABC):
 
     @abstractmethod
     def resolve(self, folder: Path | None = None) -> KnownData:
-        """Return the entry for this kind of data, with the defaults for runs on it."""
+        """Return the entry with the kind of the data and the defaults for runs on it."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -56,11 +56,11 @@ class DatasetEntry(ABC):
         """Raise if the data set is read from files and they are not in the folder."""
         if not self.needs_folder:
             return
-        place = self._folder(folder)
-        if not place.is_dir():
-            raise BsamRuntimeError(f"{self.title} is read from files, but there is no folder {place} on {node()}")
-        if self.sources and not self.is_in(place):
-            raise BsamRuntimeError(f"{place} on {node()} does not hold the files of {self.title}: see --download")
+        directory = self._folder(folder)
+        if not directory.is_dir():
+            raise BsamRuntimeError(f"{self.title} is read from files, but there is no folder {directory} on {node()}")
+        if self.sources and not self.is_in(directory):
+            raise BsamRuntimeError(f"{directory} on {node()} does not hold the files of {self.title}: see --download")
 
     def _folder(self, folder: Path | None) -> Path:
         if self.needs_folder and folder is None:
@@ -69,22 +69,23 @@ class DatasetEntry(ABC):
         return folder or Path()
 
     def _subfolder(self, folder: Path | None) -> Path:
-        """Return the folder in the data folder that has the data set's name, if there is one, else the data folder."""
-        place = self._folder(folder)
-        return place / self.name if (place / self.name).is_dir() else place
+        """Return the subfolder with the data set's name if it exists, otherwise the data folder itself."""
+        directory = self._folder(folder)
+        return directory / self.name if (directory / self.name).is_dir() else directory
 
 
 @dataclass(frozen=True)
 class KnownData(DatasetEntry):
-    """A data set of one of the kinds below.
+    """A data set of a known kind: arrays, image files, or persons.
 
     Args:
         name: its name on the command line.
         title: its name in tables.
         classes: number of classes, or of joints; None means one class per folder.
-        augmentation: the default, one of :data:`bsam.data.augment.AUGMENTATIONS`, or for persons of
+        augmentation: default augmentation, one of :data:`bsam.data.augment.AUGMENTATIONS`, or for persons one of
             :data:`bsam.data.pose.augment.POSE_AUGMENTATIONS`.
-        model: the default, one of :data:`bsam.models.MODELS`; None means the network that the weights file is for.
+        model: default network, one of :data:`bsam.models.MODELS`; None if there is none, so that ``--model`` or a file
+            of weights must name it.
     """
 
     augmentation: str
@@ -145,7 +146,7 @@ class FileData(KnownData):
     """Images in files.
 
     Args:
-        in_data_dir: whether the user must name their folder.
+        in_data_dir: whether the files are in the folder ``--data-dir``, which is then required.
     """
 
     in_data_dir: bool = field(default=True, kw_only=True)
@@ -198,7 +199,7 @@ class DrawnPersonData(KnownData):
     """Drawn persons, with their joints.
 
     Args:
-        draw: draws persons for network inputs of this side.
+        draw: called with the side of the network's inputs; returns the persons.
     """
 
     draw: Callable[[int], PoseData]

@@ -43,7 +43,7 @@ class Examples:
         if not 1 <= n <= len(self):
             raise BsamValueError(f"n must be between 1 and {len(self)}, the number of examples, got {n!r}")
         by_class = self.y.sort(stable=True)
-        first = torch.searchsorted(by_class.values, by_class.values)  # of the same class, in the sorted order
+        first = torch.searchsorted(by_class.values, by_class.values)  # first position of the same class
         rank = torch.empty_like(by_class.indices)
         rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - first
         return rank.argsort(stable=True)[:n].sort().values
@@ -124,7 +124,7 @@ class Dataset:
             if part.x.shape[1:] != shape or part.x.dtype != sets["train"].x.dtype:
                 raise BsamValueError(
                     f"{name} images are {tuple(part.x.shape[1:])} of {part.x.dtype}, and train images {tuple(shape)} "
-                    f"of {sets['train'].x.dtype}: give all of them one shape and dtype"
+                    f"of {sets['train'].x.dtype}: all images must have one shape and dtype"
                 )
         mean, std = mean_and_std(sets["train"].x)
         names = tuple(map(str, class_names or range(classes)))

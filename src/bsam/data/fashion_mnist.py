@@ -75,7 +75,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the array in an idx file, after its header of the type, the number of axes and their lengths."""
+    """Return the array in an idx file, which follows a header with the type, the number of axes and their lengths."""
     header, layout = 4 + 4 * len(shape), " x ".join(map(str, shape))
     content = bytearray(read_exactly(path, header + int(np.prod(shape)), f"an idx file of {layout} bytes"))
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

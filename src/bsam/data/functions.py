@@ -46,8 +46,8 @@ def _call(name: str, folder: Path | None) -> KnownData:
     except Exception as error:
         where = "without --data-dir" if folder is None else f"with --data-dir {folder}"
         remedy = "give --data-dir, or correct the function" if folder is None else "correct the folder or the function"
-        told = describe_error(error, name.partition(":")[0])
-        raise BsamRuntimeError(f"{name}, called {where}, raised {told}: {remedy}") from error
+        description = describe_error(error, name.partition(":")[0])
+        raise BsamRuntimeError(f"{name}, called {where}, raised {description}: {remedy}") from error
 
 
 def _entry(name: str, data: object) -> KnownData:

@@ -31,10 +31,10 @@ class Indexed(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        index = range(len(self))[index]  # counts a negative one from the end, and checks the range
+        index = range(len(self))[index]  # negative indices count from the end; also checks the range
         sample = self.dataset[index]
         if not isinstance(sample, (tuple, list)):
             raise BsamTypeError(
-                f"Indexed needs samples that are tuples (x, y), and this dataset has {type(sample).__name__}: wrap it"
+                f"Indexed needs samples that are tuples (x, y), got {type(sample).__name__}: convert them to tuples"
             )
         return (*sample, index)

@@ -15,7 +15,7 @@ import torch
 
 from ..common.errors import BsamRuntimeError
 
-TIMEOUT = 60.0  # seconds without a byte
+TIMEOUT = 60.0  # seconds without receiving anything
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise BsamRuntimeError(
-            f"{target} could not be written: {reason}; choose another folder or make room"
+            f"{target} could not be written: {reason}; choose another folder or free some space"
         ) from error
     return target
 
@@ -91,7 +91,7 @@ def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
         verb = "unpack" if source.is_archive else "put"
         raise BsamRuntimeError(
             f"{source.url} could not be downloaded ({reason}): try again, or get it on a machine with internet and "
-            f"{verb} it in {target.parent}, so that {target} is there"
+            f"{verb} it in {target.parent}, so that {target} exists"
         ) from error
     finally:
         socket.setdefaulttimeout(timeout)

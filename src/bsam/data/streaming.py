@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-AHEAD = 3  # batches read before they are needed: the time of a step varies, and so does that of a disk
+AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
 
 
 def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:

@@ -155,7 +155,7 @@ class HessianOperator:
         """Return the weighted mean of the batches' products as a 1-D tensor."""
         out, total = torch.zeros(self.size, dtype=self.dtype, device=self.device), 0.0
         sums = self._views(out)
-        with self._differentiating(), contextlib.closing(products):  # closes the dual level also on an interrupt
+        with self._differentiating(), contextlib.closing(products):  # closes the dual level even on an interrupt
             for product, weight in products:
                 torch._foreach_add_(sums, product, alpha=weight)
                 total += weight
@@ -175,7 +175,7 @@ class HessianOperator:
         return differentiate(self.loss, v, batches)
 
     def _check_forward_mode(self) -> None:
-        """Switch to reverse mode if forward mode gives other products; checked again when the weights change."""
+        """Switch to reverse mode if forward mode gives different products; checked again when the weights change."""
         versions = [p._version for p in self.params]
         if self.differentiation == "reverse" or versions == self._compared:
             return

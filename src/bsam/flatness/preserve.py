@@ -31,8 +31,8 @@ def preserved(model: nn.Module, mode: str) -> Iterator[None]:
     """Set the mode of a model, and restore its flags, its buffers and the random state on exit, even after an error.
 
     Compiled parts run eagerly, because their graphs have no second derivative. Recurrent networks run without cuDNN,
-    which has no second derivative, and in eval mode no first one. Attention runs without torch's fast path, which
-    computes a different function at padded positions, and only when no gradient is needed.
+    which has no second derivative and, in eval mode, no first one either. Attention runs without torch's fast path,
+    which computes a different function at padded positions, and only when no gradient is needed.
     """
     modules = list(model.modules())
     norms = [m for m in modules if isinstance(m, _NormBase)] if mode == "train" else []

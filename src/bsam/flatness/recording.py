@@ -20,7 +20,7 @@ MAX_SHAPES = 2  # batch shapes to record (unless max_bytes is given): usually on
 
 
 class Recording:
-    """What :meth:`bsam.flatness.HessianOperator.linearized` recorded.
+    """The products that :meth:`bsam.flatness.HessianOperator.linearized` recorded, batch by batch.
 
     Args:
         budget: memory limit in bytes.

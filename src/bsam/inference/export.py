@@ -1,4 +1,4 @@
-"""Export the quantized network of a run to a file, and compare the two."""
+"""Export the quantized network of a run to a file, and compare the file's network with the run's."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def export_run(
 
     Args:
         folder: directory of a finished run with ``weight_bits``.
-        out: the file. Its suffix says the format: ``.onnx`` (:func:`~bsam.quantization.export_onnx`) or
-            ``.safetensors`` (:func:`~bsam.quantization.save_quantized`). An existing file is overwritten, but not if an
-            error occurs.
+        out: the file. Its suffix determines the format: ``.onnx`` (:func:`~bsam.quantization.export_onnx`) or
+            ``.safetensors`` (:func:`~bsam.quantization.save_quantized`). An existing file is overwritten only if the
+            export succeeds.
         images: number of evaluation images to compare the networks on; None: all.
         device: device of the run's network; the network of an ONNX file runs on the CPU.
         data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
@@ -90,7 +90,7 @@ def export_run(
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
     if run.weight_bits is None:
-        raise BsamValueError(f"the run in {folder} trained no quantized network: give one of bsam train --weight-bits")
+        raise BsamValueError(f"the run in {folder} trained no quantized network: give a run with --weight-bits")
     task = Classification(run, pick_device(device), data_dir, cache_dir=cache_dir)
     network = run_dir.load_into(task.network()).eval()
     float_network = build_float_network(run, task.inputs, task.classes)

@@ -63,10 +63,10 @@ def find_joints(
         folder: directory of a finished run of the task ``"pose"``.
         images: files, or folders with image files; other files in folders are left out.
         box: left, top, right and bottom of the person, for a single image; by default the whole image.
-        flip_test: whether to take the mean of the probabilities of an image and of its mirror image; by default as in
-            the run's evaluation.
+        flip_test: whether to average the probabilities of an image and its mirror image; by default as in the run's
+            evaluation.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
-        on_message: called with a sentence for the user.
+        on_message: called with messages for the user.
     """
     paths = image_paths(images)
     person_box = None if box is None else check_box(box)
@@ -80,8 +80,8 @@ def find_joints(
             "task pose"
         )
     inputs = PoseInputs.from_json(note)
-    where = pick_device(device)
-    network = run_dir.load_into(inputs.network(run)).eval().to(where)
+    torch_device = pick_device(device)
+    network = run_dir.load_into(inputs.network(run)).eval().to(torch_device)
     augment, flip = inputs.augment(), run.flip_test if flip_test is None else flip_test
     poses = []
     with torch.no_grad():
@@ -90,11 +90,11 @@ def find_joints(
         ):
             boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
             x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
-            unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=where)
-            seen, _, seen_to_image = augment(x.to(where), unknown, to_image.to(where))
+            unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=torch_device)
+            seen, _, seen_to_image = augment(x.to(torch_device), unknown, to_image.to(torch_device))
             joints = apply(seen_to_image, inputs.joints(network, seen, flip).double()).cpu().numpy()
-            for (path, _), places, cut_box in zip(batch, joints, boxes, strict=True):
-                poses.append(FoundJoints(path, places, cut_box, inputs.skeleton))
+            for (path, _), positions, cut_box in zip(batch, joints, boxes, strict=True):
+                poses.append(FoundJoints(path, positions, cut_box, inputs.skeleton))
     return poses
 
 

@@ -49,7 +49,7 @@ class Prediction:
 
 
 def image_paths(images: str | Path | Iterable[str | Path]) -> dict[Path, bool]:
-    """Return the paths of files without duplicates, and whether the caller named the file itself or its folder.
+    """Return the paths of files without duplicates, with True for those that the caller named directly.
 
     A folder stands for all files below it, sorted, except hidden ones. Raise if there are none.
     """
@@ -67,14 +67,14 @@ def image_paths(images: str | Path | Iterable[str | Path]) -> dict[Path, bool]:
 
 def _files_below(folder: Path) -> list[Path]:
     files, visited = [], set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
+    for directory, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(directory)
         if real in visited:  # a link may lead back to a folder that contains it
             folders.clear()
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [Path(place, name) for name in names if not name.startswith(".") and name not in OF_WINDOWS]
+        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in OF_WINDOWS]
     return sorted(files)
 
 
@@ -131,7 +131,7 @@ def predict(
         images: files, or folders with image files; other files in folders are left out.
         top: number of classes to return for each image.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
-        on_message: called with a sentence for the user.
+        on_message: called with messages for the user.
     """
     paths = image_paths(images)
     run_dir = RunDir(folder)
@@ -146,13 +146,13 @@ def predict(
         )
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))
-    where = pick_device(device)
-    network = run_dir.load_into(build_network(run, inputs, len(names))).eval().to(where)
+    torch_device = pick_device(device)
+    network = run_dir.load_into(build_network(run, inputs, len(names))).eval().to(torch_device)
     predictions = []
     with torch.no_grad():
         for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, on_message):
             x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
-            likely = network(inputs(x.to(where))).float().softmax(1).cpu().topk(top)
+            likely = network(inputs(x.to(torch_device))).float().softmax(1).cpu().topk(top)
             for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
                 predictions.append(Prediction(path, decoding, tuple(names[i] for i in indices), tuple(values)))
     return predictions

@@ -189,7 +189,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     strategy, problem = type(module.trainer.strategy), None
     lightnings = ("lightning.", "pytorch_lightning.")
     if optimizer.m_sharpness:
-        problem = "m_sharpness=True needs each rank's own gradient, but Lightning's first pass averages: leave it out"
+        problem = "m_sharpness=True needs the gradient of each rank, but Lightning averages over ranks: leave it out"
     elif isinstance(optimizer, MSAM) or Need.PER_SAMPLE_LOSSES in optimizer.needs:
         problem = _other_first_pass(optimizer)
     elif next(kind.__name__ for kind in strategy.__mro__ if kind.__module__.startswith(lightnings)) not in STRATEGIES:

@@ -30,8 +30,8 @@ class SharpnessAwareTrainer(Trainer):
     a step is one call of its ``training_step``, so ``compute_loss`` can be overridden as usual.
 
     The logged loss is that of the first pass. In later passes :attr:`extra_pass` is True and :meth:`log` does nothing;
-    check it in a ``compute_loss`` that counts or stores something. To combine it with a subclass of Trainer, put this
-    class first: ``class MyTrainer(SharpnessAwareTrainer, Seq2SeqTrainer)``.
+    check it in a ``compute_loss`` that counts or stores something. To combine this class with a subclass of Trainer,
+    put it first: ``class MyTrainer(SharpnessAwareTrainer, Seq2SeqTrainer)``.
 
     Args:
         method: the name of a method, such as ``"bsam"`` (the default) or ``"sam"``, or a subclass of

@@ -1,1 +1,1 @@
-"""The check behind ``optimizer.check``: finding silent mistakes in a training loop."""
+"""The check behind ``optimizer.check``, which finds silent mistakes in a training loop."""

@@ -1,4 +1,4 @@
-"""Finding silent mistakes in a training loop."""
+"""Find silent mistakes in a training loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..common.method_info import Need
 from ..common.module_calls import calls_seen
 from ..common.tensors import copy_keeping_versions, equal, is_writable
 
-# Non-deterministic kernels change less than this, even in bfloat16; another batch changes more.
+# Non-deterministic kernels cause smaller differences than these, even in bfloat16; another batch causes larger ones.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 
 
@@ -84,12 +84,12 @@ class Seen:
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
         self.modules: dict[nn.Module, None] = {}  # modules that were called
-        self.leaves: dict[Tensor, None] = {}  # leaves of the loss
+        self.leaves: dict[Tensor, None] = {}  # parameters that the loss depends on
         self.roots = list(roots)
         self._known = {m: None for root in self.roots for m in root.modules()}
         self._noted: set[nn.Module] = set()
         self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, with their versions
-        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # of other modules, with their values
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # in other modules, with their values
         self._values: list[tuple[Tensor, Tensor]] = []  # trained parameters, with their values
         self._set_once: list[tuple[nn.Module, dict[str, Tensor]]] = []  # modules with buffers_set_once
         self._grads: dict[Tensor, Tensor | None] = {}
@@ -107,7 +107,7 @@ class Seen:
                     self._frozen[p] = _state(p)
 
     def note(self, module: nn.Module) -> None:
-        """Record a module before its forward pass, with its children: calls inside a compiled one are not seen."""
+        """Record a module and its children before its forward pass: calls inside a compiled module are not seen."""
         if module in self.modules:
             return
         self.modules[module] = None
@@ -122,7 +122,7 @@ class Seen:
                 self._keep_grad(p)
 
     def note_parameter(self, p: Tensor) -> None:
-        """Record a leaf of the loss before it gets its gradient."""
+        """Record a leaf of the loss's graph before its gradient is computed."""
         if isinstance(p, nn.Parameter):
             self.leaves[p] = None
         self._keep_grad(p)
@@ -139,8 +139,8 @@ class Seen:
         if modules:
             findings.append(
                 f"buffers of {_some(type(m).__name__ for m in modules)} are updated in every pass, because model does "
-                "not contain these modules: pass all modules that the closure calls, model=[network, other], or call "
-                "eval() on the others"
+                "not contain these modules: pass all modules that the closure calls, as in model=[network, other], or "
+                "call eval() on these"
             )
         if frozen:
             findings.append(
@@ -213,25 +213,25 @@ def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
         if "backward through the graph a second time" not in str(error):
             raise
         return [
-            "a part of the loss was computed outside the closure, so not at the perturbed weights: compute the whole "
-            "loss inside the closure, or detach the parts that are meant to stay constant"
+            "a part of the loss was computed outside the closure, and therefore not at the perturbed weights: compute "
+            "the whole loss inside the closure, or detach the parts that are meant to stay constant"
         ], []
     first, second = float(loss), float(again)
     if not (math.isfinite(first) and math.isfinite(second)):
         return [f"the loss is not finite ({first:g}): look for NaN or inf in the batch and in the weights"], []
-    off = _distance(g, g_again)
-    if abs(first - second) <= LOSS_RTOL * abs(first) and not off > GRADIENT_RTOL:  # NaN: the scale is still too large
+    gap = _distance(g, g_again)
+    if abs(first - second) <= LOSS_RTOL * abs(first) and not gap > GRADIENT_RTOL:  # NaN: the loss scale is too large
         return [], []
     return [], [
         f"two evaluations of the closure at the same weights give the losses {first:.6g} and {second:.6g}, and "
-        f"gradients that differ by {off:.1%}: take the batch, and draw from NumPy or Python's random, before the step; "
+        f"gradients that differ by {gap:.1%}: take the batch, and draw from NumPy or Python's random, before the step; "
         "the closure may change nothing but buffers"
     ]
 
 
 def _distance(a: Any, b: Any) -> float:
-    length, difference = float(a.norm()), float((a - b).norm())
-    return difference / length if length else math.inf if difference else 0.0
+    norm, difference = float(a.norm()), float((a - b).norm())
+    return difference / norm if norm else math.inf if difference else 0.0
 
 
 def _parameters(seen: Seen, groups: list[dict[str, Any]], has_grad: Iterable[tuple[Tensor, bool]]) -> list[str]:

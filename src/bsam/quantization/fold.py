@@ -63,7 +63,7 @@ def fold_batch_norm(model: nn.Module) -> None:
         if times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:
             continue
         fused = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
-        if fused.bias is not None:  # for the type checker; a new bias comes frozen
+        if fused.bias is not None:  # for the type checker; a new bias is created frozen
             fused.bias.requires_grad_(conv.weight.requires_grad)
         new[conv] = fused
         new[norm] = nn.Identity().train(model.training)

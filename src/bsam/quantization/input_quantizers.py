@@ -19,8 +19,8 @@ from .fake_quantize import EPS, code_range, fake_quantize, positive
 class InputQuantizer(nn.Module):
     """Base class for the affine fake quantization of a layer's input, with one scale and zero point per tensor.
 
-    The codes are unsigned, from 0 to :math:`2^b - 1`. They represent the value 0 exactly, and so zero padding; after
-    ReLU the zero point is 0.
+    The codes are unsigned, from 0 to :math:`2^b - 1`. They represent the value 0, and therefore zero padding, exactly;
+    after ReLU the zero point is 0.
 
     Input statistics change only in training mode, and once per sharpness-aware step. Before the first batch in training
     mode there is no scale, and a pass in eval mode raises an error.

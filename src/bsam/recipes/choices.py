@@ -50,7 +50,7 @@ class Choice:
         """Return the score of each candidate after the last epoch; None if it diverged or is not finished.
 
         Args:
-            clean: whether to score by the true labels if some of the evaluation labels are flipped.
+            clean: whether to score on the true labels if some of the evaluation labels are flipped.
         """
         return [_score(state, clean) if state.finished else None for state in self.trials]
 
@@ -114,10 +114,10 @@ def _first_seed(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.seed == seed]
 
 
-def _by_key(of_runs: Sequence[Choice]) -> dict[str, Choice]:
-    return {_key(choice.run): choice for choice in of_runs}
+def _by_key(run_choices: Sequence[Choice]) -> dict[str, Choice]:
+    return {_key(choice.run): choice for choice in run_choices}
 
 
 def _key(run: Run) -> str:
-    """Return a key that runs share if they differ only in their seed."""
+    """Return a key that is equal for runs that differ only in their seed."""
     return run_dir_name(replace(run, seed=0, surface=None, init=None))

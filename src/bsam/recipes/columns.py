@@ -14,7 +14,7 @@ Value: TypeAlias = Callable[[RunState], float | None]
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """Mean and sample standard deviation (None for a single value) of n values; n is 0 if no seed is involved."""
+    """Mean and sample standard deviation (None for a single value) of n values; n is 0 for a baseline."""
 
     mean: float
     std: float | None
@@ -35,7 +35,7 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
 
 
 def statistics_of(states: Sequence[RunState], value: Value) -> SeedStatistics | None:
-    """Return mean and standard deviation of a number of these runs; None if none of them has it."""
+    """Return mean and standard deviation of a value over the runs; None if no run has it."""
     values = [number for state in states if (number := value(state)) is not None]
     return seed_statistics(values) if values else None
 

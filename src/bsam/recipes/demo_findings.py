@@ -1,4 +1,4 @@
-"""What the demo's numbers show, and what they do not."""
+"""Sentences on what the demo's numbers show, and what they do not show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .variants import variants
 
 SGD = variants()["sgd"].title
 TUNED_SGD = "SGD, tuned weight decay"
-WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates of that row
+WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
 
 
 def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
@@ -27,21 +27,21 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     """
     rows = {summary.cell.row: summary for summary in summaries if summary.ours is not None}
     sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
-    lost = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
+    without_result = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
     if sgd is None:
         lines = ["Without SGD there is nothing to compare with."]
     elif _accuracy(sgd).std is None:
         lines = ["With one seed there is no spread to compare with, so the differences mean little."]
     else:
         lines = [_against_sgd(row, sgd) for row in rows.values()]
-        several = [row for row in rows.values() if _accuracy(row).std is not None]
-        lines += _between_methods(several)
+        comparable = [row for row in rows.values() if _accuracy(row).std is not None]
+        lines += _between_methods(comparable)
         lines += _total_radii(list(rows.values()))
-        lines += [] if tuned is None else [_tuned_sgd(tuned, several, run)]
+        lines += [] if tuned is None else [_tuned_sgd(tuned, comparable, run)]
         lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
     return [
         *lines,
-        *(f"{row} diverged with every seed." for row in lost),
+        *(f"{row} diverged with every seed." for row in without_result),
         f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them "
         f"with a flipped label, and {TEST} test images. On other data the methods may compare differently.",
         f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
@@ -103,8 +103,8 @@ def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
     """Return the chosen total radii, if both SAM and BSAM were run."""
     sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
     sam = [(title, radius) for title, radius in sam if title.startswith("SAM")]
-    both = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
-    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in both]
+    pairs = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
+    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in pairs]
     if not sam or not bsam:
         return []
     radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))

@@ -6,9 +6,9 @@ which has clean labels, with a separate seed. Clean labels favour no method, but
 more row is SGD with a weight decay chosen in the same way, also from three candidates. Only the final runs see the test
 set.
 
-The shared settings and the candidates were chosen with seeds 20000 to 20005, which the demo does not use, by three
-numbers: the accuracy on the validation set, the share of flipped labels that the network predicts, and the time of a
-run. Learning rates from 0.02 to 0.2, batches of 32 to 64, and 20 to 30 epochs were tried: with learning rate 0.04,
+The shared settings and the candidates were chosen with seeds 20000 to 20005, which the demo does not use. The criteria
+were the accuracy on the validation set, the share of flipped labels that the network predicts, and the time of a run.
+Learning rates from 0.02 to 0.2, batches of 32 to 64, and 20 to 30 epochs were tried: with learning rate 0.04,
 batch 64 and 22 epochs, SGD predicts more than eight of ten flipped labels at the end. Without the warm-up, and with
 learning rate 0.03, BSAM with both radii 0.2 learned nothing with two of four seeds. The largest candidates of SAM and
 BSAM are not larger because twice these radii failed with all three seeds tried. The epochs were lowered from 30 to 25

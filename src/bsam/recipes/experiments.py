@@ -1,4 +1,4 @@
-"""What a recipe is: the runs of an experiment, and how its table and figures present them."""
+"""Recipes: the runs of an experiment, and how its table and figures present them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .tuning import Tuning
 from .variants import BSAMS, variant_of
 
 MAX_SEEDS = 100  # all runs are listed before the first begins
-SMOKE = "smoke: shows that it runs"  # a remark on numbers that mean nothing
+SMOKE = "smoke: shows that it runs"  # a remark on meaningless numbers
 
 Grid: TypeAlias = Callable[[Scale], list[Run]]
 
@@ -63,7 +63,7 @@ class Recipe:
         figures: names in ``bsam.report.results.FIGURES``, or functions ``draw(recipe, states, path)``.
         axis: the horizontal axis of the figure ``accuracy_lines``.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
-        tuning: how settings of the runs are chosen first; None runs them as they are.
+        tuning: how settings are chosen before the final runs; None keeps them as they are.
         details: further columns of the table.
         notes: called with one of the runs; returns the lines below the table.
         findings: called with the cells of the table and the states of the runs; returns sentences on what they show.
@@ -117,7 +117,7 @@ class Recipe:
     def runs(self, scale: str | None = None, seeds: int = 1, first_seed: int = 0) -> list[Run]:
         """Return all runs, seed by seed: the first seed of every run comes before the second of any.
 
-        A landscape is measured for the first seed only.
+        A loss surface is computed for the first seed only.
         """
         scale = self.scale_names[0] if scale is None else scale
         if scale not in self.scale_names:
@@ -135,14 +135,14 @@ class Recipe:
         Two runs of one seed in one cell would be shown as a mean over seeds.
         """
         if not isinstance(runs, Sequence) or not all(isinstance(run, Run) for run in runs):
-            raise BsamTypeError(f"grid of the recipe {self.name} must return a list of Run, got {runs!r:.80}")
+            raise BsamTypeError(f"the grid of the recipe {self.name} must return a list of Run, got {runs!r:.80}")
         cells: set[TableCell] = set()
         for run in runs:
-            self.published(run)  # which checks the keys of published numbers
+            self.published(run)  # checks the keys of the published numbers
             if (cell := self.cell(run)) in cells:
-                place = f"{cell.section!r}, {cell.row!r}, {cell.column!r}"
+                position = f"{cell.section!r}, {cell.row!r}, {cell.column!r}"
                 raise BsamValueError(
-                    f"two runs of the recipe {self.name} share the cell {place} of its table: give the recipe a "
+                    f"two runs of the recipe {self.name} share the cell {position} of its table: give the recipe a "
                     "function `cell` that separates them"
                 )
             cells.add(cell)
@@ -186,7 +186,7 @@ def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
     Args:
         runs: the runs, with any seed.
         seed: the new seed.
-        more: other settings that change.
+        more: other settings to replace.
     """
     new = [replace(run, seed=seed, **more) for run in runs]
     if all(run.init is None for run in runs):

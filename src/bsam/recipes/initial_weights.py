@@ -16,14 +16,14 @@ from .paper import STANDS_FOR
 
 
 def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:
-    """Return the runs that can begin with the weights in these files, with these weights.
+    """Return the runs that can start from the weights in these files, set to start from them.
 
-    A pose network takes the weights of its backbone. The network of a file replaces a timm network.
+    A pose network takes the weights of its backbone. The network of a file replaces the timm network of a run.
 
     Args:
         runs: the runs of a recipe with pretrained networks.
         files: written by ``tools/convert_weights.py``, which records the name of the network.
-        data_dir: another folder to look for them.
+        data_dir: another folder to search for them.
     """
     if not any(run.weights for run in runs):
         raise BsamValueError("the runs begin with random weights: leave --weights out")
@@ -47,7 +47,7 @@ def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | Non
 
 
 def weights_for(model: str) -> list[str]:
-    """Return the networks whose weights a network of a recipe may begin with."""
+    """Return the names of the networks whose weights a network can start from."""
     first = model_entry(model).backbone or model
     return [first, *(name for name, paper in STANDS_FOR.items() if paper == first)]
 

@@ -1,4 +1,4 @@
-"""Measure the flatness of a network with every instrument."""
+"""Take all flatness measurements of a network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..training.config import MAX_SEED
 T = TypeVar("T")
 ProgressOfStage = Callable[[str, int, int], None]
 
-MAX_POINTS = 1001  # a million losses
+MAX_POINTS = 1001  # about a million losses
 
 
 @dataclass(frozen=True)
 class FlatnessSettings:
-    """The settings of all instruments, checked before the first measurement.
+    """The settings of all measurements, checked before the first one.
 
     Args:
         k: the number of eigenvalues.
@@ -39,7 +39,7 @@ class FlatnessSettings:
         trace_samples: the number of Hessian products for the trace.
         density_steps: the number of Lanczos steps from each random vector, for the density.
         density_probes: the number of random vectors for the density.
-        span: the extent of the landscape to either side, in units of the length of the weights.
+        span: the distance from the centre of the landscape to its edges, in units of the norm of the weights.
         points: the number of points along each axis of the landscape; odd.
         rho: the radius of the sharpness, uphill and downhill.
         mode: ``"eval"`` or ``"train"``: which statistics batch norm uses.
@@ -75,12 +75,12 @@ class FlatnessSettings:
         check_mode(self.mode, self.micro_batch)
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes, low=0)
-        check_count("seed", self.seed, low=0, high=MAX_SEED)  # torch takes no larger ones
+        check_count("seed", self.seed, low=0, high=MAX_SEED)  # torch accepts no larger seed
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of all instruments for one network."""
+    """All measurements of one network."""
 
     parameters: int
     samples: int
@@ -96,22 +96,22 @@ def measure(
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batches,
-    instruments: FlatnessSettings,
+    settings: FlatnessSettings,
     progress: ProgressOfStage | None = None,
 ) -> Measured:
-    """Measure a network with every instrument, leaving it unchanged.
+    """Take all measurements of a network, and leave it unchanged.
 
     Args:
         model: the network.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch.
         data: the batches ``(x, y)``; iterated over many times, so not a generator.
-        instruments: the settings.
+        settings: what to measure, and how.
         progress: called with the name of a stage, the work done, and the total work expected.
     """
     seconds: dict[str, float] = {}
-    common: Any = {"micro_batch": instruments.micro_batch, "mode": instruments.mode}
+    common: Any = {"micro_batch": settings.micro_batch, "mode": settings.mode}
 
-    def timed(stage: str, instrument: Callable[[Progress], T]) -> T:
+    def timed(stage: str, measurement: Callable[[Progress], T]) -> T:
         expected = 1
 
         def show(done: int, total: int) -> None:
@@ -121,33 +121,33 @@ def measure(
                 progress(stage, done, total)
 
         start = time.perf_counter()
-        result = instrument(show)
+        result = measurement(show)
         seconds[stage] = time.perf_counter() - start
         show(expected, expected)
         return result
 
-    near = timed("sharpness", lambda _: sharpness(model, loss_fn, data, instruments.rho, instruments.rho, **common))
-    if not math.isfinite(near.loss):
-        raise BsamRuntimeError(f"the loss is {near.loss}: there is nothing to measure")
+    sharpness_values = timed(
+        "sharpness", lambda _: sharpness(model, loss_fn, data, settings.rho, settings.rho, **common)
+    )
+    if not math.isfinite(sharpness_values.loss):
+        raise BsamRuntimeError(f"the loss is {sharpness_values.loss}: there is nothing to measure")
     H = HessianOperator(model, loss_fn, data, **common)
-    with H.linearized(instruments.max_bytes):  # the three instruments share one recording
+    with H.linearized(settings.max_bytes):  # the next three share one recording
         top = timed(
             "eigenvalues",
-            lambda show: top_eigenvalues(
-                H, instruments.k, instruments.which, instruments.tol, instruments.seed, progress=show
-            ),
+            lambda show: top_eigenvalues(H, settings.k, settings.which, settings.tol, settings.seed, progress=show),
         )
-        total = timed("trace", lambda show: trace(H, instruments.trace_samples, instruments.seed, progress=show))
-        steps, probes = instruments.density_steps, instruments.density_probes
-        density = timed("density", lambda show: spectral_density(H, steps, probes, instruments.seed, progress=show))
-    where = (instruments.span, instruments.points, 2, instruments.seed)
+        total = timed("trace", lambda show: trace(H, settings.trace_samples, settings.seed, progress=show))
+        steps, probes = settings.density_steps, settings.density_probes
+        density = timed("density", lambda show: spectral_density(H, steps, probes, settings.seed, progress=show))
+    where = (settings.span, settings.points, 2, settings.seed)
     land = timed("landscape", lambda show: landscape(model, loss_fn, data, *where, progress=show, **common))
     assert H.loss.num_samples is not None  # they were counted
-    return Measured(H.size, H.loss.num_samples, near, top, total, density, land, seconds)
+    return Measured(H.size, H.loss.num_samples, sharpness_values, top, total, density, land, seconds)
 
 
-def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, instruments: FlatnessSettings) -> float:
+def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, settings: FlatnessSettings) -> float:
     """Return the mean loss as :func:`measure` computes it, from one pass over the data."""
-    L = DatasetLoss(model, loss_fn, data, instruments.micro_batch, instruments.mode)
+    L = DatasetLoss(model, loss_fn, data, settings.micro_batch, settings.mode)
     with L.measuring():
         return L.value()[0]

@@ -23,7 +23,7 @@ DATA_ARGUMENTS: Mapping[str, Mapping[str, Arguments]] = {
     "saf": {"digits": {"start_epoch": 1, "epochs_back": 1}},  # the default is for 200 epochs
 }
 
-# The candidates of the demo: three for each method that has a radius called rho or an entry.
+# The candidates of the demo: three for each method that has an entry or an argument rho.
 DEFAULT_CANDIDATES: tuple[Arguments, ...] = ({"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4})
 CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
     "asam": ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0}),

@@ -22,7 +22,7 @@ FULL_PRECISION = "Full precision"  # the row of the float network
 
 
 def quantization(scale: Scale | str) -> list[Run]:
-    """Return a float run with SGD for each network, each followed by the runs that quantize it and train on."""
+    """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
     scale = scale_of(scale)
     data, runs = scale.data[0], []
     common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
@@ -50,8 +50,8 @@ def quantization_notes(run: Run) -> list[str]:
     more = {scale_of(name).settings.get("epochs", Run.epochs): epochs for name, epochs in EPOCHS.items()}[run.epochs]
     return [
         f"{FULL_PRECISION}: the float network, trained with SGD. The rows below begin with it and train {more} more "
-        f"epochs: weights and inputs of layers with {BITS} bits, of the first and the last layer with 8, with learned "
-        "scales (LSQ).",
+        f"epochs, with {BITS}-bit weights and layer inputs (8 bits in the first and the last layer) and learned scales "
+        "(LSQ).",
         "λmax: the largest eigenvalue of the Hessian of the training loss; for a quantized network that of the "
         "straight-through estimator at its quantized weights.",
     ]

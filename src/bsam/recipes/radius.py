@@ -1,4 +1,4 @@
-"""Methods at equal total radii, with 40 % flipped labels: which part of a gain is due to the radius?
+"""Methods at equal total radii, with 40 % flipped labels: how much of a gain is due to the radius?
 
 The total radius is rho for SAM and rho_max + rho_min for BSAM: to first order in the radii, both methods correct the
 gradient in proportion to it.

@@ -52,9 +52,9 @@ class Scale:
             data: the name of the data set.
             more: settings of the run; ``arguments`` are added to those of the method.
         """
-        of_method = {**arguments(variant, data), **more.pop("arguments", {})}
+        method_arguments = {**arguments(variant, data), **more.pop("arguments", {})}
         settings = {**NETWORKS.get(network, {}), **self.settings, **more}
-        return Run(variant.method, of_method, model=self.stand_ins.get(network, network), data=data, **settings)
+        return Run(variant.method, method_arguments, model=self.stand_ins.get(network, network), data=data, **settings)
 
 
 FAST = {"precision": "bf16", "compile": True}  # the paper does not state its precision

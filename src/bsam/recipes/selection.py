@@ -12,7 +12,7 @@ from .variants import variant_of
 
 
 def with_initial_runs(chosen: Sequence[Run], runs: Iterable[Run]) -> list[Run]:
-    """Return the chosen runs of a recipe, preceded by the runs that they begin with."""
+    """Return the chosen runs of a recipe, preceded by the runs that they start from."""
     needed = {run.init for run in chosen} - {None}
     first = [run for run in runs if run not in chosen and run_dir_name(run) in needed]
     return [*first, *chosen]

@@ -21,5 +21,5 @@ def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
 
 
 def score_of(state: RunState) -> float:
-    """Return the score of a finished run in tables: of the last epoch, never of the best one."""
+    """Return the score of a finished run as tables show it: after the last epoch, not the best one."""
     return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)

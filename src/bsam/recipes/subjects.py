@@ -34,7 +34,7 @@ class MeasuredModels:
         settings: plain values that must be equal for two measurements to be comparable.
         load: returns the network, its loss and its data, on a device.
         weights: returns the file whose content tells whether a network has changed.
-        about: returns what else to record with the numbers.
+        about: returns further values to record with the numbers.
     """
 
     paths: Sequence[Path]
@@ -52,7 +52,7 @@ def find_models(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
 ) -> MeasuredModels:
-    """Return the networks in files, with a loader, or in run directories; all are checked before the first is measured.
+    """Return the networks in files (with a loader) or in run directories, after checking all of them.
 
     Args:
         paths: the paths of files or of run directories.
@@ -71,8 +71,8 @@ def find_models(
         raise BsamValueError(f"{folders[0]} is a folder, but {file} is not: measure them in two calls")
     if folders:
         options = {"data_dir": data_dir, "cache_dir": cache_dir}
-        places = {name: path for name, path in options.items() if path is not None}
-        return _runs(paths, loader_name, images, places)
+        data_folders = {name: path for name, path in options.items() if path is not None}
+        return _runs(paths, loader_name, images, data_folders)
     if images is not None or data_dir is not None or cache_dir is not None:
         raise BsamValueError(
             "the loader decides which data a file is measured on: leave --images, --data-dir and --cache-dir out"
@@ -92,7 +92,7 @@ def _files(paths: Sequence[Path], loader_name: str | None) -> MeasuredModels:
 
 
 def _runs(
-    paths: Sequence[Path], loader_name: str | None, images: int | None, places: Mapping[str, Path]
+    paths: Sequence[Path], loader_name: str | None, images: int | None, data_folders: Mapping[str, Path]
 ) -> MeasuredModels:
     if loader_name is not None:
         raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
@@ -104,7 +104,7 @@ def _runs(
         paths,
         _titles(paths, [_run_title(path) for path in paths]),
         {"images": images},
-        load=lambda path, device: load_run(path, images, device, **places),
+        load=lambda path, device: load_run(path, images, device, **data_folders),
         weights=lambda path: path / NETWORK,
         about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
     )
@@ -121,14 +121,14 @@ def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
     return list(names) if len(set(names)) == len(paths) else list(map(str, paths))
 
 
-def load_run(folder: Path, images: int, device: torch.device, **places: Path) -> Loaded:
+def load_run(folder: Path, images: int, device: torch.device, **data_folders: Path) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
 
     The samples are not augmented and have the labels used in training; they are balanced over the classes, for pose
     evenly spaced. The scales of a quantized network are fixed.
     """
     run = RunDir(folder).run()
-    task = TASKS[run.task](run, device, **places)
+    task = TASKS[run.task](run, device, **data_folders)
     network = RunDir(folder).load_into(task.network())
     if run.weight_bits is not None:
         freeze_scales(network)

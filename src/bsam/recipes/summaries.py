@@ -28,14 +28,14 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
 
 
 def _baselines(measures: Mapping[TableCell, Measure], cells: Mapping[TableCell, list[RunState]]) -> list[CellSummary]:
-    """Return the scores without training, of the runs whose task has written them."""
+    """Return the baselines, which are scores without training, of the tasks that have them."""
     baselines: dict[TableCell, CellSummary] = {}
     for cell, states in cells.items():
         notes = (RunDir(state.path).note("baseline") for state in states if state.finished)
         if note := next(filter(None, notes), None):
-            place, score = replace(cell, row=note["title"]), note["scores"].get(measures[cell].name)
+            position, score = replace(cell, row=note["title"]), note["scores"].get(measures[cell].name)
             ours = None if score is None else SeedStatistics(measures[cell].factor * score, None, 0)
-            baselines.setdefault(place, CellSummary(place, ours, 0, 0, None))
+            baselines.setdefault(position, CellSummary(position, ours, 0, 0, None))
     return list(baselines.values())
 
 

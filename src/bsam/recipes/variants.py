@@ -28,13 +28,13 @@ MATCHED = {
 
 @dataclass(frozen=True)
 class MethodVariant:
-    """A method of the tables.
+    """A method as tables list it.
 
     Args:
         name: its name on the command line.
         title: its name in a table.
         method: a name in ``bsam.METHODS``, or ``"base"``.
-        arguments: those that differ from the method's first variant.
+        arguments: the arguments that differ from the method's first variant.
         radii: arguments that are multiples of the data set's radius.
         note: a line below tables with this variant.
     """
@@ -48,7 +48,7 @@ class MethodVariant:
 
 
 def variants() -> dict[str, MethodVariant]:
-    """Return all methods of the tables, by name."""
+    """Return all variants by name, in the order of the tables."""
     listed = [MethodVariant("sgd", "SGD", BASE)]
     for method, cls in METHODS.items():
         of_method = VARIANTS.get(method, {method: (cls.title, {})})
@@ -83,7 +83,7 @@ def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
 
 
 def variant_of(run: Run) -> MethodVariant:
-    """Return the variant that a run belongs to, with any radii."""
+    """Return the variant that a run belongs to; the size of its radii does not matter."""
     if run.method == BASE:
         return MethodVariant(run.base, method_title(run), BASE)
     if run.method == "sam" and run.arguments.get("rho_floor") is not None:

@@ -1,4 +1,4 @@
-"""A classifier class by class: accuracies, confusion matrix, worst mistakes. First the numbers, then the drawing."""
+"""Results of a classifier by class: accuracies, the confusion matrix and the worst mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .panels import COLOURS, MAX_COLUMNS, encoded, figure, panel_title, printabl
 
 MAX_COUNTS = 20  # classes; with more, the cells of the matrix show no numbers
 MAX_NAMES = 60  # classes; with more, their names do not fit along the axes
-MAX_LETTERS = 25  # of a name along the axes; longer names would shrink the matrix
+MAX_LETTERS = 25  # letters of a name along the axes; longer names would shrink the matrix
 CELL = 0.42  # inches, the side of a cell with a number
 
 
@@ -29,8 +29,8 @@ class ClassAccuracy:
     Args:
         name: the name of the class.
         samples: the number of its samples in the evaluation set.
-        accuracy: the share that was recognised; None without samples.
-        mistaken_for: the most frequent wrong prediction and its count; None if all were recognised.
+        accuracy: the share that is classified correctly; None without samples.
+        mistaken_for: the most frequent wrong prediction and its count; None if there is none.
     """
 
     name: str
@@ -83,7 +83,7 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
     side = min(max(CELL * len(names), 3.0), CELL * MAX_COUNTS)
     drawn = figure(side + 2.2, side + 1.4)
     ax = drawn.add_subplot()
-    picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # mistakes are rare: spread their colours
+    picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # makes rare mistakes visible
     if len(names) <= MAX_COUNTS:
         for (row, column), count in np.ndenumerate(confusion):
             colour = "white" if share[row, column] > 0.4 else "black"

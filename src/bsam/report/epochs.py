@@ -38,7 +38,7 @@ class ConsoleLogger:
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
         self._say(plan(trainer))
-        self._say(f"Into {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
+        self._say(f"Writing to {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
         self._times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
@@ -104,12 +104,12 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     """Return the metrics of an epoch as one line."""
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
-    steps = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)
-    whole = dict(metrics)
-    if run.task in TASKS:  # leave out the parts of its measure, such as the PCK of each group of joints
+    rates = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)
+    shown = dict(metrics)
+    if run.task in TASKS:  # leave out the parts of the task's measure, such as the PCK of each group of joints
         parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_"
-        whole = {name: value for name, value in metrics.items() if not name.startswith(parts)}
-    return "  ".join([number, *epoch_numbers(run, whole), *steps, f"{metrics['seconds']:.1f} s"])
+        shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
+    return "  ".join([number, *epoch_numbers(run, shown), *rates, f"{metrics['seconds']:.1f} s"])
 
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:

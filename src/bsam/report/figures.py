@@ -1,4 +1,4 @@
-"""Figures of recipes: scores against a setting, metrics over the epochs. First the numbers, then the drawing."""
+"""Figures of recipes: scores against a setting, and metrics over the epochs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .panels import DASHES, figure, integer_ticks, legend, line_style, save, see
 
 MAX_BANDS = 4  # more hide each other
 LEGEND_COLUMNS = 6
-BY_GAPS = [DASHES[i] for i in (0, 2, 1, 3, 4)]  # from no gaps to the largest
+BY_GAPS = [DASHES[i] for i in (0, 2, 1, 3, 4)]  # ordered by the size of their gaps
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ def plot_accuracy_lines(lines: Sequence[AccuracyLine], axis: Axis, ylabel: str, 
 
 
 def _draw_accuracy_line(ax: Any, line: AccuracyLine, variants: Sequence[str], log: bool, span: float) -> None:
-    """Draw a line so that equal ones stay visible: lines with smaller gaps are wider and drawn first, and points are
-    side by side.
+    """Draw a line. Lines that coincide stay visible: those with smaller gaps are wider and drawn first, and points are
+    shifted sideways.
     """
     number = variants.index(line.variant)
     level = sorted(range(len(variants)), key=lambda n: (BY_GAPS.index(line_style(n)["linestyle"]), n)).index(number)
-    place = number - (len(variants) - 1) / 2
-    x = [value * 1.025**place if log else value + 0.012 * span * place for value in line.x]
+    shift = number - (len(variants) - 1) / 2
+    x = [value * 1.025**shift if log else value + 0.012 * span * shift for value in line.x]
     style = {
         **line_style(number),
         "linewidth": max(3.6 - 0.4 * level, 1.0),
@@ -157,20 +157,20 @@ class Curve:
 def curves_info(recipe: Recipe, states: Sequence[RunState], metrics: Sequence[EpochMetric]) -> list[Curve]:
     """Return a curve per cell of the table, from finished runs.
 
-    Its title is the row; if the table has several sections or columns, with those.
+    Its title is the row's, followed by section and column if the table has several.
     """
     groups: dict[TableCell, list[RunState]] = {}
     for state in states:
         if state.finished:
             groups.setdefault(recipe.cell(state.run), []).append(state)
-    one_place = len({(cell.section, cell.column) for cell in groups}) == 1
+    single_column = len({(cell.section, cell.column) for cell in groups}) == 1
 
     def curve(cell: TableCell, group: Sequence[RunState]) -> Curve:
         epochs = list(zip(*(state.epochs for state in group), strict=True))
         numbers = tuple(
             tuple(seed_statistics([metric.value(epoch) for epoch in seeds]) for seeds in epochs) for metric in metrics
         )
-        if one_place:
+        if single_column:
             return Curve(cell.row, recipe.titled(network_and_data(group[0].run)), numbers)
         title = ", ".join(filter(None, (cell.row, cell.section, cell.column)))
         return Curve(title, recipe.title, numbers)
@@ -196,8 +196,9 @@ def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: P
 
 def curves_text(curves: Sequence[Curve]) -> str:
     """Describe the number of seeds, and how their deviation is drawn."""
-    drawn = "at the end a whisker" if len(curves) > MAX_BANDS else "band"
-    deviation = f", {drawn} of one standard deviation" if max(curve.n for curve in curves) > 1 else ""
+    where = " at the last epoch" if len(curves) > MAX_BANDS else ""
+    drawn = "whiskers" if len(curves) > MAX_BANDS else "bands"
+    deviation = f", {drawn} of one standard deviation{where}" if max(curve.n for curve in curves) > 1 else ""
     return f"{seeds_text(curve.n for curve in curves)}{deviation}"
 
 

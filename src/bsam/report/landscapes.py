@@ -1,4 +1,4 @@
-"""Figures of landscapes: first the numbers (``*_info``), then the drawing. Models of a group share their scale."""
+"""Figures of loss landscapes. Models of a group are drawn on the same scale."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEVELS = 12
 STEEPNESS = 2.0  # levels and colours follow this power of the height, to resolve the bottom
 NEAR = 0.1
 ROW = 480  # pixels of the interactive page, for each row of surfaces
-# plotly has no shared camera: copy each turn of one surface to the others, during the turn and after it
+# plotly has no shared camera: copy each rotation of a surface to the others, while it happens and when it ends
 TURN_TOGETHER = """
 const page = document.getElementById("{plot_id}");
 const scenes = Object.keys(page.layout).filter(name => name.startsWith("scene"));
@@ -100,7 +100,7 @@ def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[L
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
     """Draw contours of the loss around each model; a group shares its levels."""
     drawn, groups = panels(infos, 3.4, 3.7)
-    # the constrained layout ignores that axes of equal scales are lower than their cells, and cuts off titles
+    # the constrained layout cuts off titles, because axes with equal scales are less high than their cells
     drawn.set_layout_engine("compressed", w_pad=0.1, h_pad=0.1)
     for group in groups:
         draw_contours(drawn, group)
@@ -150,7 +150,10 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
 
 
 def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "Loss around each network") -> None:
-    """Write a page with a surface per model, which turn together and work offline; a group shares its scale."""
+    """Write an interactive page with a surface per model. It works offline, and the surfaces rotate together.
+
+    A group shares its scale.
+    """
     require_package("plotly", "plot")
     import plotly.graph_objects as go
     from plotly.colors import get_colorscale
@@ -187,8 +190,8 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
                 f"{html.escape(info.group, quote=False)}<br>" * (len(groups) > 1)
                 + f"<b>{name}</b><br>loss {info.centre:.3g}"
             )
-            place = {"x": left + 0.5 / columns, "y": top, "xanchor": "center", "yanchor": "top"}
-            notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **place})
+            anchor = {"x": left + 0.5 / columns, "y": top, "xanchor": "center", "yanchor": "top"}
+            notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **anchor})
             z = _clipped(info, ceiling).T  # rows of z go along y
             page.add_surface(x=info.axis, y=info.axis, z=z, name=info.title, scene=scene, coloraxis=colour_axis)
         above += group_rows
@@ -212,7 +215,7 @@ def _label(ax: Any, info: LandscapeInfo) -> None:
 def _levels(infos: Sequence[LandscapeInfo]) -> tuple[Array, dict[str, Any]]:
     """Return levels for all models, denser near the bottom, and colours in equal steps between them.
 
-    Levels end at twice the height of the flattest model: the rim of a steep one would hide the rest.
+    Levels end at twice the height of the flattest model: otherwise a steep model would leave few levels for the others.
     """
     from matplotlib.colors import PowerNorm
 

@@ -77,8 +77,8 @@ LISTS: dict[str, Listing] = {
     "models": Listing(
         ("name", "title", "parameters", "images", "reference"),
         models_info,
-        "Parameters: with 10 classes or joints. SimCC finds joints of persons. timm:NAME is any network of timm, which "
-        "is an extra.",
+        "Parameters: with 10 classes or joints. SimCC networks find the joints of a person. timm:NAME is any network "
+        "of timm (needs the extra timm).",
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
@@ -98,7 +98,7 @@ LISTS: dict[str, Listing] = {
 def list_table(name: str, width: int) -> str:
     """Return a list as a table at most ``width`` (up to 160) characters wide; long texts wrap.
 
-    If that would cut words, each row is a paragraph.
+    If the columns are too narrow for the longest words, each row becomes a paragraph.
 
     Example:
         >>> list_table("methods", 160).split()[:4]

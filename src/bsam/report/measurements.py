@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HINT = "remove flatness.json to measure again, or choose another folder"
 MAX_TITLE = 100  # characters: figures have no room for more
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
-DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: the function, its numbers, and their name in an entry
+DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: the function, the type of its input, its key in an entry
     "spectrum.png": (plot_spectrum, SpectrumInfo, "eigenvalues"),
     "density.png": (plot_density, DensityInfo, "density"),
     "contours.png": (plot_contours, LandscapeInfo, "landscape"),
@@ -45,7 +45,7 @@ DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: the function, its numb
 
 
 def flatness_report(
-    models: MeasuredModels, instruments: FlatnessSettings, folder: Path, device: str, console: Console
+    models: MeasuredModels, options: FlatnessSettings, folder: Path, device: str, console: Console
 ) -> list[Path]:
     """Measure each model whose numbers are not in ``folder`` yet, print a table and draw the figures.
 
@@ -54,7 +54,7 @@ def flatness_report(
 
     Args:
         models: the networks.
-        instruments: the settings.
+        options: what to measure, and how.
         folder: the folder for the results.
         device: the name of a device, or ``"auto"``.
         console: prints the table.
@@ -64,11 +64,11 @@ def flatness_report(
     """
     torch_device = pick_device(device)
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
-    settings = {**models.settings, "device": str(torch_device), **asdict(instruments), **versions}
+    settings = {**models.settings, "device": str(torch_device), **asdict(options), **versions}
     titles = [title if len(title) <= MAX_TITLE else f"…{title[1 - MAX_TITLE :]}" for title in models.titles]
     with locked(folder, "measuring"):
         file = folder / "flatness.json"
-        entries = _measured(file, settings, models, torch_device, instruments)
+        entries = _measured(file, settings, models, torch_device, options)
         console.print(_table(titles, entries))
         return [file, *_draw(titles, entries, folder, console)]
 
@@ -78,7 +78,7 @@ def _measured(
     settings: Mapping[str, Any],
     models: MeasuredModels,
     device: torch.device,
-    instruments: FlatnessSettings,
+    options: FlatnessSettings,
 ) -> list[dict[str, Any]]:
     """Return the entry of each model, from the file if the model has not changed, otherwise measured now.
 
@@ -93,7 +93,7 @@ def _measured(
             entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
                 if entry is not None:
-                    before, loss = entry["landscape"]["centre"], loss_of(*loaded, instruments)
+                    before, loss = entry["landscape"]["centre"], loss_of(*loaded, options)
                     if not math.isclose(loss, before, rel_tol=LOSS_RTOL):
                         changed = f"its loss was {before:.6g} and is {loss:.6g} now"
                         line.say(f"Measuring {path} again: {changed}. The loader or its data may have changed.")
@@ -101,7 +101,7 @@ def _measured(
                 if entry is None:
                     probe = {"probe": read_probe(path)} if (path / "probe.jsonl").exists() else {}
                     about = {**models.about(path), **probe, "architecture": _architecture(loaded[0])}
-                    numbers = _numbers(measure(*loaded, instruments, line.reach), instruments.which)
+                    numbers = _numbers(measure(*loaded, options, line.reach), options.which)
                     entry = {"file": str(path), "sha256": sha256, **about, **numbers}
                     known = [*(old for old in known if old["file"] != str(path)), entry]
                     write_json(file, {"settings": settings, "environment": environment_info(), "models": known})
@@ -133,7 +133,7 @@ def _with_nan(value: Any) -> Any:
 
 
 def _architecture(model: nn.Module) -> str:
-    """Return a text that models share if their trainable parameters have the same names and shapes."""
+    """Return a text that is equal for models whose class and whose parameters' names and shapes are equal."""
     shapes = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     return f"{type(model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]}"
 
@@ -181,13 +181,13 @@ def _table(titles: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Table
     for name in ("loss", "λmax", "trace (95 %)", "MaxS", "MinS", "BilS"):
         table.add_column(name, justify="right", no_wrap=True)
     for title, entry in zip(titles, entries, strict=True):
-        near, top, total = entry["sharpness"], entry["eigenvalues"], entry["trace"]
-        low, high = total["interval"]
+        sharpness, eigenvalues, trace = entry["sharpness"], entry["eigenvalues"], entry["trace"]
+        low, high = trace["interval"]
         table.add_row(
             title,
-            f"{near['loss']:.3g}",
-            f"{top['maximum']:.3g}" + ("" if top["converged"] else " (not converged)"),
-            plus_minus(total["value"], (high - low) / 2),
-            *(f"{near[name]:.3g}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
+            f"{sharpness['loss']:.3g}",
+            f"{eigenvalues['maximum']:.3g}" + ("" if eigenvalues["converged"] else " (not converged)"),
+            plus_minus(trace["value"], (high - low) / 2),
+            *(f"{sharpness[name]:.3g}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
         )
     return table

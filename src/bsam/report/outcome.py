@@ -16,14 +16,14 @@ from ..training.run_dir import RunDir
 # than the gradient, and the point uphill says nothing about the loss around w. On digits the ratio is 1.1 at the
 # defaults of SAM and BSAM, 1.7 at radii of 0.4, where BSAM begins to fail, and 2.8 at 1.0.
 MAX_GRADIENT_RATIO = 2.0
-# in units of the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
+# relative to the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
 GUESSING, DIVERGED = 0.99, 1.05
 
 
 def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a sentence if the first reading of a probe, at random weights, shows that the radius is too large.
 
-    Later readings and pretrained networks are not judged: |g| falls as a network fits its data, so the ratio rises with
+    Later readings and pretrained networks are not judged: |g| falls as a network fits its data, so the ratio rises at
     any radius.
 
     Args:
@@ -31,7 +31,7 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
         readings: the rows of :meth:`bsam.training.run_dir.RunDir.probe`.
     """
     first = readings[0]
-    # with two extra passes the probe chose the point uphill, not the method; ASAM's rho, for example, is no distance
+    # with two extra passes, the probe chose the point uphill, not the method: ASAM's rho, for example, is no distance
     if not _begins_at_random(run) or first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:
         return None
     ratio = first["g_max_norm"] / first["g_norm"]
@@ -58,7 +58,7 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
     last = epochs[-1]
     accuracy, loss = (last.get(f"{run.eval_split}_{name}") for name in ("accuracy", "loss"))
     if accuracy is not None:
-        accuracy = last.get(f"{run.eval_split}_clean_accuracy", accuracy)  # by the true labels
+        accuracy = last.get(f"{run.eval_split}_clean_accuracy", accuracy)  # on the true labels
         classes = dataset_entry(run.data).classes or len(run_dir.note("inputs")["class_names"])
         lowest, guessing = min(last["train_loss"], loss), math.log(classes)
         if lowest < GUESSING * guessing or accuracy > 2 / classes:

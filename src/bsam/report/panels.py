@@ -17,9 +17,9 @@ from ..training.files import write
 MAX_COLUMNS = 4
 DPI = 150  # pixels per inch of a saved figure
 TITLE_WIDTH = 34  # characters per line of a panel's title
-# distinguishable with colour blindness
+# distinguishable by colour-blind readers
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # five dashes for seven colours: 35 pairs
+DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # 5 dash patterns and 7 colours give 35 different lines
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -141,14 +141,14 @@ def panels(
 
 
 def tidy(ax: Any) -> None:
-    """Remove the box and add a faint grid."""
+    """Remove the top and right spines, and add a faint grid."""
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def legend(drawn: Any, columns: int, **options: Any) -> None:
-    """Draw one shared legend below the panels, with published lines last."""
+    """Draw one shared legend below the panels, with the lines of published numbers last."""
     handles: dict[str, Any] = {}
     for ax in drawn.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):

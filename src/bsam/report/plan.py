@@ -38,7 +38,7 @@ def name_of(run: Run, method: str | None = None) -> str:
 
     Args:
         run: the run.
-        method: the title of its method; None takes the title in tables.
+        method: the title of its method; None takes the title used in tables.
     """
     is_tuning = run.eval_split != "test"
     shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
@@ -91,7 +91,7 @@ def show_runs(recipe: Recipe, runs: int, stage: str = "runs") -> Iterator[Callba
     Args:
         recipe: the experiment.
         runs: the number of runs.
-        stage: what is shown as the name of the work.
+        stage: the label of the progress line.
     """
     with ProgressLine() as line:
 

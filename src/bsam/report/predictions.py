@@ -23,11 +23,11 @@ from .skeletons import draw_skeleton, show_picture, side_legend
 
 SIDE = 2.6  # inches, the side of a picture
 LEGEND_WIDTH = 3.2  # inches, with letters of 10 points
-SHOWN_SIDE = 800  # a picture in a grid has at most about twice as many pixels: all are in memory at once
+SHOWN_SIDE = 800  # pixels; in a grid, larger pictures are subsampled to less than twice this, to save memory
 LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
 TEXT = 0.03  # height of the letters on a picture, relative to its shorter side
 MIN_TEXT = 7  # pixels; smaller letters are not readable
-SMALL = 400  # pixels of the shorter side; the legend of smaller pictures is below them, not to hide the person
+SMALL = 400  # pixels of the shorter side; smaller pictures have the legend below, so that it does not hide the person
 LEGEND_BELOW = 120, 30  # pixels, width and height
 
 
@@ -71,14 +71,16 @@ def write_joints(poses: Sequence[FoundJoints], path: Path) -> None:
         ]
         write_json(path, rows)
         return
-    places = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
-    _write_csv(path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in places for joint, xy in pairs))
+    positions = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
+    _write_csv(
+        path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in positions for joint, xy in pairs)
+    )
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows([header, *rows])
-    write(path, text.getvalue().encode("utf-8", "surrogateescape"))  # a file name may have bytes that are no text
+    write(path, text.getvalue().encode("utf-8", "surrogateescape"))  # a file name may have bytes that are not UTF-8
 
 
 def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
@@ -104,8 +106,8 @@ def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
     width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
     lines = []
     for pose in poses:
-        places = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
-        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in places)]
+        positions = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
+        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in positions)]
     return lines
 
 
@@ -151,12 +153,12 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
             raise BsamValueError(f"{folder} is not a folder: choose another one")
         for path in paths:
             if path.exists():
-                raise BsamValueError(f"{path} is there already: remove it, or choose another folder")
+                raise BsamValueError(f"{path} already exists: remove it, or choose another folder")
     return paths
 
 
 def draw_joints(pose: FoundJoints, path: Path) -> None:
-    """Draw the skeleton on its image at full size, with a legend, which is below a small image."""
+    """Draw the skeleton and a legend on the image at full size; the legend of a small image is below it."""
     from PIL import Image
 
     picture = Image.fromarray(pose.pixels)

@@ -1,4 +1,4 @@
-"""Readings of a probe: sharpness, and the cosine of g and g_min. First the numbers, then the drawing."""
+"""Figures of a probe's readings: sharpness, and the cosine of g and g_min."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .panels import COLOURS, figure, integer_ticks, legend, save, seeds_text, ti
 
 READING_FIELDS = tuple(field.name for field in fields(Reading))
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
-LETTERS = 10  # of a title that fit into an inch
+LETTERS = 10  # letters of a title per inch
 SMOOTHED = 40  # approximate number of independent points of a smoothed line
 
 
@@ -126,7 +126,7 @@ def draw_sharpness_curves(recipe: Recipe, states: Sequence[RunState], path: Path
         _finish(ax, series.title)
     axes[0].set_ylabel("difference in loss, on a mini-batch")
     legend(drawn, columns=len(SHARPNESS))
-    _headline(drawn, all_series, ", at the radii of each method")
+    _headline(drawn, all_series, ", at each method's radii")
     save(drawn, path)
 
 

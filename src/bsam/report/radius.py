@@ -1,4 +1,4 @@
-"""The figure of the study of the total radius."""
+"""The figure for the study of the total radius."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from .tables import caption, markdown, score_title, sections_info
 from .tuning import tuning_notes, tuning_sections
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
-FIGURES: dict[str, Draw] = {  # for recipes, by name; a recipe may have functions instead
+FIGURES: dict[str, Draw] = {  # by the names that recipes use; a recipe may also pass a function
     "accuracy_lines": draw_accuracy_lines,
     "training_curves": draw_training_curves,
     "sharpness_curves": draw_sharpness_curves,
@@ -36,7 +36,7 @@ FIGURES: dict[str, Draw] = {  # for recipes, by name; a recipe may have function
     "radius": draw_radius,
 }
 WORDS = {"train": "training"}  # for the names of splits
-NOTES = ("data", "weights")  # files of a run: the split of its image files, and its initial weights
+NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
 
 
 def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
@@ -128,10 +128,11 @@ def check_folder(out: Path, recipe: Recipe) -> None:
     for figure in recipe.figures:
         figure_of(figure)
     file, ours = out / "results.json", {"recipe": recipe.name, "tuned": recipe.tuned}
-    there = {"tuned": False} | (read_json(file, dict, "choose another folder, or remove it") if file.exists() else ours)
-    if any(there.get(name) != value for name, value in ours.items()):
+    stored = read_json(file, dict, "choose another folder, or remove it") if file.exists() else ours
+    stored = {"tuned": False} | stored
+    if any(stored.get(name) != value for name, value in ours.items()):
         raise BsamRuntimeError(
-            f"{file} holds other results ({there.get('recipe')}{', with --tune' * bool(there['tuned'])}): choose "
+            f"{file} holds other results ({stored.get('recipe')}{', with --tune' * bool(stored['tuned'])}): choose "
             "another folder"
         )
 

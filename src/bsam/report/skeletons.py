@@ -19,7 +19,7 @@ from ..training.run_dir import RunDir, RunState
 from .figures import network_and_data
 from .panels import figure, save
 
-SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable with colour blindness, bright on dark pictures
+SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures
 MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline is visible on light pictures
 PERSONS = 8  # columns of the recipe's figure
 CELL = 1.25  # inches, the side of a picture in it
@@ -99,7 +99,7 @@ Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, skeleto
 
 
 def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
-    """Return the predictions of finished runs of the first seed, by network and data set, if they were kept."""
+    """Return the predictions of finished runs of the first seed, by network and data set, if they were saved."""
     groups: dict[str, list[Row]] = {}
     for state in states:
         run = state.run
@@ -111,7 +111,10 @@ def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
 
 
 def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw a column per person, the labels above the joints that each method found; nothing without predictions."""
+    """Draw a column per person: the labels, and below them the joints that each method found.
+
+    Does nothing if there are no predictions.
+    """
     groups = skeletons_info(states)
     if not groups:
         return

@@ -1,7 +1,4 @@
-"""Figures of the spectrum of the Hessian: first the numbers (``*_info``), then the drawing (``plot_*``).
-
-Models of a group share their scales.
-"""
+"""Figures of the spectrum of the Hessian. Models of a group are drawn on the same scale."""
 
 from __future__ import annotations
 
@@ -122,7 +119,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
 
 
 def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
-    """Draw the density of the eigenvalues, a panel per group, on a logarithmic axis, as most are near 0.
+    """Draw the density of the eigenvalues, a panel per group. The axis is logarithmic, since most are near 0.
 
     Models of a group are smoothed with the largest of their widths, so that their peaks are equally broad.
     """
@@ -135,7 +132,7 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
         curves = [smoothed(grid, np.array(info.nodes), np.array(info.weights), sigma) for info in group]
         peak = np.max(curves)
         for info, curve in zip(group, curves, strict=True):
-            shown = np.maximum(curve, 1e-300)  # a line without gaps on the logarithmic axis
+            shown = np.maximum(curve, 1e-300)  # otherwise the line has gaps on the logarithmic axis
             ax.plot(grid, shown, label=typeset(info.title), **line_style(infos.index(info)))
         ax.set_yscale("log")
         ax.set_ylim(10.0**-DECADES * peak, 2 * peak)

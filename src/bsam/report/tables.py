@@ -43,7 +43,7 @@ def paper_text(number: Published | None, notes: Sequence[str], decimals: int) ->
 
 @dataclass(frozen=True)
 class TableSection:
-    """A section of the table as text. In a terminal, a wide one has the deviations below the means."""
+    """A section of the table as text. If it is wide, a terminal shows standard deviations below the means."""
 
     title: str
     header: tuple[str, ...]
@@ -54,7 +54,7 @@ class TableSection:
 def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
     """Return the cells to show: rows and columns in which a run has ended, or all if none has.
 
-    A row that has ended in one section is shown in all of them, with dashes where it is missing.
+    A row with an ended run in one section is shown in all of them, with dashes for missing numbers.
     """
     ended = [summary.cell for summary in summaries if summary.ours is not None or summary.diverged]
     rows, columns = {cell.row for cell in ended}, {(cell.section, cell.column) for cell in ended}
@@ -66,7 +66,7 @@ def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
 
 
 def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:
-    """Return the table as text, without rows and columns in which nothing has ended.
+    """Return the table as text, without rows and columns in which no run has ended.
 
     Published numbers are next to ours, or below them if the columns are measures.
     """
@@ -87,10 +87,10 @@ def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> Ta
         details = [column.text(summary.details.get(column.name)) for column in recipe.details]
         return [ours_text(summary), *paper, *details, *([chosen_text(summary.chosen)] if recipe.tuning else [])]
 
-    further = ["paper"] if has_paper_column else []
-    further += [*(column.header for column in recipe.details), *(["chosen"] if recipe.tuning else [])]
-    header = [text for column in columns for text in (column, *further)]
-    blank = CellSummary(TableCell(title, "", ""), None, 0, 0, None)  # a baseline may not be known in all columns
+    extra = ["paper"] if has_paper_column else []
+    extra += [*(column.header for column in recipe.details), *(["chosen"] if recipe.tuning else [])]
+    header = [text for column in columns for text in (column, *extra)]
+    blank = CellSummary(TableCell(title, "", ""), None, 0, 0, None)  # some columns may have no baseline
     body = [(row, *(text for column in columns for text in texts(cells.get((row, column), blank)))) for row in rows]
     return TableSection(recipe.titled(title), (recipe.rows, *header), tuple(body))
 
@@ -109,7 +109,7 @@ def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummar
         label = _row_label(row, cells, with_n) + (f", {chosen_text(cells[0].chosen)}" if cells[0].chosen else "")
         body[label] = ["-" if cell.ours is None else cell.ours.without_n for cell in cells]
     for row, cells in rows.items():
-        if any(cell.paper is not None for cell in cells):  # variants of a method share a row: BSAM (...)
+        if any(cell.paper is not None for cell in cells):  # one row for all variants: BSAM (...)
             body[row.partition(" (")[0] + PAPER_ROW] = [paper_text(cell.paper, notes, decimals) for cell in cells]
     rows_of_text = tuple((label, *texts) for label, texts in body.items())
     return TableSection(recipe.titled(title), (recipe.rows, *header), rows_of_text, wide=True)
@@ -137,7 +137,14 @@ def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
 
 
 def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run, missing: int = 0) -> list[str]:
-    """Return the lines below a table of runs like this one; ``missing`` of the runs are not finished."""
+    """Return the lines below a table.
+
+    Args:
+        recipe: the experiment.
+        summaries: the cells of its table.
+        run: one of its runs, for the measure and the number of epochs.
+        missing: the number of runs that are not finished.
+    """
     title = score_title(run)
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
     lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: {_seeds_text(recipe, summaries)}."]
@@ -150,13 +157,13 @@ def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run, missing:
     lines += recipe.notes(run)
     if any(summary.diverged for summary in summaries):
         lines.append(
-            "diverged: the loss was not finite; to run it again, remove its directory (listed in results.json)."
+            "diverged: the loss became non-finite; to train a run again, remove its directory (see results.json)."
         )
     return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
 
 
 def _seeds_text(recipe: Recipe, summaries: Sequence[CellSummary]) -> str:
-    """Describe the numbers; if the columns are measures, with the number of seeds that all rows share."""
+    """Describe the numbers, with the number of seeds if the cells do not show it."""
     counts = _seed_counts(summaries)
     if not recipe.measures:
         return "mean ± standard deviation (number of seeds)"
@@ -176,8 +183,8 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
         table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)
         table.add_column(section.header[0], no_wrap=not section.wide)
         for name in section.header[1:]:
-            paper = name == "paper"
-            table.add_column(name, justify="right", style="dim" if paper else "", no_wrap=paper, overflow="fold")
+            is_paper = name == "paper"
+            table.add_column(name, justify="right", style="dim" if is_paper else "", no_wrap=is_paper, overflow="fold")
         for row in section.rows:
             texts = [text.replace(" ± ", "\n± ") for text in row] if section.wide else row
             table.add_row(*texts, style="dim" if row[0].endswith(PAPER_ROW) else "")

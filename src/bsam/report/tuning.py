@@ -17,7 +17,7 @@ from .tables import TableSection
 def tuning_sections(recipe: Recipe, choices: Sequence[Choice]) -> list[TableSection]:
     """Return a table per section and column of the recipe's table: candidates, their scores, the choice, its cost.
 
-    Empty if the candidates have no labels or no tuning run has ended.
+    Empty if ``--tune`` was not used or no tuning run has ended.
     """
     if not recipe.tuned:
         return []
@@ -33,7 +33,7 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice]) -> list[str]:
     if not tuning_sections(recipe, choices):
         return []
     noisy = any(choice.run.label_noise for choice in choices)
-    labels = ", with labels that are flipped like the others" if noisy else ""
+    labels = ", whose labels are flipped like the others" if noisy else ""
     lines = [
         f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
         f"not train on{labels}. Columns: the paper's radius times this factor. All candidates use one extra seed. Ties "
@@ -42,7 +42,7 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice]) -> list[str]:
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
     if noisy:
-        lines.insert(1, "In brackets: the score on the true labels, and their choice where it differs.")
+        lines.insert(1, "In brackets: the score on the true labels, and the choice by them where it differs.")
     return lines
 
 

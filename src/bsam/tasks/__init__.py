@@ -1,4 +1,4 @@
-"""Tasks: the data, losses and metrics of a kind of training. A new one is a file here and a line of TASKS."""
+"""Tasks: the data, losses and metrics of a kind of training. To add one, add a module here and an entry in TASKS."""
 
 from __future__ import annotations
 

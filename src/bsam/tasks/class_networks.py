@@ -29,7 +29,7 @@ def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: in
     except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
         size = "x".join(map(str, shape))
         raise BsamValueError(
-            f"{run.model} does not take images of {size}, as {run.data} has: choose one of bsam list models"
+            f"{run.model} does not take images of {size} ({run.data}): choose another network from `bsam list models`"
         ) from error
     if run.freeze_backbone:
         freeze_backbone(network)

@@ -40,10 +40,10 @@ def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
         confidence, predicted = network(x).float().softmax(1).max(1)
         total = total + confusion_matrix(truth, predicted, classes)
         wrong = predicted != truth
-        here = [tensor[wrong] for tensor in (x, truth, predicted, confidence)]
-        both = [torch.cat(pair) for pair in zip(worst, here, strict=True)] if worst else here
-        first = both[-1].argsort(descending=True, stable=True)[:MISTAKES]
-        worst = [tensor[first] for tensor in both]
+        mistakes = [tensor[wrong] for tensor in (x, truth, predicted, confidence)]
+        merged = [torch.cat(pair) for pair in zip(worst, mistakes, strict=True)] if worst else mistakes
+        first = merged[-1].argsort(descending=True, stable=True)[:MISTAKES]
+        worst = [tensor[first] for tensor in merged]
     return {
         "confusion": torch.as_tensor(total),
         **dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True)),

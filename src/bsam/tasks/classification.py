@@ -36,7 +36,7 @@ EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of
 LARGE_IMAGE = 64  # the side, in pixels, above which images are evaluated in smaller batches
 LARGE_IMAGE_BATCH = 64
 CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; with large images, one batch of them
-MEMORISED_SAMPLES = 5000  # the most flipped labels to check after an epoch: half the size of CIFAR's test set
+MEMORISED_SAMPLES = 5000  # flipped labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
 class Classification(PretrainedTask):
@@ -105,8 +105,8 @@ class Classification(PretrainedTask):
         if self._true_holdout is not None and run.limit_test is not None:
             self._true_holdout = self._true_holdout.at(eval_split.balanced_indices(run.limit_test))
         self.eval_samples = len(self._eval_split)
-        seen = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)  # all, or evenly spaced
-        self._memorised = Examples(self._train.x[seen], self._train.y[seen])
+        checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
+        self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         chosen = augmentation(run.augment or entry.augmentation, data)
         self._augment = replace(chosen, mean=self.inputs.mean, std=self.inputs.std)
         self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
@@ -119,8 +119,8 @@ class Classification(PretrainedTask):
         return build_network(self.run, self.inputs, self.classes).train().to(self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
-        """Load the initial weights. A quantized network gets those of the float network, and its input scales from some
-        training images.
+        """Load the initial weights. A quantized network gets the weights of the float network, and its input scales
+        from some training images.
         """
         if init is not None:
             self._check_classes(init)
@@ -160,9 +160,10 @@ class Classification(PretrainedTask):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return cross-entropy without label smoothing, and accuracy.
 
-        If training labels are flipped, ``memorised`` is the share of the flipped training samples, not augmented, for
-        which the network predicts the flipped label, on at most :data:`MEMORISED_SAMPLES` evenly spaced ones.
-        Held-out training samples have flipped labels, too; ``holdout_clean_accuracy`` is measured with their true ones.
+        If training labels are flipped, ``memorised`` is the share of flipped training samples for which the network
+        predicts the flipped label; it is measured without augmentation on at most :data:`MEMORISED_SAMPLES` evenly
+        spaced samples. Held-out training samples have flipped labels, too; ``holdout_clean_accuracy`` is measured with
+        their true labels.
         """
         split = self.run.eval_split
         loss, accuracy = self._loss_and_accuracy(network, self._eval_split)
@@ -175,12 +176,12 @@ class Classification(PretrainedTask):
 
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
-        right = torch.zeros((), device=self.device, dtype=torch.int64)
+        correct = torch.zeros((), device=self.device, dtype=torch.int64)
         for x, y in self._inputs_of(examples):
             logits = network(x).float()
             loss += F.cross_entropy(logits, y, reduction="sum")
-            right += (logits.argmax(1) == y).sum()
-        return float(loss) / len(examples), int(right) / len(examples)
+            correct += (logits.argmax(1) == y).sum()
+        return float(loss) / len(examples), int(correct) / len(examples)
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training, flipped ones included; balanced if limited."""

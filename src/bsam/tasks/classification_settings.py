@@ -25,7 +25,7 @@ class ClassificationSettings(TaskSettings):
     """The settings of classification."""
 
     label_smoothing: float = setting(
-        0.1, "label smoothing: the probability that the other classes share", partial(check_number, low=0, high=1)
+        0.1, "label smoothing: the total probability of the other classes", partial(check_number, low=0, high=1)
     )
     label_noise: float = setting(
         0.0, "the fraction of the training labels to flip", partial(check_number, low=0, high=1)

@@ -64,10 +64,10 @@ class Inputs:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
         """Return the inputs that :meth:`to_json` described."""
-        plain: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
-        return cls(**plain)
+        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -143,13 +143,13 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
     elif not in_bytes:
         config = replace(config, mean=data.mean, std=data.std)
-    crop = 1.0 if data.digest is None else config.crop  # an image in an array is whole
+    crop = 1.0 if data.digest is None else config.crop  # images in arrays are not cropped
     size, scale = run.image_size or config.size, (config.mean, config.std)
     return Inputs(side, size, channels, *scale, config.interpolation, crop, data.class_names, in_bytes)
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:
-    """Raise if a run's initial weights are missing, or for another network, before images are decoded."""
+    """Raise if a run's initial weights are missing or belong to another network. Call it before decoding images."""
     if run.weights == PRETRAINED:
         check_download(run.model)
     elif run.weights is not None:
@@ -160,11 +160,11 @@ def find_weights(weights: str, data_dir: Path | None) -> str | Path:
     """Return the file with a run's initial weights, which may be in the data folder, or ``"pretrained"``."""
     if weights == PRETRAINED:
         return weights
-    places = [Path(weights), *([] if data_dir is None else [data_dir / weights])]
-    for place in places:
-        if place.is_file():
-            return place
-    tried = " and no ".join(map(str, places))
+    paths = [Path(weights), *([] if data_dir is None else [data_dir / weights])]
+    for path in paths:
+        if path.is_file():
+            return path
+    tried = " and no ".join(map(str, paths))
     raise BsamRuntimeError(
-        f"there is no {tried}: give --weights the file, or `{PRETRAINED}` for those that timm downloads"
+        f"there is no {tried}: set --weights to a file, or to `{PRETRAINED}` for the weights that timm downloads"
     )

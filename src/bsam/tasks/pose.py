@@ -67,7 +67,7 @@ class Pose(PretrainedTask):
             build(run.model, classes=1, side=side, k=run.simcc_k)  # raises before images are decoded
         data, left_out = _load(run, entry, side, data_dir, cache_dir) if data is None else (data, [])
         if data.side != side:
-            raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size {side} out")
+            raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size={side} out")
         super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
         self.classes = len(data.skeleton.joints)
@@ -105,7 +105,7 @@ class Pose(PretrainedTask):
         return simcc_losses(outputs, batch[1], self.run.simcc_k, self.run.simcc_sigma)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of these losses."""
+        """Return the mean of :meth:`losses`."""
         return simcc_losses(outputs, y, self.run.simcc_k, self.run.simcc_sigma).mean()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How crops of persons become the inputs of a SimCC network, and its outputs the positions of joints."""
+"""Turn crops of persons into the inputs of a SimCC network, and its outputs into the positions of joints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PoseInputs:
 
     Args:
         side: side of the inputs, in pixels.
-        k: bins of a coordinate per pixel.
+        k: bins per pixel, for each coordinate.
         mean: mean per channel, of bytes divided by 255.
         std: standard deviation per channel, of bytes divided by 255.
         skeleton: joints that the network finds.
@@ -53,7 +53,7 @@ class PoseInputs:
         return PoseAugment(self.side, self.skeleton.mirrored, mean=self.mean, std=self.std, **settings)
 
     def network(self, run: TaskSettings) -> nn.Module:
-        """Return a run's network with random weights, a function of its seed."""
+        """Return a run's network with random weights, drawn with its seed."""
         joints = len(self.skeleton.joints)
         network = build(run.model, joints, len(self.mean), run.seed, side=self.side, k=self.k)
         if run.freeze_backbone:
@@ -66,7 +66,7 @@ class PoseInputs:
         Args:
             network: the network, in eval mode.
             x: its inputs.
-            flip_test: whether to take the mean of the probabilities of an image and of its mirror image.
+            flip_test: whether to average the probabilities of an image and its mirror image.
             logits: outputs of the network for ``x``, if they are known.
         """
         logits = network(x) if logits is None else logits

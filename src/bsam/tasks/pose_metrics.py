@@ -1,4 +1,4 @@
-"""PCK: the share of joints that are found, that is, at most a certain distance from their true position."""
+"""PCK: the share of joints that are found, which means within a certain distance of their true position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PoseScore:
 
     Args:
         title: name of the score.
-        threshold: largest distance of a joint that is found, relative to the size of the person.
+        threshold: largest distance at which a joint counts as found, relative to the size of the person.
         groups: joints by group; the score of a group is the mean of the scores of its joints.
         mean: joints that are counted together for the mean.
     """
@@ -32,9 +32,10 @@ class PoseScore:
     mean: tuple[int, ...]
 
 
-#: PCKh@0.5 of MPII's 16 joints. The size is the head's, of :class:`~bsam.data.pose.layouts.PersonFiles`. Pelvis (6)
-#: and thorax (7) are left out of the mean; upper neck (8) is in no group. The head is its top (9), as in the validation
-#: scores published with SimpleBaseline, HRNet and SimCC; that of MPII's test server is the mean of upper neck and top.
+#: PCKh@0.5 of MPII's 16 joints. The size of a person is the head size (:class:`~bsam.data.pose.layouts.PersonFiles`).
+#: Pelvis (6) and thorax (7) are left out of the mean; upper neck (8) is in no group. The group head is only its top
+#: (9), as in the validation scores published with SimpleBaseline, HRNet and SimCC; MPII's test server takes the mean of
+#: upper neck and top.
 MPII = PoseScore(
     "PCKh@0.5",
     0.5,
@@ -49,7 +50,8 @@ MPII = PoseScore(
     },
     tuple(joint for joint in range(16) if joint not in (6, 7)),
 )
-#: PCK@0.2 of LSP's 14 joints. The size is that of the torso (:func:`torso_sizes`). The head is neck and top.
+#: PCK@0.2 of LSP's 14 joints. The size of a person is the torso size (:func:`torso_sizes`). The group head is neck and
+#: head top.
 LSP = PoseScore(
     "PCK@0.2",
     0.2,

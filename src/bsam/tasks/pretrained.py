@@ -1,4 +1,4 @@
-"""Tasks whose networks may begin with pretrained weights."""
+"""Tasks whose networks can start from pretrained weights."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class PretrainedTask(Task):
         return stream(images, (index.cpu() for index in rows), self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
-        """Load the run's pretrained weights, if any, into all layers except the last, or those of another run into all
-        layers.
+        """Load pretrained weights into all layers except the last ones, or the weights of another run into all
+        layers, if the run has either.
         """
         messages = [f"Samples left out: {len(self.left_out)}; data.json says why."] if self.left_out else []
         if self.run.weights is None and init is None and self._in_files:
@@ -98,6 +98,6 @@ class PretrainedTask(Task):
 
 
 def freeze_backbone(network: nn.Module) -> None:
-    """Freeze all layers except the last."""
+    """Freeze all layers except the last ones."""
     network.requires_grad_(False)
     head(network).requires_grad_(True)

@@ -18,7 +18,7 @@ from ..data.pose.augment import POSE_AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "holdout", "test"]
-MAX_SEED = 2**63 - 1  # numpy takes larger ones, torch does not
+MAX_SEED = 2**63 - 1  # numpy accepts larger seeds, torch does not
 
 
 def setting(default: T, help: str, check: Check) -> T:
@@ -70,7 +70,7 @@ def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any
     Args:
         task: name of the task.
         settings: settings of the run.
-        allowed: the settings that have no meaning for the task, and the only value that each may have.
+        allowed: the settings that have no meaning for the task, each with its only allowed value.
     """
     for name, value in allowed.items():
         if (actual := getattr(settings, name, value)) != value:
@@ -170,7 +170,7 @@ class TaskSettings:
             raise BsamValueError("init and weights both set the initial weights: leave one of them out")
         for name in ("head_lr", "layer_decay"):
             if getattr(self, name) == 0:
-                raise BsamValueError(f"{name} must be above 0; to train one part alone, set freeze_backbone")
+                raise BsamValueError(f"{name} must be above 0; to train only the last layers, set freeze_backbone")
         if self.freeze_backbone and self.layer_decay != 1:
             raise BsamValueError(
                 f"freeze_backbone trains only the last layers, where layer_decay has no effect; got "

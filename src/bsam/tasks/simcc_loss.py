@@ -1,4 +1,4 @@
-"""SimCC: labels and loss of coordinates as classes, decoding, and the flip test.
+"""SimCC, which classifies coordinates: labels, loss, decoding and the flip test.
 
 Coordinates are in pixels of the network's input; the centre of the first pixel is 0, that of the last one side - 1.
 Bin ``b`` = 0 ... ``side * k - 1`` is the coordinate ``b / k``.
@@ -21,7 +21,7 @@ def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Te
     """Return the label of each coordinate: probabilities (..., side * k).
 
     The label is a Gaussian over the bins whose centre is not rounded: ``p[b]`` is proportional to
-    ``exp(-(b - k * coordinate)**2 / (2 * sigma**2))`` for ``b`` = 0 ... ``side * k - 1``, and sums to 1, also near a
+    ``exp(-(b - k * coordinate)**2 / (2 * sigma**2))`` for ``b`` = 0 ... ``side * k - 1``, and sums to 1, even near a
     border. Li et al. divide by ``sigma * sqrt(2 * pi)``, so that near a border their labels sum to less than 1; mmpose
     rounds ``k * coordinate`` to a whole number.
 
@@ -54,7 +54,7 @@ def scored_joints(y: Tensor, side: float) -> Tensor:
         ... )
         tensor([[ True, False, False]])
     """
-    inside = (y[..., :2] >= -0.5) & (y[..., :2] < side - 0.5)  # not NaN
+    inside = (y[..., :2] >= -0.5) & (y[..., :2] < side - 0.5)  # False for NaN
     return inside.all(-1) & (y[..., 2] > 0)
 
 
@@ -65,9 +65,9 @@ def simcc_losses(logits: Tensor, y: Tensor, k: float = 2.0, sigma: float = 6.0) 
     those that are not visible.) Joints that are not visible or not inside the input do not count, and their coordinates
     may be NaN. A sample without joints that count has the loss 0 and no gradient.
 
-    In the mean over a batch all samples have the same weight, no matter how many of their joints are visible, and
-    samples without any count, too. So the loss of a sample does not depend on the others, and micro-batches, processes
-    and methods that select samples all see the same loss.
+    In the mean over a batch, all samples have the same weight, even those without visible joints. The loss of a sample
+    therefore does not depend on the others, and micro-batches, processes and methods that select samples all see the
+    same loss.
 
     Args:
         logits: (n, joints, 2, bins), of x and of y.
@@ -114,9 +114,9 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
     middle = logits.gather(-1, largest)
     before = middle - logits.gather(-1, (largest - 1).clamp(min=0))
     after = middle - logits.gather(-1, (largest + 1).clamp(max=last))
-    bend = before + after  # above 0, since argmax takes the first of equal bins; infinite for a probability of 0
-    refined = (largest > 0) & (largest < last) & (bend < math.inf)
-    return (largest + torch.where(refined, (before - after) / (2 * bend), 0))[..., 0] / k
+    curvature = before + after  # above 0, since argmax takes the first of equal bins; infinite for a probability of 0
+    refined = (largest > 0) & (largest < last) & (curvature < math.inf)
+    return (largest + torch.where(refined, (before - after) / (2 * curvature), 0))[..., 0] / k
 
 
 def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int, int]], k: float = 2.0) -> Tensor:

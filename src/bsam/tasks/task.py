@@ -27,7 +27,7 @@ def holdout_size(samples: int) -> int:
 
 
 def holdout_mask(samples: int, seed: int) -> Tensor:
-    """Return which training samples are held out, a random choice.
+    """Return a random mask of the training samples that are held out.
 
     Example:
         >>> mask = holdout_mask(640, seed=0)
@@ -67,7 +67,7 @@ class Measure:
 
 
 class Task(ABC):
-    """How samples become batches, outputs become losses, and a trained network becomes numbers.
+    """Defines how samples become batches, outputs become losses, and a trained network is evaluated.
 
     Args:
         run: settings of the run.
@@ -102,9 +102,9 @@ class Task(ABC):
         network.train()
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most tasks draw something, some do not
-        """Draw an epoch's random numbers, from only the seed and the epoch (counted from 0).
+        """Draw the random numbers of an epoch (counted from 0).
 
-        A resumed run then draws the same ones.
+        They must depend only on the seed and the epoch, so that a resumed run draws the same ones.
         """
 
     @abstractmethod
@@ -128,11 +128,14 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, limit: int | None = None) -> Batches:
-        """Return training samples as batches ``(x, y)`` for flatness: not augmented, with the training targets."""
+        """Return training samples as batches ``(x, y)`` for flatness measurements.
+
+        They are not augmented, and have the targets used in training.
+        """
 
     @abstractmethod
     def loss(self, outputs: Any, y: Any) -> Tensor:
-        """Return the mean loss of one of these batches."""
+        """Return the mean loss of a batch from :meth:`examples`."""
 
     @abstractmethod
     def fingerprint(self) -> str:

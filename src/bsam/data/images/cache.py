@@ -41,9 +41,9 @@ def load_images(
 ) -> tuple[Dataset, list[str]]:
     """Return a data set of decoded images. They are decoded once, into a cache file, and then read from it.
 
-    The cache file belongs to the content and the order of the image files, to ``resize`` and to the version of Pillow;
-    if one of these changes, a new file is written. Old files may be removed at any time. If two processes need the same
-    file, one decodes and the other waits.
+    A cache file is valid for the content and the order of the image files, ``resize`` and the version of Pillow; if one
+    of these changes, a new file is written. Old files may be removed at any time. If two processes need the same file,
+    one decodes and the other waits.
 
     Args:
         files: from :func:`bsam.data.images.folders.read_folder` or ``bsam.data.images.layouts``.
@@ -111,19 +111,19 @@ def decode_files(
         each image that cannot be decoded; and JSON values that identify the pixels.
     """
     require_package("PIL", "images")
-    place = folder / ".bsam-cache" if cache_dir is None else Path(cache_dir)
-    path = place / f"{_key(folder, names, decoding)}.npy"
+    cache_folder = folder / ".bsam-cache" if cache_dir is None else Path(cache_dir)
+    path = cache_folder / f"{_key(folder, names, decoding)}.npy"
     decodings: Sequence[Decoding] = [decoding] * len(names) if isinstance(decoding, Resize) else decoding
     cached = _read(path)
     if cached is None:
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            cache_folder.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock")):  # the process that held it may have decoded everything
                 cached = _read(path) or _write(path, folder, names, decodings, progress)
         except OSError as error:
             raise BsamRuntimeError(
-                f"the decoded images cannot be written to {place} ({error.strerror}): make room, or choose another "
-                "folder (--cache-dir)"
+                f"the decoded images cannot be written to {cache_folder} ({error.strerror}): free some space, or "
+                "choose another folder (--cache-dir)"
             ) from error
     pixels, record = cached
     corrupt: dict[int, str] = dict(record["corrupt"])
@@ -148,8 +148,8 @@ def _key(folder: Path, names: Sequence[str], decoding: Resize | Sequence[Crop]) 
 
     with ThreadPoolExecutor() as threads:
         digests = list(threads.map(lambda name: sha256(read_image(folder / name)), names))
-    how = asdict(decoding) if isinstance(decoding, Resize) else [asdict(crop) for crop in decoding]
-    return sha256(json.dumps([DECODER, __version__, how, list(zip(names, digests, strict=True))]).encode())
+    settings = asdict(decoding) if isinstance(decoding, Resize) else [asdict(crop) for crop in decoding]
+    return sha256(json.dumps([DECODER, __version__, settings, list(zip(names, digests, strict=True))]).encode())
 
 
 def _read(path: Path) -> tuple[_Pixels, dict[str, Any]] | None:

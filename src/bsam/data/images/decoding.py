@@ -21,7 +21,7 @@ from ...common.extras import require_package
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS and the like: Pillow starts programs for them
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS, for which Pillow starts another program
 
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right and bottom

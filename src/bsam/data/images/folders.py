@@ -11,7 +11,7 @@ import numpy as np
 from ...common.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
-OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows hides
+OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # hidden files that Windows creates
 LAYOUT = "it must have one folder of images per class, or folders train and test (or val) with such class folders"
 
 
@@ -119,37 +119,38 @@ def _random_split(folder: Path, classes: dict[str, list[str]], seed: int, test_f
             )
         n = min(max(1, round(test_fraction * len(names))), len(names) - 1)
         chosen = {*np.random.default_rng((seed, label)).permutation(len(names))[:n].tolist()}
-        train.append([name for place, name in enumerate(names) if place not in chosen])
-        test.append([name for place, name in enumerate(names) if place in chosen])
+        train.append([name for index, name in enumerate(names) if index not in chosen])
+        test.append([name for index, name in enumerate(names) if index in chosen])
     share = 100 * test_fraction
     split = f"{100 - share:g}/{share:g} of each class, seed {seed}"
     name = folder.resolve().name
     return ImageFiles(name, folder, tuple(classes), _labelled(train), None, _labelled(test), split)
 
 
-def _class_files(folder: Path, place: Path) -> dict[str, list[str]]:
-    """Return the files of each class folder in ``place``, relative to ``folder``."""
-    class_names = _folders(place)
+def _class_files(folder: Path, directory: Path) -> dict[str, list[str]]:
+    """Return the files of each class folder in ``directory``, relative to ``folder``."""
+    class_names = _folders(directory)
     if len(class_names) < 2:
         content = f"only one class folder ({class_names[0]})" if class_names else "no class folders"
-        raise BsamValueError(f"{place} holds {content}: {LAYOUT}")
-    classes = {class_name: _files(folder, place / class_name) for class_name in class_names}
+        raise BsamValueError(f"{directory} holds {content}: {LAYOUT}")
+    classes = {class_name: _files(folder, directory / class_name) for class_name in class_names}
     empty = [class_name for class_name, names in classes.items() if not names]
     if empty:
-        raise BsamValueError(f"{place / empty[0]} holds no images: fill the class folder or remove it")
+        raise BsamValueError(f"{directory / empty[0]} holds no images: fill the class folder or remove it")
     return classes
 
 
-def _folders(place: Path) -> list[str]:
-    names = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+def _folders(directory: Path) -> list[str]:
+    names = sorted(path.name for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
     return sorted(names, key=int) if all(name.isdecimal() for name in names) else names
 
 
-def _files(folder: Path, place: Path) -> list[str]:
-    paths = sorted(path for path in place.iterdir() if not path.name.startswith(".") and path.name not in OF_WINDOWS)
+def _files(folder: Path, directory: Path) -> list[str]:
+    visible = (path for path in directory.iterdir() if not path.name.startswith("."))
+    paths = sorted(path for path in visible if path.name not in OF_WINDOWS)
     for path in paths:
         if not path.is_file():
-            raise BsamValueError(f"{path} is not a file, but {place} is read as a class folder of images: {LAYOUT}")
+            raise BsamValueError(f"{path} is not a file, but {directory} is read as a class folder of images: {LAYOUT}")
     return [path.relative_to(folder).as_posix() for path in paths]
 
 

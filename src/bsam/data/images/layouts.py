@@ -107,15 +107,15 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
         ) from error
 
 
-def check_files(folder: Path, names: Sequence[str], there: Collection[str]) -> None:
+def check_files(folder: Path, names: Sequence[str], existing: Collection[str]) -> None:
     """Raise if some names are not among those of the existing files."""
-    if missing := sorted({*names} - {*there}):
+    if missing := sorted({*names} - {*existing}):
         raise BsamRuntimeError(
             f"{len(missing)} of {len(names)} images are missing, such as {folder / missing[0]}: get the data set again"
         )
 
 
 def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
-    """Return the files with classes numbered from 1 as labels from 0; all of them must be there."""
+    """Return the files with classes numbered from 1 as labels from 0; raise if a file is missing."""
     check_files(folder, names, [name for name in names if (folder / name).is_file()])
     return LabelledFiles(tuple(names), tuple(int(number) - 1 for number in numbers))

@@ -29,7 +29,8 @@ class PoseAugment:
     call outside it.
 
     The ranges are the usual ones for MPII (a scale factor of 0.25, and a rotation factor of 30 degrees for 60 % of the
-    images). Numbers are uniform in these ranges; the usual code draws normal ones, with angles up to twice as large.
+    images). Numbers are uniform in these ranges; other implementations draw from normal distributions, with angles up
+    to twice as large.
 
     Args:
         side: side of the result, in pixels.
@@ -94,9 +95,9 @@ class PoseAugment:
         pixels = normalise(warp(x, maps, self.side), mean, std)
         exchanged = y.index_select(1, _index(self.mirrored, y.device))
         y = torch.where(mirrored[:, None, None] > 0, exchanged, y)
-        places = apply(maps, y[:, :, :2])
-        inside = ((places >= -0.5) & (places < self.side - 0.5)).all(dim=2, keepdim=True)
-        return pixels, torch.cat([places, y[:, :, 2:] * inside], dim=2), compose(to_image, inverse(maps))
+        positions = apply(maps, y[:, :, :2])
+        inside = ((positions >= -0.5) & (positions < self.side - 0.5)).all(dim=2, keepdim=True)
+        return pixels, torch.cat([positions, y[:, :, 2:] * inside], dim=2), compose(to_image, inverse(maps))
 
 
 #: settings of :class:`PoseAugment` by name
@@ -109,6 +110,6 @@ POSE_AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @functools.lru_cache(maxsize=16)
 def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return indices on the device. Copied once: a copy per batch would wait and cannot be captured."""
+    """Return indices on the device, copied only once: a copy per batch could not be captured."""
     with torch.inference_mode(False):
         return torch.tensor(order, device=device)

@@ -148,9 +148,9 @@ def joint_boxes(joints: Floats, margin: float) -> Floats:
         ... )
         array([[ 0., 10., 40., 70.]])
     """
-    places, labelled = joints[:, :, :2], joints[:, :, 2:] > 0
-    low = np.where(labelled, places, np.inf).min(axis=1)
-    high = np.where(labelled, places, -np.inf).max(axis=1)
+    positions, labelled = joints[:, :, :2], joints[:, :, 2:] > 0
+    low = np.where(labelled, positions, np.inf).min(axis=1)
+    high = np.where(labelled, positions, -np.inf).max(axis=1)
     extra = margin * (high - low).max(axis=1, keepdims=True)
     return np.concatenate([low - extra, high + extra], axis=1)
 
@@ -163,8 +163,8 @@ def _items(holder: Any, field: str | None = None) -> list[Any]:
 
 def _check_images(folder: Path, names: Sequence[str]) -> None:
     """Raise if a file is not in ``images``."""
-    place = folder / "images"
-    check_files(folder, names, {f"images/{path.name}" for path in place.iterdir()} if place.is_dir() else set())
+    directory = folder / "images"
+    check_files(folder, names, {f"images/{path.name}" for path in directory.iterdir()} if directory.is_dir() else set())
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
@@ -172,5 +172,5 @@ def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[n
     names = sorted(set(images))
     chosen = np.random.default_rng(SPLIT_SEED).permutation(len(names))[: max(1, len(names) // 10)]
     tested = {names[index] for index in chosen}
-    among = np.array([name in tested for name in images], dtype=bool)
-    return np.flatnonzero(~among), np.flatnonzero(among), f"90/10 of the images, seed {SPLIT_SEED}"
+    is_test = np.array([name in tested for name in images], dtype=bool)
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test), f"90/10 of the images, seed {SPLIT_SEED}"

@@ -157,5 +157,5 @@ def _digest(*tensors: Tensor | None) -> str:
 
 def _some(persons: Persons, rows: Sequence[int]) -> Persons:
     """Return the persons at these rows, without copying the images if the rows are consecutive."""
-    whole = len(rows) == rows[-1] + 1 - rows[0]
-    return persons.part(slice(rows[0], rows[-1] + 1) if whole else list(rows))
+    is_consecutive = len(rows) == rows[-1] + 1 - rows[0]
+    return persons.part(slice(rows[0], rows[-1] + 1) if is_consecutive else list(rows))

@@ -25,8 +25,8 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     """Draw ``n`` figures to train on and ``n // 4`` to test on, with the joints of LSP.
 
     Pose, size, position, colours and background vary. The figures face the viewer: their right arm and leg, which start
-    on the left of the image, are red, the left ones blue. (In a mirrored image, whose left and right joints are
-    exchanged, the position still tells left from right, and the colour does not.)
+    on the left of the image, are red, the left ones blue. (In a mirrored image, left and right joints are exchanged:
+    their positions still tell left from right, but their colours do not.)
 
     Args:
         n: number of training figures.
