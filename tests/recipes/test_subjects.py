@@ -58,5 +58,5 @@ def test_batches_of_a_loader_that_are_not_pairs_are_refused_where_they_are_measu
     model, loss_fn, data = load(
         lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu")
     )
-    with pytest.raises(bsam.BsamError, match="pair.*tuple"):
+    with pytest.raises(bsam.BsamError, match=r"pair.*tuple"):
         loss_of(model, loss_fn, data, FlatnessSettings())

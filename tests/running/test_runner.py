@@ -223,7 +223,7 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
         future.set_exception(BrokenProcessPool() if job.run == TINY else OSError("the executor is broken"))
         return future
 
-    with pytest.raises(RunsFailed, match="4 times.*executor"):
+    with pytest.raises(RunsFailed, match=r"4 times.*executor"):
         run_all(RUNS[:2], tmp_path, executor=SimpleNamespace(slots=1, submit=submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
 

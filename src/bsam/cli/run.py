@@ -25,6 +25,7 @@ from ..running.executors import Executor, InProcess, LocalProcesses
 from ..running.ray_tasks import ray_tasks
 from ..running.runner import RunsFailed, run_all
 from ..training.config import Run
+from ..training.environment import pick_device
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
 from .run_flags import CACHE_HELP, DEVICE_HELP
@@ -214,4 +215,7 @@ def _executor(
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
         raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds their number")
-    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message)
+    if jobs == 1:
+        pick_device(arguments.device)  # raises before the first run, as the other executors do
+        return InProcess()
+    return LocalProcesses(jobs, arguments.device, scale.threads, on_message)

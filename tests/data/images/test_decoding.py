@@ -145,7 +145,7 @@ def test_a_reduced_crop_averages_and_keeps_places():
 def test_crops_without_an_area_or_beside_the_image_are_errors():
     content = encoded(np.zeros((20, 30, 3), np.uint8))
     for box in ((40, 5, 50, 10), (-9, 5, -2, 12), (5, -9, 10, -4), (5, 22, 10, 26)):
-        with pytest.raises(BsamValueError, match="outside.*30"):
+        with pytest.raises(BsamValueError, match=r"outside.*30"):
             decode_bytes(content, "x", Crop(box, 1.0, 8))
     with pytest.raises(BsamValueError, match="too large"):
         decode_bytes(content, "x", Crop((0, 0, 1e6, 5), 1.0, 8))
