@@ -22,7 +22,7 @@ TRAIN = {  # flags of `bsam train --method bsam --epochs 3 --batch 64`: a word o
     "--model resnet8 --data mnist": "data",
     "--data folder:misspelled": "misspelled",
     "--augment flip": "augment",
-    "--task chess": "task",
+    "--task chess": "task=",
     "--device abacus": "device",
     "--batch 641": "batch",
     "--limit-train 0": "limit_train",
@@ -98,6 +98,7 @@ OTHERS = {
     "run label-noise --models resnet18": "model",
     "run label-noise --data cifar10": "'cifar10'",
     "run demo --scale smoke": "scale",
+    "run label-noise --device tpu": "'tpu'",
     "run label-noise --jobs 0": "jobs",
     "run label-noise --jobs 2 --ray": "--ray",
     "run label-noise --gpus-per-run 1": "--ray",
@@ -118,6 +119,7 @@ OTHERS = {
     "flatness digits begun": "begun",
     "flatness digits other.pt": "other.pt",
     "flatness digits nowhere": "nowhere",
+    "flatness own-task": "--loader",
     "flatness digits --loader math:sqrt": "loader",
     "flatness digits --images 0": "images",
     "predict images-run b.png --box 0 0 9 9": "--box",
@@ -190,13 +192,21 @@ def place(tmp_path_factory, images, digits_run, images_run, pose_run, quantized_
     torch.save(build("digits_net").state_dict(), place / "other.pt")
     (place / "half.pt").write_bytes((place / "resnet8.pt").read_bytes()[:5000])
 
-    runs = {"digits": digits_run, "images-run": images_run, "pose-run": pose_run, "w4": quantized_run}
+    runs = {
+        "digits": digits_run,
+        "own-task": digits_run,
+        "images-run": images_run,
+        "pose-run": pose_run,
+        "w4": quantized_run,
+    }
     for name, run in {**runs, "damaged": images_run, "unfinished": pose_run, "float": quantized_run}.items():
         shutil.copytree(run, place / name)
     (place / "damaged/inputs.json").write_text("{")
     (place / "unfinished/model.safetensors").unlink()
     settings = json.loads((place / "w4/config.json").read_text())
     (place / "float/config.json").write_text(json.dumps({**settings, "weight_bits": None}))
+    settings = json.loads((place / "own-task/config.json").read_text())
+    (place / "own-task/config.json").write_text(json.dumps({**settings, "task": "chess"}))
     (place / "begun").mkdir()
     shutil.copy(digits_run / "config.json", place / "begun")
     return place
@@ -218,4 +228,4 @@ def test_the_message_names_the_culprit(command, word, place, tmp_path, monkeypat
         words += ["--out", tmp_path / "out"]
     assert word in error_of(*words)
     assert contents(place) == before
-    assert contents(tmp_path) == {}
+    assert not (tmp_path / "out").exists()

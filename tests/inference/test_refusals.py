@@ -58,7 +58,7 @@ CALLS = [
     (predict, "classes", ["a.png"], {"top": 0}, "top"),
     (predict, "classes", ["a.png"], {"top": 1.5}, "top"),
     (predict, "pose", ["a.png"], {}, "find_joints"),
-    (predict, "digits", ["a.png"], {}, "digits"),
+    (predict, "digits", ["a.png"], {}, "classification, .*digits"),
     (predict, "birds", ["a.png"], {}, "not a run directory"),
 ]
 

@@ -10,12 +10,12 @@ from bsam.recipes.digits_demo import demo_recipe
 from bsam.recipes.variants import variants
 from bsam.report.demo_report import MEMORISED_METRIC
 from bsam.report.figures import (
-    TEST_LOSS,
     TRAIN_LOSS,
     AccuracyLine,
     accuracy_lines_info,
     curves_info,
     draw_accuracy_lines,
+    draw_training_curves,
     plot_accuracy_lines,
     plot_curves,
     score_metric,
@@ -74,15 +74,26 @@ def test_lines_against_rho_min_and_noise(finished_run):
 def test_curves_are_means_over_the_seeds_epoch_by_epoch(finished_run):
     recipe = RECIPES["training-curves"]
     states = [finished_run(replace(run, epochs=3)) for run in recipe.runs("smoke", seeds=2)]
-    curves = curves_info(recipe, states, (TRAIN_LOSS, TEST_LOSS, score_metric(states[0].run)))
+    curves = curves_info(recipe, states, (TRAIN_LOSS, score_metric(states[0].run)))
     assert [curve.title for curve in curves] == [
         variants()[n].title for n in ("sgd", "sam", "bsam", "bsam-2", "bsam-released")
     ]
     assert (curves[0].where, curves[0].n) == ("WideResNet-10-1 on Digits", 2)
-    train, _, accuracy = ([value.mean for value in values] for values in curves[0].metrics)
+    train, accuracy = ([value.mean for value in values] for values in curves[0].metrics)
     assert train == pytest.approx([2.0, 1.0, 2 / 3])
     assert accuracy == pytest.approx([99.0, 99.0, 90.5])
-    assert curves[0].metrics[2][-1].std == pytest.approx(0.5**0.5)
+    assert curves[0].metrics[1][-1].std == pytest.approx(0.5**0.5)
+
+
+def test_training_curves_show_the_loss_of_the_evaluated_split_if_there_is_one(finished_run, tmp_path, drawn):
+    recipe = RECIPES["training-curves"]
+    (run, *_), split = recipe.runs("smoke"), "validation"
+    state = finished_run(replace(run, eval_split=split))
+    for names in ([f"{split}_accuracy"], [f"{split}_accuracy", f"{split}_loss"]):
+        epochs = [{"train_loss": 1.0, **dict.fromkeys(names, 0.5)}] * run.epochs
+        draw_training_curves(recipe, [replace(state, epochs=epochs)], tmp_path / "figure.png")
+    labels = [[ax.get_ylabel() for ax in figure.axes][1:] for figure in drawn]
+    assert labels == [[f"{split} accuracy, %"], [f"{split} loss", f"{split} accuracy, %"]]
 
 
 @pytest.mark.parametrize(("seeds", "methods"), [(2, ["sgd", "sam"]), (1, ["sam"]), (2, variants())])

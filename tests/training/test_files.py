@@ -18,6 +18,15 @@ def test_a_folder_is_locked_by_one_at_a_time(tmp_path):
         assert [path.name for path in folder.iterdir()] == [LOCK]
 
 
+def test_only_a_new_folder_that_is_still_empty_is_removed(tmp_path):
+    (tmp_path / "old").mkdir()
+    for name in ("new", "written", "old"):
+        with locked(tmp_path / name, "training"):
+            if name == "written":
+                (tmp_path / name / "file").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "written"]
+
+
 def test_waiting_threads_take_turns(tmp_path):
     """Threads lock each other out as processes do."""
     number = tmp_path / "number"

@@ -25,6 +25,7 @@ from ..running.executors import RUNS_PER_GPU, Executor, InProcess, LocalProcesse
 from ..running.ray_tasks import ray_tasks
 from ..running.runner import RunsFailed, run_all
 from ..training.config import Run
+from ..training.environment import pick_device
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
 from .run_flags import CACHE_HELP, DEVICE_HELP
@@ -215,7 +216,10 @@ def _executor(
             raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
-        raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs is above their number")
+        raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds their number")
     is_default = arguments.jobs is None
     jobs = default_slots(arguments.device, unfinished, scale.workers) if is_default else arguments.jobs
-    return InProcess() if jobs == 1 else LocalProcesses(jobs, arguments.device, scale.threads, on_message, is_default)
+    if jobs == 1:
+        pick_device(arguments.device)  # raises before the first run, as the other executors do
+        return InProcess()
+    return LocalProcesses(jobs, arguments.device, scale.threads, on_message, is_default)

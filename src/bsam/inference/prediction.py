@@ -141,8 +141,8 @@ def predict(
     inputs = Inputs.from_json(note) if note else None
     if inputs is None or not inputs.takes_files:
         raise BsamValueError(
-            f"the run in {folder} was trained on {run.data}, whose images differ from those in image files (bytes with "
-            "1 or 3 channels): give another run"
+            f"the network of the run in {folder} (task {run.task}, data {run.data}) does not take image files: give a "
+            "classification run on image files, or on images of bytes with 1 or 3 channels"
         )
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))

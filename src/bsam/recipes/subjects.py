@@ -99,7 +99,10 @@ def _runs(
     images = check_count("images", IMAGES if images is None else images)
     for path in paths:
         if (task := RunDir(path).finished_run().task) not in TASKS:
-            raise BsamValueError(f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}")
+            raise BsamValueError(
+                f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
+                "and --loader instead"
+            )
     return MeasuredModels(
         paths,
         _titles(paths, [_run_title(path) for path in paths]),

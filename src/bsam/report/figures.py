@@ -130,7 +130,6 @@ class EpochMetric(NamedTuple):
 
 
 TRAIN_LOSS = EpochMetric("training loss", lambda metrics: metrics["train_loss"])
-TEST_LOSS = EpochMetric("test loss", lambda metrics: metrics["test_loss"])
 
 
 def score_metric(run: Run) -> EpochMetric:
@@ -240,8 +239,10 @@ def _ends(value: SeedStatistics) -> tuple[float, float]:
 
 
 def draw_training_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
-    """Draw training loss, test loss and the score, such as test accuracy."""
+    """Draw training loss, test loss if the task has one, and the score, such as test accuracy."""
     smoothed = any(state.run.label_smoothing for state in states)
     train_loss = TRAIN_LOSS._replace(label="training loss, with label smoothing") if smoothed else TRAIN_LOSS
-    metrics = (train_loss, TEST_LOSS, score_metric(states[0].run))
+    split, metrics = states[0].run.eval_split, [train_loss, score_metric(states[0].run)]
+    if all(f"{split}_loss" in epoch for state in states for epoch in state.epochs):
+        metrics.insert(1, EpochMetric(f"{split} loss", lambda metrics: metrics[f"{split}_loss"]))
     plot_curves(curves_info(recipe, states, metrics), metrics, path)

@@ -18,5 +18,7 @@ def task_class(name: str) -> type[Task]:
         'accuracy'
     """
     if name not in TASKS:
-        raise BsamValueError(f"task must be one of {', '.join(TASKS)}; got {name!r}")
+        raise BsamValueError(
+            f"task must be one of {', '.join(TASKS)}; got {name!r}. Pass the class of your own task to fit, as task=..."
+        )
     return TASKS[name]

@@ -28,11 +28,12 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
     """Lock a folder. If the process is killed, the operating system releases the lock; the lock file stays.
 
     Args:
-        folder: created if it does not exist.
+        folder: created if it does not exist, and then removed if nothing was written to it.
         activity: the word for the error message, such as ``"training"``.
         wait: wait until the folder is free instead of raising :class:`RunLocked`.
     """
     with usable(folder, activity):
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock = FileLock(folder / LOCK).acquire(blocking=wait)
@@ -41,7 +42,19 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
                 f"{folder}: another process is {activity} there. Wait for it, or choose another folder"
             ) from error
     with lock:
-        yield
+        try:
+            yield
+        finally:
+            if is_new:
+                _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder that holds only a lock."""
+    with contextlib.suppress(OSError):  # Windows does not remove open files
+        if [path.name for path in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -45,8 +45,8 @@ class RunWriter(RunDir):
     """Write a run directory, which stays locked until the end of the block.
 
     Args:
-        path: created if it does not exist. A directory with another run or with other files raises a BsamError and is
-            not changed. None writes nothing.
+        path: created if it does not exist, and removed again if the run ends before anything is written. A directory
+            with another run or with other files raises a BsamError and is not changed. None writes nothing.
         run: the settings.
         context: the processes of the run; only the first one writes.
     """
@@ -61,10 +61,9 @@ class RunWriter(RunDir):
         if self._writes:
             require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
-                self.path.mkdir(parents=True, exist_ok=True)
                 if (self.path / CONFIG).exists():
                     check_settings(self.path, self.run().settings(), self.settings)
-                else:
+                elif self.path.exists():
                     refuse_other_files(self.path, (LOG,))
             self._stack.enter_context(locked(self.path, "training"))
         self._context.barrier()
