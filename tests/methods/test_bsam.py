@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import bsam
 from bsam.core.schedule import follow_lr
-from helpers import assert_close, flat
+from helpers import assert_close, flat, sgd
 
 
 class Quadratic(torch.nn.Module):
@@ -113,3 +114,89 @@ def test_start_from_min_averages_over_accumulated_calls(plain):
             optimizer.backward(lambda: copy.loss() / calls)
         optimizer.step()
     assert_close(once.weights(), twice.weights(), atol=1e-13)
+
+
+# every: the part across the gradient, computed every k-th step.
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_every_reuses_the_part_across_the_gradient(plain, passes):
+    """Against plain BSAM and autograd: d = g + |g| / |g_0| v_0, where v_0 is BSAM's direction at step 0 across g_0."""
+    params, radii = list(plain.model.parameters()), {"rho_max": 0.2, "rho_min": 0.1, "lr_max": 0.1}
+    optimizer = bsam.BSAM(sgd(params), plain.model, passes=passes, every=3, **radii)
+    across, counted = None, []
+    for t in range(7):
+        optimizer.zero_grad()
+        g = flat(torch.autograd.grad(plain.loss(), params))
+        if t % 3 == 0:
+            algorithm = bsam.BSAM(sgd(params), plain.model, passes=passes, **radii)
+            algorithm.backward(plain.loss)
+            expected = flat(p.grad for p in params)
+            algorithm.zero_grad()
+            across = (expected - (expected @ g) / (g @ g) * g) / g.norm()
+        else:
+            expected = g + g.norm() * across
+        calls = []
+        optimizer.backward(lambda calls=calls: calls.append(1) or plain.loss())
+        torch.testing.assert_close(flat(p.grad for p in params), expected, rtol=1e-10, atol=1e-12)
+        assert optimizer.step_kind() == (t % 3 == 0)
+        optimizer.step()
+        counted.append(len(calls))
+    assert counted == [passes, 1, 1, passes, 1, 1, passes]
+    assert optimizer.passes == bsam.BSAM.passes_with({"passes": passes, "every": 3}) == 1 + (passes - 1) / 3
+
+
+def test_every_continues_from_a_state_dict(plain):
+    def new(problem):
+        return bsam.BSAM(sgd(problem.model.parameters()), problem.model, passes=2, every=3)
+
+    other = plain.clone()
+    optimizer, resumed = new(plain), new(other)
+    for _ in range(4):
+        optimizer.step(plain.loss)
+    other.model.load_state_dict(plain.model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(4):
+        optimizer.step(plain.loss)
+        resumed.step(other.loss)
+    assert torch.equal(flat(plain.weights()), flat(other.weights()))
+
+
+def test_every_cannot_start_from_the_point_downhill(plain):
+    with pytest.raises(bsam.BsamError, match="start_from_min"):
+        bsam.BSAM(sgd(plain.model.parameters()), plain.model, every=2, start_from_min=True)
+
+
+# Two passes: |g_min| from three norms.
+
+
+class Fixed(torch.autograd.Function):
+    """Has the gradient ``g`` at w, and ``g_max`` elsewhere."""
+
+    @staticmethod
+    def forward(ctx, w, start, g, g_max):
+        ctx.save_for_backward(g if torch.equal(w, start) else g_max)
+        return w.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad, None, None, None
+
+
+@pytest.mark.parametrize("remains", [1.0, 0.1, 0.02, 1e-3, 0.0])
+def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains):
+    """In float32 against float64, with |g_min| down to nothing: g_min = 2 g - g_max is ``remains`` of g, rotated."""
+    generator = torch.Generator().manual_seed(0)
+    g, other = torch.randn(2, 10_000, generator=generator, dtype=torch.float64)
+    other -= (other @ g) / (g @ g) * g
+    g_min = remains * other * (g.norm() / other.norm())
+    g_max = 2 * g - g_min
+    expected = g + g_max - (g_max.norm() / g_min.norm() * g_min if remains else 0)
+    w = torch.nn.Parameter(torch.zeros(10_000))
+    start = w.detach().clone()
+    optimizer = bsam.BSAM(torch.optim.SGD([w], lr=0.1), None, rho_max=0.1, rho_min=0.1, passes=2)
+    optimizer.backward(lambda: Fixed.apply(w, start, g.float(), g_max.float()))
+    error = float((w.grad.double() - expected).norm() / expected.norm())
+    assert error < min(2e-6 / remains**2 if remains else 1.0, 0.5)
+    assert w.grad.double().norm() < 1.05 * (g + g_max).norm() + g_max.norm()
