@@ -11,6 +11,7 @@ from ..recipes import RECIPES
 from ..recipes.digits_demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
+from ..training.run_writer import CHECKPOINT_EVERY
 from .run import NEEDS, run_recipe
 
 DESCRIPTION = """\
@@ -39,8 +40,8 @@ def add(commands: Any) -> None:
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
     others = ("scale", "data_dir", "cache_dir", "jobs", "ray", "gpus_per_run", "download", "dry_run", "report", "tune")
-    unset = dict.fromkeys(others)  # the flags of `bsam run` that this command does not have
-    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, device="cpu", **unset)
+    fixed = {**dict.fromkeys(others), "device": "cpu", "checkpoint_every": CHECKPOINT_EVERY}  # flags of `bsam run`
+    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **fixed)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
